@@ -57,10 +57,10 @@ def main() -> None:
         weights = [max(SECTIONS[name].seconds for name in each) for each in turns[turns.index(turn) :]]
         seconds = (end - time.monotonic()) * weights[0] / sum(weights)
         with ThreadPoolExecutor(len(processes)) as at_once:
-            for process in processes:
-                at_once.submit(run, process, seconds, arguments)
+            ended = [at_once.submit(run, process, seconds, arguments) for process in processes]
         for name in turn:
             tables.show(name)
+        print(*(f"this script: {error!r}" for each in ended if (error := each.exception())), sep="\n", end="")
     print(tables.summary(), flush=True)
 
 

@@ -1,8 +1,11 @@
 """Whole jobs on the card, of ranks that are threads or of one rank whose peers are played, as the tests have them."""
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from math import lcm
+from threading import Lock
 from typing import Any
 
 import torch
@@ -13,6 +16,7 @@ from benchmarks.gpu.device import Device
 from gradwire.collective import Collective
 from gradwire.slots import Slot
 from gradwire.transports import Pending
+from tests.support import harness
 from tests.support.cases import CASES, FEW, Case
 from tests.support.fixed import Fixed
 from tests.support.harness import plan_of, slots_of
@@ -32,23 +36,45 @@ SLOTS = slots_of(
 
 
 class Synchronised(gw.Threads):
-    """Ranks that are threads, each with a stream of its own on one GPU."""
+    """Ranks that are threads, each with a stream of its own on one GPU; the host waits for none."""
+
+    came: "_Came"
+
+    @classmethod
+    def group(cls, world: int) -> list[Any]:
+        ranks, came = super().group(world), _Came()
+        for rank in ranks:
+            rank.came = came  # pyright: ignore
+        return ranks
 
     def start(self, op: Collective) -> Pending:
-        # the last one to come works for all: what they send has to be there
-        torch.cuda.current_stream().synchronize()
-        return _Received(super().start(op))
+        number, stream = len(self.started), torch.cuda.current_stream()
+        with self.came.lock:
+            # the last one to come carries out for all, behind what they have sent
+            for event in self.came.events[number]:
+                stream.wait_event(event)
+            pending = super().start(op)
+            self.came.events[number].append(stream.record_event())
+        return _Received(pending, self.came, number)
+
+
+class _Came:
+    """The events at which ranks came to each collective; the last one's is behind its work."""
+
+    def __init__(self) -> None:
+        self.lock, self.events = Lock(), defaultdict[int, list[torch.cuda.Event]](list)
 
 
 class _Received:
     """A collective that another rank's stream may have carried out."""
 
-    def __init__(self, pending: Pending) -> None:
-        self._pending = pending
+    def __init__(self, pending: Pending, came: _Came, number: int) -> None:
+        self._pending, self._came, self._number = pending, came, number
 
     def wait(self) -> None:
         self._pending.wait()
-        torch.cuda.synchronize()
+        with self._came.lock:
+            torch.cuda.current_stream().wait_event(self._came.events[self._number][-1])
 
 
 class OnCard(Fixed):
@@ -89,8 +115,8 @@ def recordable(case: Case) -> bool:
 
 def steps_until_recorded(case: Case, world: int) -> int:
     """Steps after which all phases of a row have come, for both halves of its state, and been replayed."""
-    phases = {(case.compressor.phase(step), case.communicator.phase(step, world)) for step in range(12)}
-    return 7 if len(phases) < 3 else 12
+    phases = {(case.compressor.phase(step), case.communicator.phase(step, world)) for step in range(48)}
+    return lcm(len(phases), 2) + 5
 
 
 @contextmanager
@@ -100,6 +126,7 @@ def job(device: Device, plan: gw.Plan, *, records: bool, transports: Sequence[gw
     with ExitStack() as stack:
         if device.is_gpu:
             os.environ["GRADWIRE_GRAPHS"] = "1" if records else "0"
+            harness.WAIT_S = 60  # a step's kernels may be compiled in it
             kind: Any = OnCard
             ranks: Sequence[gw.Transport] = transports or Synchronised.group(WORLD)
         else:

@@ -25,10 +25,11 @@ class Process:
         self._errors = arguments.out / f".{section}{part}.log"
         command = [sys.executable, "-m", "benchmarks.gpu.sections", section, str(part)]
         command += [str(arguments.out.resolve()), arguments.device, *["tiny"] * arguments.tiny]
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         with self._errors.open("w") as errors:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=errors, stderr=errors, text=True,
-                cwd=ROOT, start_new_session=True, env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+                cwd=ROOT, process_group=0, env=os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
             )  # fmt: skip
 
     def run(self, seconds: float) -> bool:
@@ -61,7 +62,7 @@ class Process:
             pass  # it crashed while it was imported: `wait` says so
 
     def _kill(self) -> None:
-        """Ends the process and those that it has started, which are of its session."""
+        """Ends the process and those that it has started, which are of its group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, 9)
         self._process.wait()

@@ -63,10 +63,15 @@ def selecting(next: Tensor, old: Tensor, gradient: Tensor, layout: Entries) -> C
 
 
 def quantising(next: Tensor, old: Tensor, gradient: Tensor, layout: Blocks) -> Callable[[Backend], object]:
-    payload = torch.zeros(layout.nbytes, dtype=torch.uint8, device=old.device)
+    payload, seeds = torch.zeros(layout.nbytes, dtype=torch.uint8, device=old.device), [seed_on(old.device)]
     return lambda ops: ops.add_quantise(
-        next, old, gradient, 1.0, 0.125, [layout], payload[None], keep=True, seeds=[Seed(1)]
+        next, old, gradient, 1.0, 0.125, [layout], payload[None], keep=True, seeds=seeds
     )
+
+
+def seed_on(device: torch.device) -> Seed:
+    """As a job makes it, with the word that counts steps."""
+    return Seed(1, 1, torch.zeros(1, dtype=torch.int64, device=device))
 
 
 def summing_entries(out: Tensor, rows: Tensor, layout: Entries) -> Callable[[Backend], object]:
@@ -87,9 +92,8 @@ def entry_rows(x: Tensor, layout: Entries, ops: Backend) -> Tensor:
 
 def block_rows(x: Tensor, layout: Blocks, ops: Backend) -> Tensor:
     """The same in blocks of codes."""
-    rows = torch.zeros(RANKS, layout.nbytes, dtype=torch.uint8, device=x.device)
+    rows, seeds = torch.zeros(RANKS, layout.nbytes, dtype=torch.uint8, device=x.device), [seed_on(x.device)]
     for rank, row in enumerate(rows):
-        ops.add_quantise(
-            torch.empty_like(x), x.roll(rank * 12_345), None, 1.0, 0.0, [layout], row[None], keep=False, seeds=[Seed(0)]
-        )
+        x_of_rank, next = x.roll(rank * 12_345), torch.empty_like(x)
+        ops.add_quantise(next, x_of_rank, None, 1.0, 0.0, [layout], row[None], keep=False, seeds=seeds)
     return rows

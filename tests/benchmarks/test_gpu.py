@@ -2,17 +2,25 @@
 
 import argparse
 import os
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+import gradwire as gw
 from benchmarks.gpu import gpu
 from benchmarks.gpu.device import Device
+from benchmarks.gpu.jobs import SLOTS, Synchronised
 from benchmarks.gpu.rows import Rows, read
 from benchmarks.gpu.sections import SECTIONS
 from benchmarks.gpu.shown import Tables
+from tests.support.harness import draw, job, plan_of
 
 SHORT = ("kernels", "versions", "memory")
 
@@ -30,6 +38,66 @@ def test_a_section_runs_in_small(section: str, tmp_path: Path, monkeypatch: pyte
     rows = [row for row in read(tmp_path) if row["kind"] != "begun"]
     assert rows
     assert not [row for row in rows if row["kind"] in ("failed", "left out") or row.get("ok") is False]
+
+
+class Event:
+    """An event of a GPU that is done at once."""
+
+    def __init__(self, **options: Any) -> None:
+        self.at_ms = 0.0
+
+    def record(self, *streams: Any) -> None:
+        self.at_ms = 1e3 * time.perf_counter()
+
+    def elapsed_time(self, end: "Event") -> float:
+        return end.at_ms - self.at_ms
+
+    def synchronize(self) -> None: ...
+
+
+class Graphs:
+    """Computes while it records."""
+
+    def record(self, turn: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        return lambda: None, turn()
+
+
+@pytest.fixture
+def gpu_of_stubs(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """What the script does on a GPU alone, done on the CPU."""
+    stream = SimpleNamespace(record_event=Event, wait_event=lambda event: None)
+    calls = "synchronize", "empty_cache", "_sleep", "set_sync_debug_mode", "reset_peak_memory_stats"
+    for name in calls:
+        monkeypatch.setattr(torch.cuda, name, lambda *args: None)
+    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, lambda: 1)
+    for name, stub in {"Event": Event, "Stream": lambda: stream, "current_stream": lambda: stream}.items():
+        monkeypatch.setattr(torch.cuda, name, stub)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(Device, "is_gpu", True)
+    monkeypatch.setattr(import_module("benchmarks.gpu.sections.kernels"), "CUDAGraphs", Graphs)
+    return Device(torch.device("cpu"), tiny=True)
+
+
+@pytest.mark.parametrize("section", ["kernels", "memory"])
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_done_on_a_gpu_alone_has_no_mistake_that_stubs_show(
+    section: str, gpu_of_stubs: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch.optim, "AdamW", lambda parameters, lr, fused: torch.optim.SGD(parameters, lr))
+    import_module(f"benchmarks.gpu.sections.{section}").run(Rows(tmp_path, section, 300), gpu_of_stubs)
+    rows = [row for row in read(tmp_path) if row["kind"] != "begun"]
+    assert rows
+    assert not [row for row in rows if row["kind"] in ("failed", "left out")]
+
+
+def test_ranks_of_threads_wait_for_each_others_streams(gpu_of_stubs: Device):
+    with job(
+        plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.ScatterReduce()), SLOTS, 3, transports=Synchronised.group(3)
+    ) as ranks:
+        assert all(torch.equal(*both) for both in zip(*ranks.step(draw(SLOTS, 3, 0))[:2], strict=True))
+        came = ranks.transports[0].came.events
+        assert [len(events) for events in came.values()] == [3] * len(came)
 
 
 def test_an_error_is_a_row_and_the_next_process_goes_on_behind_it(tmp_path: Path, capfd: pytest.CaptureFixture):

@@ -12,6 +12,7 @@ from torch import Tensor
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.jobs import SLOTS, WORLD, cases, job, plan, recordable, steps_until_recorded
 from benchmarks.gpu.rows import Rows
+from gradwire.ops.backend import in_use
 from tests.support.cases import Case
 from tests.support.fixed import Fixed
 from tests.support.harness import draw
@@ -20,6 +21,8 @@ from tests.support.pretend_cuda import PretendedGPU, real
 
 def run(rows: Rows, device: Device) -> None:
     """The section `correct`."""
+    with rows.attempt("the kernels' trial", most_s=100):
+        in_use()
     for case in rows.each(cases(device), needs_s=2.0):
         with rows.attempt(case):
             compare(rows, device, case)

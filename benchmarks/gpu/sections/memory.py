@@ -25,9 +25,9 @@ def run(rows: Rows, device: Device) -> None:
             for _ in range(device.size(3, 1)):
                 training.step()
             device.synchronize()
-            peak = device.memory().peak
+            most = device.memory()
+            own = [(number - before) / count for number in (found.held, most.peak, most.reserved)]
             training.close()
-            own = [(found.held - before) / count, (peak - before) / count, (device.memory().reserved - before) / count]
             none = none or own
             more = [a - b for a, b in zip(own, none, strict=True)]
             rows.add(

@@ -7,6 +7,7 @@ import gradwire as gw
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.jobs import SLOTS, cases, job, plan, steps_until_recorded
 from benchmarks.gpu.rows import Rows
+from gradwire.ops.backend import in_use
 from tests.support.cases import Case
 from tests.support.harness import draw
 
@@ -15,6 +16,8 @@ WORLD, STEADY = 8, 4
 
 def run(rows: Rows, device: Device) -> None:
     """The section `waits`."""
+    with rows.attempt("the kernels' trial", most_s=100):
+        in_use()
     for case in rows.each(cases(device), needs_s=1.0):
         with rows.attempt(case):
             rows.add("the host waits for nothing", what=str(case), ok=True, recorded=steady(device, case))
