@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,6 +54,14 @@ class Event:
     def synchronize(self) -> None: ...
 
 
+class Stream:
+    """A stream of a GPU that is always done."""
+
+    record_event = staticmethod(Event)
+
+    def wait_event(self, event: Event) -> None: ...
+
+
 class Graphs:
     """Computes while it records."""
 
@@ -65,16 +72,16 @@ class Graphs:
 @pytest.fixture
 def gpu_of_stubs(monkeypatch: pytest.MonkeyPatch) -> Device:
     """What the script does on a GPU alone, done on the CPU."""
-    stream = SimpleNamespace(record_event=Event, wait_event=lambda event: None)
     calls = "synchronize", "empty_cache", "_sleep", "set_sync_debug_mode", "reset_peak_memory_stats"
     for name in calls:
         monkeypatch.setattr(torch.cuda, name, lambda *args: None)
     for name in ("memory_allocated", "max_memory_allocated", "memory_reserved"):
         monkeypatch.setattr(torch.cuda, name, lambda: 1)
-    for name, stub in {"Event": Event, "Stream": lambda: stream, "current_stream": lambda: stream}.items():
+    for name, stub in {"Event": Event, "Stream": Stream, "current_stream": Stream}.items():
         monkeypatch.setattr(torch.cuda, name, stub)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(Device, "is_gpu", True)
+    monkeypatch.setattr(Device, "kernels", lambda self, run: [(f"a_kernel<{run()}>", 1.0)])
     monkeypatch.setattr(import_module("benchmarks.gpu.sections.kernels"), "CUDAGraphs", Graphs)
     return Device(torch.device("cpu"), tiny=True)
 
