@@ -69,7 +69,7 @@ class Trial:
             self._try("every collective", lambda: self._collectives(first))
             self._try("questions of the monitor", lambda: self._questions(first))
             for case in CASES[: self._device.size(len(CASES), 1)]:
-                self._try(f"job: {case.compressor}", lambda case=case: self._job(case, first))
+                self._try(f"job: {case.compressor}", lambda case=case: self._job(case))
             self._try("close", first.close)
         if second := self._try("a second group", self._group):
             self._try("its collectives", lambda: self._collectives(second))
@@ -125,9 +125,9 @@ class Trial:
             assert transport.lost(waits) is None
         return f"backend {backend_of(group, self._device.device)}, polled {transport.needs_polling}"
 
-    def _job(self, case: Case, transport: ProcessGroup) -> str:
-        """Twelve steps, of which the last ones are replayed."""
-        with job(self._device, plan(case), records=True, transports=[transport]) as running:
+    def _job(self, case: Case) -> str:
+        """Twelve steps, of which the last ones are replayed, on a group that the job closes."""
+        with job(self._device, plan(case), records=True, transports=[self._group()]) as running:
             for number in range(12):
                 means = running.step(draw(SLOTS, 1, number))
             assert all(mean.isfinite().all() for mean in means[0])
