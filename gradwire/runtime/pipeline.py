@@ -13,9 +13,12 @@ from gradwire.runtime.exchange import GroupExchange
 from gradwire.runtime.executor import EPOCH, Moment
 from gradwire.runtime.failures import Interrupted, ReductionError
 from gradwire.runtime.trace import Recorder
+from gradwire.torch_private.profiling import in_profile
 from gradwire.transports import Mesh, Pending
 
 T = TypeVar("T")
+RANGE = "gradwire: turn {} of group {}, {}"
+"""What a turn is called in torch's profiler."""
 
 
 @dataclass
@@ -29,6 +32,8 @@ class UnderWay:
     pending: Pending | None = None
     """None in a round in which this rank takes no part."""
     started: Moment = EPOCH
+    turn: int = 0
+    """How many turns it has had."""
 
 
 class Pipeline:
@@ -83,8 +88,10 @@ class Pipeline:
     def _go_on(self, running: UnderWay) -> None:
         # the group's own part: until it yields its next collective, or has written the means
         start, exchange = self.recorder.mark(), running.exchange
+        running.turn += 1
         try:
-            running.op = next(running.reduction)
+            with in_profile(RANGE, running.turn - 1, exchange.index, exchange.group.compressor):
+                running.op = next(running.reduction)
         except StopIteration:
             self.recorder.add("decode", start, exchange.index)
             return
