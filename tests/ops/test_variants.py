@@ -10,14 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
+import gradwire as gw
+from gradwire.runtime.store import Store
 from tests.support.cases import CASES, Case, rows
-from tests.support.harness import SMALL, draw, slots_of
+from tests.support.harness import SMALL, draw, plan_of, slots_of
 from tests.support.lane import Lane
 from tests.support.pretend_cuda import GPU, pretended_cuda, real
 
 pytest.importorskip("triton")
-from gradwire.ops.triton import launching  # noqa: E402
-from tests.support.triton_lane import with_triton  # noqa: E402
+from gradwire.ops.triton import launching
+from tests.support.triton_lane import with_triton
 
 SLOTS = slots_of(SMALL | {"wide.weight": torch.empty(131, 257), "wide.bias": torch.empty(131)})
 RANKS, FIRST, MORE = 2, 3, 5
@@ -53,7 +55,18 @@ def launches() -> Iterator[set[tuple[Any, ...]]]:
         yield seen
 
 
-@rows(CASES)
+@pytest.mark.parametrize("groups", [1, 3, len(SLOTS)])
+def test_state_begins_aligned_in_both_halves_of_every_group(groups: int):
+    """Whatever the sizes of the groups before it, and after another plan."""
+    store = Store(SLOTS, torch.device("cpu"))
+    for count in (2, groups):
+        store.arrange(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather(), groups=count))
+    halves = [half for stored in store.groups for half in stored.flat["residual"]]
+    assert [half.data_ptr() % 64 for half in halves] == [0] * len(halves)
+    assert [len(half) for half in halves[::2]] == [stored.layout.numel for stored in store.groups]
+
+
+@rows([case for case in CASES if not isinstance(case.compressor, gw.MultiLevel)])  # whose levels depend on the data
 def test_no_variant_of_a_kernel_is_new_after_the_first_steps(case: Case):
     with pretended_cuda() as gpu, torch.no_grad(), with_triton(gpu, computes=False), launches() as seen:
         lane, first = Lane(case, SLOTS, GPU, gpu, RANKS), getattr(case.compressor, "start_step", 0) + FIRST
