@@ -26,10 +26,13 @@ class NativeSteps:
         """Counts the step that DDP has made, if any; after the last one, the runtime decides on what follows."""
         if not self.reduced:
             return
-        now = perf_counter()
-        self._seconds.append(now - self._since)
-        self.reduced, self._since = False, now
-        # after the last one of those that were asked for, their median time decides on the next plan
-        if runtime.native_step_ended() == 0:
+        before, self._since = self._since, perf_counter()
+        self.reduced = False
+        # where so many steps were asked for, their median time decides on the next plan
+        left = runtime.native_step_ended()
+        if left is None:
+            return
+        self._seconds.append(self._since - before)
+        if left == 0:
             seconds, self._seconds = median(self._seconds), []
             runtime.native_ended(seconds)
