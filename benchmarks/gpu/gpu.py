@@ -24,6 +24,7 @@ begins anew behind the row that it was at. Sections are:
     bert, resnet, gpt2, bert512
               whole steps of a model, 8 ranks played, beside no communication, DDP and torch's hooks
     layers    layer by layer against planned groups
+    native    what a native plan costs beside DDP alone
     memory    peak and held bytes of a parameter
     first     how long first steps take, and when kernels are compiled
 """

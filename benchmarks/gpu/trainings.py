@@ -24,6 +24,10 @@ WORLD, LATENCY_S = 8, 30e-6
 BATCHES = 4
 LEAST_WARM, MOST_WARM = 8, 24
 """Steps before those that are measured, until all that can be recorded is."""
+NATIVE = {"gw.NATIVE": gw.NATIVE, "Auto": None}
+"""Those whose plan is that DDP reduces, or becomes that where the link is no limit."""
+MOST_AUTO = 400
+"""Steps in which the automatic plan is found."""
 UNLIMITED = 1e15
 AHEAD = 3
 """Steps for which the host launches ahead of the GPU, at most."""
@@ -72,6 +76,8 @@ class Training:
             # read when the first step arranges its groups
             os.environ["GRADWIRE_GRAPHS"] = "1" if records else "0"
             return gw.attach(self._ddp, CONFIGURATIONS[name], transport=gw.Played(WORLD, self.card), **options)
+        if name in NATIVE:
+            return gw.attach(self._ddp, NATIVE[name], transport=gw.Played(WORLD, self.card))
         if hook := _hook(name, group):
             self._ddp.register_comm_hook(*hook)
         return None
@@ -82,18 +88,26 @@ class Training:
 
     @property
     def recorded(self) -> str:
-        """What is recorded; "" for a peer."""
+        """What is recorded, or a plan that was not named; "" for a peer."""
+        if self.handle and self.name in NATIVE:
+            return self.handle.plan.describe() if self.handle.plan else ""
         return self.handle.stats().recorded if self.handle else ""
 
     def warm_up(self) -> "Training":
-        """Steps until no more is compiled or recorded."""
-        for number in range(2 if self._device.tiny else MOST_WARM):
+        """Steps until no more is compiled, recorded or tried."""
+        most = 2 if self._device.tiny else MOST_AUTO if self.name == "Auto" else MOST_WARM
+        for number in range(most):
             self.step()
-            everything = not self.handle or all_recorded(self.recorded)
-            if number >= LEAST_WARM and everything:
+            if number >= LEAST_WARM and self._settled:
                 break
         self._device.synchronize()
         return self
+
+    @property
+    def _settled(self) -> bool:
+        if self.handle is None or self.name in NATIVE:
+            return self.handle is None or "choosing a plan" not in self.handle.status
+        return all_recorded(self.recorded)
 
     def step(self) -> None:
         """One step, as a user's loop makes it."""

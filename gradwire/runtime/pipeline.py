@@ -9,6 +9,7 @@ import torch
 
 from gradwire.collective import HOST, Collective
 from gradwire.compressors import Reduction
+from gradwire.ops.backend import backend_on
 from gradwire.runtime.exchange import GroupExchange
 from gradwire.runtime.executor import EPOCH, Moment
 from gradwire.runtime.failures import Interrupted, ReductionError
@@ -66,7 +67,9 @@ class Pipeline:
         self._go_on(running)
 
     def open(self, device: torch.device) -> None:
-        """Makes connections before the first step. All ranks call this together."""
+        """Tries kernels, which a GPU may have to compile, and makes connections, all before the first step. All ranks
+        call this together."""
+        backend_on(device)
         self.agree(partial(self.mesh.open, device))
 
     def drain(self) -> None:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.ops import backend
 from gradwire.runtime.executor import Executor
 from tests.support.cases import CASES, Case, rows
 from tests.support.fixed import Fixed, Script
 from tests.support.harness import draw, plan_of, slots_of
-from tests.support.pretend_cuda import PretendedGPU, on_gpu, real
+from tests.support.pretend_cuda import GPU, PretendedGPU, on_gpu, real
 from tests.support.tape import Tape, taped
 
 WORLD = 2
@@ -196,6 +197,14 @@ def test_a_recording_that_made_a_buffer_is_made_again():
     GROWN[0] = 0
     same(of(Case(Growing(0.05, most=44), gw.Residual(), gw.AllGather(), 3), groups=1), steps(24))
     assert GROWN[0] > 44
+
+
+def test_kernels_are_tried_and_compiled_before_the_first_step():
+    """Not in a backward pass, while other ranks wait for this one's first payload."""
+    with taped(records=False):
+        running = Fixed(of(TOP_K), SLOTS, WORLD)
+        assert {call.args for call in backend.on_gpu.call_args_list} == {(GPU,)}  # pyright: ignore
+        running.close()
 
 
 @pytest.mark.parametrize("off", ["0", ""])

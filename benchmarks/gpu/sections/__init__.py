@@ -26,6 +26,7 @@ SECTIONS = {
     "bert": Section(85, times=True, module="steps"),
     "resnet": Section(55, times=True, module="steps"),
     "layers": Section(25, times=True),
+    "native": Section(30, times=True),
     "memory": Section(35, times=True),
     "first": Section(25, times=True),
     "gpt2": Section(60, times=True, module="steps"),
