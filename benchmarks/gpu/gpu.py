@@ -8,8 +8,9 @@ On the device machine, whose tool `run` takes a command and sends this checkout:
 
     run(timeout_s=540, command="PYTHONUNBUFFERED=1 python3 benchmarks/gpu/gpu.py --out $OUT --minutes 8")
 
-then `give_back`. Its reply ends with the tables; all that was found is in rows.jsonl, the tables in tables.md, what
-sections printed in log.txt.
+Where time is left, at once, on the same machine: `--only gpt2,bert512 --minutes 3`; then `give_back`. The reply ends
+with the last tables; all that was found is in rows.jsonl, all tables are in tables.md, and what sections printed in
+log.txt.
 
 Every section is a process of its own, or several, with a limit to its seconds; the next one has been imported by
 then. Those that time nothing run at once. A row is written as soon as it is found. Where a process crashes or hangs, it
@@ -96,7 +97,7 @@ def run(process: Process, seconds: float, arguments: argparse.Namespace) -> None
     while (left := end - time.monotonic()) > LEAST_S:
         if process.run(left):
             return
-        before, begun = begun, len(read(arguments.out, process.section))
+        before, begun = begun, len({row["what"] for row in read(arguments.out, process.section) if "what" in row})
         process = Process(process.section, process.part, arguments)
         if begun == before:
             break

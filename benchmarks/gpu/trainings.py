@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from benchmarks.gpu.configurations import CONFIGURATIONS
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.models import Model
+from gradwire.lab.torch_hooks import TorchBF16, TorchFP16, TorchPowerSGD
 from gradwire.transports import Pending
 from gradwire.transports.played_group import PlayedGroup
 
@@ -24,6 +25,12 @@ WORLD, LATENCY_S = 8, 30e-6
 BATCHES = 4
 LEAST_WARM, MOST_WARM = 8, 24
 """Steps before those that are measured, until all that can be recorded is."""
+HOOKS = {
+    "fp16 hook": TorchFP16(),
+    "bf16 hook": TorchBF16(),
+    "torch PowerSGD r4": TorchPowerSGD(4, 2),
+    "torch PowerSGD r1": TorchPowerSGD(1, 2),
+}
 NATIVE = {"gw.NATIVE": gw.NATIVE, "Auto": None}
 """Those whose plan is that DDP reduces, or becomes that where the link is no limit."""
 MOST_AUTO = 400
@@ -63,23 +70,25 @@ class Training:
         self._batches = [tuple(x.to(device.device) for x in model.batch(device.tiny)) for _ in range(BATCHES)]
         # DDP and torch's hooks have the same card behind them
         group = PlayedGroup(gw.Played(WORLD, self.card))
-        cap = {"bucket_cap_mb": 1000} if "PowerSGD" in name and name not in CONFIGURATIONS else {}
+        cap = {"bucket_cap_mb": 1000} if name.startswith("torch PowerSGD") else {}
         self._ddp = DistributedDataParallel(
             module, process_group=group, broadcast_buffers=False, gradient_as_bucket_view=True, **cap
         )
-        self.handle = self._reduced_by(name, group, records, options)
+        self.handle = self._reduced_by(name, records, options)
         self._optimizer = torch.optim.AdamW(self._ddp.parameters(), lr=1e-5, fused=device.is_gpu)
         self._number, self.loss = 0, torch.zeros(())
 
-    def _reduced_by(self, name: str, group: Any, records: bool, options: dict[str, Any]) -> gw.Handle | None:
+    def _reduced_by(self, name: str, records: bool, options: dict[str, Any]) -> gw.Handle | None:
         if name in CONFIGURATIONS:
             # read when the first step arranges its groups
             os.environ["GRADWIRE_GRAPHS"] = "1" if records else "0"
             return gw.attach(self._ddp, CONFIGURATIONS[name], transport=gw.Played(WORLD, self.card), **options)
         if name in NATIVE:
             return gw.attach(self._ddp, NATIVE[name], transport=gw.Played(WORLD, self.card))
-        if hook := _hook(name, group):
-            self._ddp.register_comm_hook(*hook)
+        if name == "no communication":
+            self._ddp.register_comm_hook(None, noop_hook)
+        elif name in HOOKS:
+            HOOKS[name].register(self._ddp, seed=0)
         return None
 
     @property
@@ -146,19 +155,3 @@ def all_recorded(status: str) -> bool:
     """Whether "7 of 8 groups; ..." says that all are."""
     first, *_ = [*status.split(" of "), ""]
     return status.startswith(f"{first} of {first} ")
-
-
-def _hook(name: str, group: Any) -> tuple[Any, Any] | None:
-    """State and function of a peer's hook; None where DDP reduces by itself."""
-    if name == "no communication":
-        return None, debugging_hooks.noop_hook
-    if name == "fp16 hook":
-        return group, default_hooks.fp16_compress_hook
-    if name == "bf16 hook":
-        return group, default_hooks.bf16_compress_hook
-    if name.startswith("torch PowerSGD r"):
-        rank = int(name.removeprefix("torch PowerSGD r"))
-        state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=2)
-        return state, powerSGD_hook.powerSGD_hook
-    assert name == "DDP"
-    return None

@@ -37,9 +37,10 @@ TRIES = 3
 def run(rows: Rows, device: Device) -> None:
     """The section `kernels`."""
     with torch.no_grad():
-        with rows.attempt("kernels", most_s=120):
-            for cells in kernel_rows(rows, device):
-                rows.add("kernels", **cells)
+        for name in rows.each(["kernels"]):
+            with rows.attempt(name, most_s=120):
+                for cells in kernel_rows(rows, device):
+                    rows.add("kernels", **cells)
         device.free()
         for name in rows.each([*CONFIGURATIONS, *OTHERS][: device.size(99, 2)], needs_s=2):
             with rows.attempt(name):

@@ -52,6 +52,7 @@ WAYS = [
 def run(rows: Rows, device: Device) -> None:
     """The section `nccl`."""
     for way in rows.each(WAYS[: device.size(len(WAYS), 1)]):
+        rows.add("begun", what=str(way))
         os.environ.update(way.env)
         Trial(rows, device, way).run()
 

@@ -15,7 +15,7 @@ from benchmarks.gpu.configurations import CONFIGURATIONS, PEERS
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.models import Model, model_of
 from benchmarks.gpu.rows import Rows
-from benchmarks.gpu.trainings import Times, Training
+from benchmarks.gpu.trainings import Times, Training, all_recorded
 
 ROUNDS, ROUND_S = 3, 0.3
 COMPUTED = ["TopK 1 %", "ACP-SGD r4", "PowerSGD 1/6 in 4 bits"]
@@ -95,4 +95,5 @@ def cells(own: list[Times], none: list[Times]) -> dict[str, Any]:
 
 
 def beside(training: Training) -> dict[str, Any]:
-    return {"loss": float(training.loss), "recorded": training.recorded.split(";")[0]}
+    status = training.recorded
+    return {"loss": float(training.loss), "recorded": status.split(";")[0] if all_recorded(status) else status}
