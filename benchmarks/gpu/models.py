@@ -11,6 +11,10 @@ from torch import Tensor, nn
 from gradwire.lab.models import MODELS as PUBLISHED
 from gradwire.lab.models import Size, hub
 
+if find_spec("transformers"):
+    # imported now, before a section's turn: that takes seconds
+    from transformers import BertConfig, BertForMaskedLM, GPT2LMHeadModel, ResNetForImageClassification  # noqa: F401
+
 Batch = tuple[Tensor, Tensor]
 _TINY = Size(stages=(2,), length=16, width=64, outputs=500)
 
@@ -41,8 +45,6 @@ class Words(nn.Module):
 
 
 def _bert(size: Size) -> nn.Module:
-    from transformers import BertConfig, BertForMaskedLM
-
     (layers,), width = size.stages, size.width
     heads = {"num_attention_heads": width // 64, "intermediate_size": 4 * width}
     return BertForMaskedLM(
