@@ -18,18 +18,11 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[2]))
 
 import torch
-from torch import Tensor
 
+from benchmarks.kernels.passes import passes
 from benchmarks.shared.provenance import save
 from gradwire.ops import native
 from gradwire.ops.backend import NATIVE, REFERENCE, Backend
-from gradwire.ops.entries import Entries
-from gradwire.ops.formats import Blocks, Code, nearest, one_bit, qsgd, sign, ternary
-from gradwire.ops.noise import Seed
-
-RANKS = 8
-WIDTH = 4608
-Run = Callable[[Backend], object]
 
 
 def main() -> None:
@@ -49,12 +42,12 @@ def main() -> None:
 
 
 def measure(n: int) -> Iterator[dict]:
-    for name, run in passes(n):
-        ours, theirs = in_turns(run, 9 if n > 10_000_000 else 25)
-        yield {"name": name, "n": n, "native_ms": ours, "reference_ms": theirs}
+    for each in passes(n, torch.device("cpu"), NATIVE):
+        ours, theirs = in_turns(each.run, 9 if n > 10_000_000 else 25)
+        yield {"name": each.name, "n": n, "native_ms": ours, "reference_ms": theirs}
 
 
-def in_turns(run: Run, repeats: int) -> tuple[float, float]:
+def in_turns(run: Callable[[Backend], object], repeats: int) -> tuple[float, float]:
     """Median CPU milliseconds of the native kernel and of the reference, which run alternately."""
     times: dict[Backend, list[float]] = {NATIVE: [], REFERENCE: []}
     for turn in range(repeats + 2):
@@ -64,71 +57,6 @@ def in_turns(run: Run, repeats: int) -> tuple[float, float]:
             if turn >= 2:
                 kept.append(1000 * (time.process_time() - start))
     return statistics.median(times[NATIVE]), statistics.median(times[REFERENCE])
-
-
-def passes(n: int) -> Iterator[tuple[str, Run]]:
-    generator = torch.Generator().manual_seed(0)
-    old, gradient = torch.randn(n, generator=generator), torch.randn(n, generator=generator)
-    next = torch.empty(n)
-    yield "add in", lambda ops: ops.add_in(next, old, gradient, 1.0, 0.125)
-    for name, entries in {
-        "top-k 1 %": Entries(n, n // 100), "top-k 0.1 %": Entries(n, n // 1000),
-        "top-k 1/16, 10 bits": Entries(n, n // 16, 4),
-    }.items():  # fmt: skip
-        yield name, selecting(next, old, gradient, entries)
-        yield f"decode {RANKS}, {name}", summing_entries(next, entry_rows(old, entries), entries)
-    matrix = old[: n // WIDTH * WIDTH].view(-1, WIDTH)
-    yield f"top-k 1 % of each {WIDTH}", lambda ops: ops.top_k_each([matrix], WIDTH // 100, 1)
-    for name, code in codes().items():
-        blocks = Blocks((n,), code)
-        yield name, quantising(next, old, gradient, blocks)
-        yield f"decode {RANKS}, {name}", summing_blocks(next, block_rows(old, blocks), blocks)
-
-
-def codes() -> dict[str, Code]:
-    return {
-        "8 bits, stochastic, blocks of 1024": qsgd(), "8 bits, nearest, blocks of 128": nearest(8, 128),
-        "4 bits, nearest, blocks of 256": nearest(4, 256), "4 bits, nearest, blocks of 64": nearest(4),
-        "ternary, blocks of 1024": ternary(), "signs, blocks of 256": sign(), "one bit, blocks of 4096": one_bit(),
-    }  # fmt: skip
-
-
-def selecting(next: Tensor, old: Tensor, gradient: Tensor, layout: Entries) -> Run:
-    payload = torch.zeros(layout.nbytes, dtype=torch.uint8)
-    return lambda ops: ops.add_select(next, old, gradient, 1.0, 0.125, [layout], payload[None])
-
-
-def quantising(next: Tensor, old: Tensor, gradient: Tensor, layout: Blocks) -> Run:
-    payload = torch.zeros(layout.nbytes, dtype=torch.uint8)
-    return lambda ops: ops.add_quantise(
-        next, old, gradient, 1.0, 0.125, [layout], payload[None], keep=True, seeds=[Seed(1)]
-    )
-
-
-def summing_entries(out: Tensor, rows: Tensor, layout: Entries) -> Run:
-    return lambda ops: ops.decode_entries(rows[None], out, [layout])
-
-
-def summing_blocks(out: Tensor, rows: Tensor, layout: Blocks) -> Run:
-    return lambda ops: ops.decode_blocks(rows[None], out, [layout])
-
-
-def entry_rows(x: Tensor, layout: Entries) -> Tensor:
-    """The payloads of all ranks; each rank encodes x rolled by another number of places."""
-    rows = torch.zeros(RANKS, layout.nbytes, dtype=torch.uint8)
-    for rank, row in enumerate(rows):
-        NATIVE.add_select(torch.empty_like(x), x.roll(rank * 12_345), None, 1.0, 0.0, [layout], row[None])
-    return rows
-
-
-def block_rows(x: Tensor, layout: Blocks) -> Tensor:
-    """The same in blocks of codes."""
-    rows = torch.zeros(RANKS, layout.nbytes, dtype=torch.uint8)
-    for rank, row in enumerate(rows):
-        NATIVE.add_quantise(
-            torch.empty_like(x), x.roll(rank * 12_345), None, 1.0, 0.0, [layout], row[None], keep=False, seeds=[Seed(0)]
-        )
-    return rows
 
 
 if __name__ == "__main__":

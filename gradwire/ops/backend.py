@@ -6,6 +6,7 @@
 A vector has n elements; `rows` are several vectors, or payloads (rows, ≥ nbytes) uint8, in one call.
 """
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from gradwire.ops import native, noise, reference
 
+_logger = logging.getLogger("gradwire")
 Selected = tuple[Tensor, Tensor]
 """Indices int64, and values, magnitudes or whether they are used, of selected elements."""
 
@@ -96,10 +98,14 @@ NATIVE = replace(
 def backend_for(x: Tensor) -> Backend:
     """The implementation that computes with x: the library on a CPU where it can be loaded, Triton on a GPU where it is
     installed and computes what the reference does, torch everywhere else."""
-    kind = x.device.type
-    if kind == "cpu":
+    return backend_on(x.device)
+
+
+def backend_on(device: torch.device) -> Backend:
+    """The implementation that computes on a device. Tries it there, the first time."""
+    if device.type == "cpu":
         return NATIVE if native.available() else REFERENCE
-    return (on_gpu(x.device)[0] if kind == "cuda" else None) or REFERENCE
+    return (on_gpu(device)[0] if device.type == "cuda" else None) or REFERENCE
 
 
 @cache
@@ -114,6 +120,7 @@ def on_gpu(device: torch.device) -> tuple[Backend | None, str]:
         from gradwire.ops.triton.trial import differences
 
         # try them once on this device
+        _logger.info("trying Triton's kernels on %s, which are compiled where they never were before", device)
         wrong = differences(device)
     except Exception as error:  # no Triton, no compiler for its launcher, a GPU that it does not know, ...
         return None, f"Triton cannot be used: {type(error).__name__}: {error}"

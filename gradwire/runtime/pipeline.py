@@ -9,13 +9,17 @@ import torch
 
 from gradwire.collective import HOST, Collective
 from gradwire.compressors import Reduction
+from gradwire.ops.backend import backend_on
 from gradwire.runtime.exchange import GroupExchange
 from gradwire.runtime.executor import EPOCH, Moment
 from gradwire.runtime.failures import Interrupted, ReductionError
 from gradwire.runtime.trace import Recorder
+from gradwire.torch_private.profiling import in_profile
 from gradwire.transports import Mesh, Pending
 
 T = TypeVar("T")
+RANGE = "gradwire: turn {} of group {}, {}"
+"""What a turn is called in torch's profiler."""
 
 
 @dataclass
@@ -29,6 +33,8 @@ class UnderWay:
     pending: Pending | None = None
     """None in a round in which this rank takes no part."""
     started: Moment = EPOCH
+    turn: int = 0
+    """How many turns it has had."""
 
 
 class Pipeline:
@@ -61,7 +67,9 @@ class Pipeline:
         self._go_on(running)
 
     def open(self, device: torch.device) -> None:
-        """Makes connections before the first step. All ranks call this together."""
+        """Tries kernels, which a GPU may have to compile, and makes connections, all before the first step. All ranks
+        call this together."""
+        backend_on(device)
         self.agree(partial(self.mesh.open, device))
 
     def drain(self) -> None:
@@ -83,8 +91,10 @@ class Pipeline:
     def _go_on(self, running: UnderWay) -> None:
         # the group's own part: until it yields its next collective, or has written the means
         start, exchange = self.recorder.mark(), running.exchange
+        running.turn += 1
         try:
-            running.op = next(running.reduction)
+            with in_profile(RANGE, running.turn - 1, exchange.index, exchange.group.compressor):
+                running.op = next(running.reduction)
         except StopIteration:
             self.recorder.add("decode", start, exchange.index)
             return

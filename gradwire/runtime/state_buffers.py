@@ -1,7 +1,6 @@
 """State of gradient size, slot after slot in the plan's order, double-buffered."""
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -9,6 +8,9 @@ from torch import Tensor
 from gradwire.compressors import DoubleBuffer
 from gradwire.slots import Slot
 from gradwire.torch_private.foreach import copy_each
+
+ALIGNED = 16
+"""Groups begin on multiples of so many elements: kernels read others in shorter words, by a variant of their own."""
 
 
 class StateBuffer:
@@ -24,7 +26,8 @@ class StateBuffers:
     """The state buffers of a job, by kind: "residual", "velocity", "momentum".
 
     A step reads the half that holds and writes the other one; when it is good, they swap. `order[place]` is the slot at
-    a place. A slot has a place, and takes memory, from the first plan on that has it.
+    a place. A slot has a place, and takes memory, from the first plan on that has it. The slots of a group lie side by
+    side; between groups is a gap where they begin ALIGNED.
     """
 
     def __init__(self, slots: Sequence[Slot], device: torch.device) -> None:
@@ -33,12 +36,17 @@ class StateBuffers:
         self.order: list[int] = []
         self._put([])
 
-    def _put(self, order: Sequence[int]) -> None:
-        self.order = list(order)
-        starts = list(accumulate((self.slots[slot].numel for slot in order), initial=0))
-        self.numel = starts[-1]
-        self._start = {slot: starts[place] for place, slot in enumerate(order)}
-        self._place = {slot: place for place, slot in enumerate(order)}
+    def _put(self, groups: Sequence[Sequence[int]]) -> None:
+        self.order = [slot for group in groups for slot in group]
+        self._place = {slot: place for place, slot in enumerate(self.order)}
+        # group after group, each from a multiple of ALIGNED on
+        self._start, end = dict[int, int](), 0
+        for group in groups:
+            end = _aligned(end)
+            for slot in group:
+                self._start[slot], end = end, end + self.slots[slot].numel
+        # room for any other groups of these slots
+        self.numel = _aligned(sum(self.slots[slot].numel + ALIGNED for slot in self.order))
 
     def need(self, kind: str) -> None:
         """Adds the buffer of a kind, all zero, if there is none."""
@@ -46,15 +54,16 @@ class StateBuffers:
             self.kinds[kind] = StateBuffer(self.numel, len(self.order), self.device)
 
     def follow(self, groups: Sequence[Sequence[int]]) -> None:
-        """Moves the slots of each group side by side, those of no group behind them, unless they are already."""
-        if all(self._are_adjacent(group) for group in groups):
+        """Moves the slots of each group to where it begins ALIGNED, side by side, and those of no group behind them,
+        unless they lie so already."""
+        if all(map(self._lies_well, groups)):
             return
         for buffer in self.kinds.values() if self.order else ():
             self._gather(buffer, 0, len(self.order))
         # new places for all slots; then each kind is copied there once
-        wanted = [slot for group in groups for slot in group]
-        chosen, starts, places = set(wanted), self._start, self._place
-        self._put([*wanted, *(slot for slot in self.order if slot not in chosen)])
+        chosen = {slot for group in groups for slot in group}
+        starts, places = self._start, self._place
+        self._put([*groups, [slot for slot in self.order if slot not in chosen]])
         for buffer in self.kinds.values():
             self._move(buffer, starts, places)
 
@@ -63,9 +72,14 @@ class StateBuffers:
         if new := [slot for slot in slots if slot not in self._place]:
             self.follow([[*self.order, *new]])
 
-    def _are_adjacent(self, group: Sequence[int]) -> bool:
+    def _lies_well(self, group: Sequence[int]) -> bool:
         first = self._place.get(group[0])
-        return first is not None and self.order[first : first + len(group)] == list(group)
+        if first is None or self.order[first : first + len(group)] != list(group):
+            return False
+        # aligned, and without a gap
+        start, last = self._start[group[0]], group[-1]
+        end = start + sum(self.slots[slot].numel for slot in group)
+        return start % ALIGNED == 0 and self._start[last] + self.slots[last].numel == end
 
     def _move(self, buffer: StateBuffer, starts: Mapping[int, int], places: Mapping[int, int]) -> None:
         """Copies each slot from where it lay to its new place, in the other half, or in a larger buffer."""
@@ -158,3 +172,7 @@ class BufferPart:
     def _swap(self) -> None:
         half = self._buffer.holds[self._first]
         self._buffer.holds[self._first : self._last] = bytes([1 - half]) * (self._last - self._first)
+
+
+def _aligned(start: int) -> int:
+    return -(-start // ALIGNED) * ALIGNED

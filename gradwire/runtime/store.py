@@ -1,7 +1,7 @@
 """The store: all state of a job, by slot, independent of the plan.
 
 State of gradient size lies in state buffers; a group's part is a slice of them. A plan that changes ratios or
-compressors moves nothing, nor does one that regroups neighbours; one that reorders slots permutes them once.
+compressors moves nothing; one that groups or orders slots anew moves them once.
 """
 
 from collections.abc import Mapping, Sequence

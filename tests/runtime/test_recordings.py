@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.ops import backend
 from gradwire.runtime.executor import Executor
 from tests.support.cases import CASES, Case, rows
-from tests.support.harness import Job, draw, plan_of, slots_of
+from tests.support.fixed import Fixed, Script
+from tests.support.harness import draw, plan_of, slots_of
 from tests.support.pretend_cuda import GPU, PretendedGPU, on_gpu, real
 from tests.support.tape import Tape, taped
 
@@ -25,30 +27,6 @@ SLOTS = slots_of(
         "third.weight": torch.empty(31, 17),
     }
 )
-
-
-class Fixed(Job):
-    """A job whose gradients lie in the same places at every step, as in DDP's buckets."""
-
-    device = GPU
-
-    def begin(self) -> None:
-        self.places = [[on_gpu(slot.view(torch.zeros(slot.numel))) for slot in self.slots] for _ in self.runtimes]
-        for runtime in self.runtimes:
-            runtime.fix_places(True)
-
-    def step(self, grads: Any) -> list[list[Tensor]]:
-        for runtime, places, own in zip(self.runtimes, self.places, grads, strict=True):
-            runtime.open_step()
-            for slot, grad in enumerate(own):
-                real(places[slot]).zero_() if grad is None else real(places[slot]).copy_(grad)
-                (runtime.submit if grad is not None else runtime.submit_absent)(slot, places[slot])
-        self.finish()
-        return [[real(place).clone() for place in own] for own in self.places]
-
-
-Script = Callable[[Fixed, Callable[[Any], None]], None]
-"""What is done with a job: steps, with what they return given to a function, and other calls."""
 
 
 def outcome(
@@ -219,6 +197,14 @@ def test_a_recording_that_made_a_buffer_is_made_again():
     GROWN[0] = 0
     same(of(Case(Growing(0.05, most=44), gw.Residual(), gw.AllGather(), 3), groups=1), steps(24))
     assert GROWN[0] > 44
+
+
+def test_kernels_are_tried_and_compiled_before_the_first_step():
+    """Not in a backward pass, while other ranks wait for this one's first payload."""
+    with taped(records=False):
+        running = Fixed(of(TOP_K), SLOTS, WORLD)
+        assert {call.args for call in backend.on_gpu.call_args_list} == {(GPU,)}  # pyright: ignore
+        running.close()
 
 
 @pytest.mark.parametrize("off", ["0", ""])

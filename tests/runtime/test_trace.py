@@ -1,12 +1,17 @@
 """Recorded steps: every gradient, collective and wait of a real step, in order and inside it."""
 
+from collections import Counter
+
 import pytest
 import torch
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import profile
 
 import gradwire as gw
 from gradwire.runtime.executor import HostMoment as at
 from gradwire.runtime.trace import RecordedSpan, Trace
 from gradwire.schedule.timeline import Timeline
+from gradwire.torch_private import profiling
 from tests.support.harness import SMALL, draw, hand_over, job, plan_of, raising, slots_of, together
 
 SLOTS = slots_of(SMALL)
@@ -44,6 +49,24 @@ def test_a_traced_step_has_every_gradient_and_every_collective():
             assert all(span.wire_bytes > 0 for span in of["wire"])
             assert len(of["forward"]) == len(of["wait"]) == 1
             assert all(0 <= s.start_s <= s.end_s <= timeline.step_s and s.rank == rank for s in timeline.spans)
+
+
+def test_turns_are_ranges_in_torchs_profiler():
+    """Of the worker's thread, which the profiler looks at where it is asked to."""
+    with job(PLAN, SLOTS, 2) as running:
+        with profile(experimental_config=_ExperimentalConfig(profile_all_threads=True)) as profiled:
+            running.step(draw(SLOTS, 2, 0))
+        running.step(draw(SLOTS, 2, 1))
+    names = Counter(event.name for event in profiled.events() if event.name.startswith("gradwire"))
+    codec = "TopK(ratio=0.2, value_bits=32)"
+    assert names == {f"gradwire: turn {turn} of group {i}, {codec}": 2 for i in range(3) for turn in range(2)}
+
+
+def test_without_a_profiler_no_range_is_made(monkeypatch: pytest.MonkeyPatch):
+    """A range costs as much as ten launches."""
+    monkeypatch.delattr(profiling.profiler, "record_function")
+    with job(PLAN, SLOTS, 2) as running:
+        running.step(draw(SLOTS, 2, 0))
 
 
 def test_a_trace_without_a_whole_step_says_so():

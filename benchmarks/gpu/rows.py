@@ -1,0 +1,91 @@
+"""The rows that a section finds, written one by one, so that a crash loses none."""
+
+import faulthandler
+import json
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROWS = "rows.jsonl"
+REPOSITORY = str(Path(__file__).parents[2])
+MOST_S = 60.0
+"""What takes longer hangs: the process ends with the stacks of its threads."""
+
+
+class Rows:
+    """The rows of one section's process. What an earlier process of this section had begun is not begun again."""
+
+    def __init__(self, folder: Path, section: str, seconds: float, part: int = 0, parts: int = 1) -> None:
+        self._part, self._parts = part, parts
+        self._path, self.section = folder / ROWS, section
+        self._end = time.monotonic() + seconds
+        self._begun = {row["what"] for row in read(folder, section) if row["kind"] == "begun"}
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that the section still has."""
+        return self._end - time.monotonic()
+
+    def add(self, kind: str, **cells: Any) -> None:
+        """Writes a row of the table `kind`."""
+        with self._path.open("a") as file:
+            file.write(json.dumps({"section": self.section, "kind": kind, **cells}) + "\n")
+
+    def each(self, what: Any, needs_s: float = 0.0) -> Iterator[Any]:
+        """Those of `what` that are this process's part and were not begun before, by their text, as long as there are
+        so many seconds."""
+        for number, one in enumerate(list(what)[self._part :: self._parts]):
+            if self.left_s < needs_s + 1.0:
+                self.add("left out", what=f"{one} and after it", why=f"the time was over after {number}")
+                return
+            if str(one) not in self._begun:
+                yield one
+
+    @contextmanager
+    def attempt(self, what: Any, most_s: float = MOST_S) -> Iterator[None]:
+        """A part of the section whose error is a row, and after which the section goes on."""
+        self.add("begun", what=str(what))
+        faulthandler.dump_traceback_later(most_s, exit=True)
+        try:
+            yield
+        except Exception as error:
+            self.fail(what, error)
+            raise_if_dead()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    def fail(self, what: Any, error: BaseException) -> None:
+        """Writes an error as a row."""
+        self.add("failed", what=str(what), error=_first_line(error), at=_places(error))
+
+
+def read(folder: Path, section: str = "") -> list[dict[str, Any]]:
+    """The rows so far, of one section or of all."""
+    path = folder / ROWS
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [row for row in rows if not section or row["section"] == section]
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"[:300]
+
+
+def _places(error: BaseException) -> list[str]:
+    """Where it came from: the innermost line, then the last ones of this repository; then its cause."""
+    frames = traceback.extract_tb(error.__traceback__)
+    cause = error.__cause__
+    ours = [frame for frame in frames if frame.filename.startswith(REPOSITORY)][-3:]
+    texts = [f"{frame.filename.split('/')[-1]}:{frame.lineno} {frame.line}" for frame in [frames[-1], *ours[::-1]]]
+    return [*texts, *([_first_line(cause), *_places(cause)] if cause and cause.__traceback__ else [])]
+
+
+def raise_if_dead() -> None:
+    """Raises where CUDA computes no more in this process, as after an illegal access: a new process has to go on."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,99 @@
+"""Whole steps of a model, in rounds that alternate, at the links that are played for it.
+
+As many trainings as fit stay on the card together, "no communication" always among them; `of none` is the median over
+the rounds of a step's time over that one's, and `host of none` the same of the training thread's time.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import islice
+from statistics import median
+from typing import Any
+
+from benchmarks.gpu.configurations import CONFIGURATIONS, PEERS
+from benchmarks.gpu.device import Device
+from benchmarks.gpu.models import Model, model_of
+from benchmarks.gpu.rows import Rows
+from benchmarks.gpu.trainings import Times, Training, all_recorded
+
+ROUNDS, ROUND_S = 3, 0.3
+COMPUTED = ["TopK 1 %", "ACP-SGD r4", "PowerSGD 1/6 in 4 bits"]
+"""Those that are measured without recordings as well."""
+NONE, *OTHER_PEERS = PEERS
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """A way to reduce gradients, with what is added to its name, and its options."""
+
+    name: str
+    remark: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.remark}"
+
+
+def run(rows: Rows, device: Device) -> None:
+    """The sections `bert`, `resnet`, `gpt2` and `bert512`."""
+    first, *others = [Way(name) for name in CONFIGURATIONS]
+    computed = [Way(name, ", computed", {"records": False}) for name in COMPUTED]
+    ways = [first, Way("torch PowerSGD r4"), *others, *computed]
+    ways += [Way(name) for name in OTHER_PEERS if name != "torch PowerSGD r4"]
+    measure(rows, device, model_of(rows.section), ways)
+
+
+def measure(rows: Rows, device: Device, model: Model, ways: Sequence[Way]) -> None:
+    """Adds a row for each way and link."""
+    ways = ways[:: len(ways) // 2] if device.tiny else ways
+    waiting = iter(rows.each(ways, needs_s=4))
+    while chunk := list(islice(waiting, model.at_once - 1)):
+        with ExitStack() as stack:
+            trainings = dict(_begun(rows, device, model, [Way(NONE), *chunk], stack))
+            for gbit in model.link_gbit if str(NONE) in map(str, trainings) else ():
+                with rows.attempt(f"rounds of {chunk[0]} and others at {gbit:.0f} Gbit/s"):
+                    _rounds(rows, model, trainings, gbit, 0.0 if device.tiny else ROUND_S)
+            trainings.clear()
+        device.free()
+
+
+def _begun(
+    rows: Rows, device: Device, model: Model, ways: Sequence[Way], stack: ExitStack
+) -> Iterator[tuple[Way, Training]]:
+    """Those trainings that can be made, warm."""
+    for way in ways:
+        with rows.attempt(way):
+            training = Training(device, model, way.name, **way.options)
+            stack.callback(training.close)
+            yield way, training.warm_up()
+
+
+def _rounds(rows: Rows, model: Model, trainings: dict[Way, Training], gbit: float, seconds: float) -> None:
+    found: dict[Way, list[Times]] = {way: [] for way in trainings}
+    for training in trainings.values():
+        training.card.bytes_per_s = 1e9 * gbit / 8
+    for number in range(ROUNDS if seconds else 1):
+        if number and rows.left_s < 2 * len(trainings) * seconds:
+            break
+        for way, training in trainings.items():
+            found[way].append(training.timed(seconds))
+    none = next(found[way] for way in found if way.name == NONE)
+    for way, training in trainings.items():
+        rows.add("steps", model=model.name, gbit=gbit, what=str(way), **cells(found[way], none), **beside(training))
+
+
+def cells(own: list[Times], none: list[Times]) -> dict[str, Any]:
+    """Medians over rounds, and ratios within rounds."""
+    ratios = [a.ms / b.ms for a, b in zip(own, none, strict=True)]
+    hosts = [a.host_ms / b.host_ms for a, b in zip(own, none, strict=True)]
+    return {
+        "ms": median(each.ms for each in own), "of none": median(ratios), "least": min(ratios), "most": max(ratios),
+        "host ms": median(each.host_ms for each in own), "host of none": median(hosts),
+        "wire ms": median(each.wire_ms for each in own), "rounds": len(own),
+    }  # fmt: skip
+
+
+def beside(training: Training) -> dict[str, Any]:
+    status = training.recorded
+    return {"loss": float(training.loss), "recorded": status.split(";")[0] if all_recorded(status) else status}

@@ -1,0 +1,54 @@
+"""The tables of all that was found, as they are printed."""
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.rows import read
+from benchmarks.shared.tables import markdown
+
+NO_TABLE = "begun"
+WIDEST = 160
+"""Characters of a cell that is printed."""
+
+
+class Tables:
+    """The tables of a folder, section by section, for the screen and for tables.md. A row with `ok` is printed where it
+    is not true; all are counted."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def show(self, section: str) -> None:
+        """Prints the tables of a section, and adds them to tables.md."""
+        rows = read(self._folder, section)
+        with (self._folder / "tables.md").open("a") as file:
+            file.write("\n".join([f"## {section}", *_tables(rows)]) + "\n\n")
+        print("\n".join([f"## {section}", *_tables([row for row in rows if row.get("ok") is not True])]), flush=True)
+        if good := [row for row in rows if row.get("ok") is True]:
+            print(f"{len(good)} right\n", flush=True)
+
+    def summary(self) -> str:
+        """How many rows were right, failed and left out."""
+        rows = read(self._folder)
+        failed = sum(row["kind"] == "failed" or row.get("ok") is False for row in rows)
+        right = sum(row.get("ok") is True for row in rows)
+        return f"{failed} FAILED, {right} right; {sum(row['kind'] == 'left out' for row in rows)} left out"
+
+
+def _tables(rows: list[dict[str, Any]]) -> list[str]:
+    """A table for each kind of row."""
+    kinds = dict.fromkeys(row["kind"] for row in rows if row["kind"] != NO_TABLE)
+    return [_table(kind, [row for row in rows if row["kind"] == kind]) for kind in kinds]
+
+
+def _table(kind: str, rows: list[dict[str, Any]]) -> str:
+    columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in ("section", "kind")]
+    cells = [[_cell(row.get(name, "")) for name in columns] for row in rows]
+    return f"{kind}\n\n{markdown(columns, cells)}\n"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    text = "; ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text.replace("|", "/").replace("\n", " ")[:WIDEST]
