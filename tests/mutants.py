@@ -148,7 +148,7 @@ FAULTS = [
     Fault("runtime/exchange.py", "        x.add_(residual if given.scale is None else residual * given.scale)\n", ""),
     Fault("runtime/exchange.py", "            self.stored.layout.parts(x)[slot].zero_()\n", ""),
     Fault("runtime/exchange.py", "return 1 / ranks if self.scale is None else", "return 1 / ranks if True else"),
-    Fault("runtime/exchange.py", "nonfinite.add_(flags.view(1))", "nonfinite.copy_(flags.view(1))"),
+    Fault("runtime/flags.py", "nonfinite.add_(flags.view(1))", "nonfinite.copy_(flags.view(1))"),
     Fault("runtime/exchange.py", "            self.nonfinite.add_(nonfinite)\n", "            pass\n"),
     Fault("runtime/exchange.py", "            self.nonfinite.zero_()\n", "            pass\n"),
     Fault("runtime/exchange.py", "                    after[slot].copy_(before[slot])\n", "                    pass\n"),

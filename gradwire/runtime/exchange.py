@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.collective import Collective, Message, SendReceive, Sum
+from gradwire.collective import Message, Sum
 from gradwire.compressors import GroupContext, Reduction
 from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients
@@ -28,6 +28,7 @@ from gradwire.ops.noise import count_step
 from gradwire.ops.vectors import Scalar
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, sized_by_elements
+from gradwire.runtime.flags import flagged
 from gradwire.runtime.store import StoredGroup
 from gradwire.transports import Mesh
 
@@ -282,30 +283,3 @@ class ReplicaExchange(GroupExchange):
         if self.group.memory.error_feedback:
             return lambda: self.context.buffers.tensor("mean", (x.numel,))
         return lambda: x.next
-
-
-def flagged(reduction: Reduction, nonfinite: Tensor) -> Reduction:
-    """The same collectives, whose messages carry `nonfinite` (1,) as a flag and add the others' flags to it.
-
-    NaN stays NaN whatever is added, so once every rank has received something from every other, all have the same.
-    """
-    for op in reduction:
-        # the flag goes along
-        if op is not None and op.send.flags is not None:
-            op.send.flags.copy_(nonfinite.expand_as(op.send.flags))
-        yield op
-        # the sum of all flags that came: this rank's own is among them, or is not
-        flags = _received_flags(op)
-        if flags is not None and len(flags) > 1:  # this rank's own is among them
-            torch.sum(flags[:, 0], 0, keepdim=True, out=nonfinite)
-        elif flags is not None:
-            nonfinite.add_(flags.view(1))
-
-
-def _received_flags(op: Collective | None) -> Tensor | None:
-    """The flags that came with a collective; None where nothing came."""
-    match op:
-        case None | SendReceive(source=None):
-            return None
-        case _:
-            return op.receive.flags

@@ -10,7 +10,8 @@ from gradwire.compressors import Reduction
 from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients
 from gradwire.plans import Group, Plan
-from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext, ReplicaExchange, flagged
+from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext, ReplicaExchange
+from gradwire.runtime.flags import flagged
 from gradwire.runtime.store import Store, StoredGroup
 
 
