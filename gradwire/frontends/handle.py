@@ -184,7 +184,7 @@ class Handle:
     def verify(self, heal: bool = False) -> list[str]:
         """Compares a checksum of every parameter, of local steps of every shared one, over the ranks that are to hold
         the same. All ranks call this together, between backward passes, every so many steps of an optimizer; of another
-        thread only while none changes parameters.
+        thread only while none changes parameters, nor runs a sharded model.
 
         Raises RuntimeError, on all ranks, naming the first parameter that differs and where. With `heal`, ranks take
         what most of them have, and this returns the names of what differed; it raises where there is no majority.

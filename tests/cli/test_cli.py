@@ -300,7 +300,8 @@ def test_plans_are_chosen_before_they_are_timed(tmp_path: Path) -> None:
     options = ["--model", "tests.cli.test_cli:make", "--steps", "1", "--repeats", "2", "--json", str(file)]
     assert main(["bench", "efsignsgd", "efsignsgd@planned", "auto", *options]) == 0
     _, fixed, planned, auto = json.loads(file.read_text())["timings"]
-    assert fixed["per_step"]["wire_bytes"] == pytest.approx(planned["per_step"]["wire_bytes"], rel=0.05)
+    # by its times, a plan has biases in float32 as the fixed one has, or compresses them too
+    assert 0 < planned["per_step"]["wire_bytes"] < 1.05 * fixed["per_step"]["wire_bytes"]
     assert 0 < auto["per_step"]["wire_bytes"] < 1.1 * auto["per_step"]["dense_bytes"]
     assert auto["per_step"]["dense_bytes"] == fixed["per_step"]["dense_bytes"]
 

@@ -66,4 +66,4 @@ def calls_at_any_moment_with_ddp() -> None:
 def calls_at_any_moment_with_sharded_replicas() -> None:
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
     calls = [call for call in CALLS if call != "state_dict(all_ranks)"]  # shards have none
-    drive(partial(of_shards, mesh), calls=[*calls, "stateful"])
+    drive(partial(of_shards, mesh), calls=[*calls, "stateful"], sharded=True)
