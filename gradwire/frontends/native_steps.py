@@ -26,8 +26,8 @@ class NativeSteps:
         self._seconds.clear()
 
     def reduces(self, runtime: Runtime) -> None:
-        """DDP reduces this backward pass; of a pass, one call counts."""
-        if self._under_way:
+        """DDP reduces this backward pass. Until the next forward pass one call counts: DDP ignores other passes."""
+        if self._under_way or self.made:
             return
         self._under_way = True
         if in_backward():

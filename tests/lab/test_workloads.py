@@ -337,10 +337,12 @@ def test_a_missing_file_is_named(tmp_path, task, file, folder):
     assert str(tmp_path / folder / file) in str(caught.value)
 
 
-@pytest.mark.parametrize(("task", "name"), [(Cifar10, "data_batch_1"), (Cifar100, "train")])
-def test_the_pickled_cifar_is_not_read(tmp_path, task, name):
+@pytest.mark.parametrize(
+    ("task", "name", "files"), [(Cifar10, "data_batch_1", "cifar10"), (Cifar100, "train", "cifar100")]
+)
+def test_the_pickled_cifar_is_not_read(tmp_path, task, name, files):
     (tmp_path / name).write_bytes(b"\x80\x04}.")
-    with pytest.raises(ValueError, match="pickles are not read; `gradwire download cifar10`"):
+    with pytest.raises(ValueError, match=f"pickles are not read; `gradwire download {files}`"):
         task(folder=tmp_path)
 
 
