@@ -48,7 +48,7 @@ docs: $(DEV)  ## the site, into build/site; it needs no network
 benchmarks: $(DEV)  ## docs/benchmarks/ from benchmarks/results/; it measures nothing
 	$(BIN)/python benchmarks/pages/document.py
 
-sanitize: $(DEV)  ## the kernels' tests under AddressSanitizer and UBSan
+sanitize: $(DEV)  ## the tests of kernels and of processes under AddressSanitizer and UBSan
 	PYTHON=$(BIN)/python native/check/sanitize.sh
 
 fuzz: $(DEV)  ## ten minutes for each reader; the native decoders need Clang, the others Python 3.11 to 3.13
