@@ -77,8 +77,7 @@ def train(
 
     recipe = {
         "steps": steps, "epochs": epochs, "optimizer": optimizer, "lr": lr, "momentum": momentum,
-        "weight_decay": weight_decay, "schedule": schedule, "warm_up": warm_up, "clip": clip,
-        "autocast": autocast,
+        "weight_decay": weight_decay, "schedule": schedule, "warm_up": warm_up, "clip": clip, "autocast": autocast,
     }  # fmt: skip
     wanted = Wanted(
         configurations, options, controller, plan, model, preset, pretrained, task, folder, recipe, seed,

@@ -6,14 +6,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from gradwire.transports.played import Sent
+from gradwire.transports.played import SentCollective
 
 
 @dataclass(frozen=True)
 class Carried:
     """A collective of a mean step."""
 
-    sent: Sent
+    sent: SentCollective
     per_host: int
     """How many ranks of a host take part."""
     count: float
@@ -21,7 +21,7 @@ class Carried:
 
 
 @dataclass(frozen=True)
-class Curve:
+class StepCurve:
     """Median seconds of a step of one configuration, against the seconds for which its messages keep a card busy.
 
     Between measured points it is a line; beyond the last one every second on the card is one more of the step. Decoding
@@ -51,7 +51,7 @@ class Curve:
 
     @classmethod
     def from_line(cls, line: Mapping[str, Any]) -> Self:
-        carried = (Carried(Sent(**each["sent"]), each["per_host"], each["count"]) for each in line["carried"])
+        carried = (Carried(SentCollective(**each["sent"]), each["per_host"], each["count"]) for each in line["carried"])
         points = {name: tuple(line[name]) for name in ("busy_s", "step_s")}
         return cls(**points, carried=tuple(carried), hosts=line["hosts"], decode_s=line["decode_s"])
 

@@ -3,12 +3,12 @@
 from collections import Counter
 from dataclasses import replace
 
-from gradwire.lab.curve import Curve
+from gradwire.lab.curve import StepCurve
 from gradwire.lab.launch.rank_job import Peers
 from gradwire.lab.network.link import Link
 from gradwire.schedule.simulate import Cluster
 from gradwire.transports import Card, Mesh, Played
-from gradwire.transports.played import Sent
+from gradwire.transports.played import SentCollective
 from gradwire.transports.played_group import PlayedGroup
 
 EXAMPLE = "64@25gbit"
@@ -60,13 +60,13 @@ class PlayedCluster:
         """The ranks as the one that is played sees them."""
         return replace(real, rank=0, world=self.cluster.ranks, transport=self.mesh, group=self._group)
 
-    def sent(self) -> Counter[tuple[Sent, int]]:
+    def sent(self) -> Counter[tuple[SentCollective, int]]:
         """How often each collective was sent over the card so far, with how many ranks of a host took part."""
         per_host = self.cluster.ranks // self.hosts
         between = Counter({(sent, 1): count for sent, count in self._between.sent.items()})
         return between + Counter({(sent, per_host): count for sent, count in self._flat.sent.items()})
 
-    def step_s(self, curve: Curve) -> float:
+    def step_s(self, curve: StepCurve) -> float:
         """The seconds of a step here, as the curve has it."""
         return curve.at(self.hosts, self.card.latency_s, self.card.bytes_per_s)
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from gradwire.lab.configuration import NOCOMM
-from gradwire.lab.curve import Curve
+from gradwire.lab.curve import StepCurve
 from gradwire.lab.jobs.bench_job import TimedSteps
 from gradwire.lab.network.link import Link
 from gradwire.report import page, text_table
@@ -50,7 +50,7 @@ class PlayedTimes:
 
     cluster: Cluster
     """That was played."""
-    curves: Mapping[str, Sequence[Curve]]
+    curves: Mapping[str, Sequence[StepCurve]]
     """Of each configuration, one a repeat; `nocomm` among them."""
 
     @classmethod

@@ -24,7 +24,7 @@ from gradwire.wire import (
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentCollective:
     """A collective as its cost sees it: its kind, and bytes that do not depend on the number of ranks."""
 
     kind: str
@@ -78,7 +78,7 @@ class Played(Transport):
         if world < 1:
             raise ValueError(f"{world} ranks cannot be played; use e.g. Played(8, Card(50e-6, 1e9))")
         self.rank, self.world, self.hosts, self.card, self.store = 0, world, hosts or world, card, Echo(world)
-        self.sent: Counter[Sent] = Counter()
+        self.sent: Counter[SentCollective] = Counter()
 
     @classmethod
     def by_host(cls, hosts: int, ranks_per_host: int, card: Card, inside: Card) -> Mesh:
@@ -88,7 +88,7 @@ class Played(Transport):
         return Mesh(axes, Echo(hosts * ranks_per_host), leaders=1)
 
     def start(self, op: Collective) -> Pending:
-        sent = Sent.of(op, self.world)
+        sent = SentCollective.of(op, self.world)
         self.sent[sent] += 1
         seconds = self.card.seconds(sent.ways(self.world, self.hosts))
         return self.card.carry(seconds, op.send.whole.device, partial(echo, op, self.rank, self.world))

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 import gradwire as gw
 from gradwire.cli import main
-from gradwire.lab.curve import Carried, Curve
+from gradwire.lab.curve import Carried, StepCurve
 from gradwire.lab.jobs.bench_job import TimedSteps
 from gradwire.lab.network.link import Link
 from gradwire.lab.played_cluster import PlayedCluster, described, read
@@ -18,7 +18,7 @@ from gradwire.lab.results import Totals
 from gradwire.report import played_report
 from gradwire.report.played_report import PlayedTimes
 from gradwire.schedule.simulate import Cluster
-from gradwire.transports.played import Sent
+from gradwire.transports.played import SentCollective
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -100,8 +100,8 @@ def test_ranks_of_one_host_have_its_links_alone() -> None:
 
 
 NOTHING = Totals(0, 0, None, 0, 0, 0, 0)
-DENSE = Curve((0.0, 0.05, 0.1), (0.1, 0.1, 0.14), (Carried(Sent("Sum", 10_000_000), 1, 2.0),), 8, 0.0)
-SPARSE = Curve((0.0, 0.05, 0.1), (0.12, 0.12, 0.16), (Carried(Sent("Gather", 100_000), 1, 1.0),), 8, 0.02)
+DENSE = StepCurve((0.0, 0.05, 0.1), (0.1, 0.1, 0.14), (Carried(SentCollective("Sum", 10_000_000), 1, 2.0),), 8, 0.0)
+SPARSE = StepCurve((0.0, 0.05, 0.1), (0.12, 0.12, 0.16), (Carried(SentCollective("Gather", 100_000), 1, 1.0),), 8, 0.02)
 
 
 def test_a_curve_by_hand() -> None:
@@ -110,7 +110,7 @@ def test_a_curve_by_hand() -> None:
     assert DENSE.at(8, 0.0, 4 * GBIT) == pytest.approx(0.1 + 0.04 / 0.05 * (busy_s / 4 - 0.05))
     # an all-gather: 31 payloads of others, and 32 in place of 8 are decoded
     assert SPARSE.at(32, 1e-4, GBIT) == pytest.approx(0.12 + 0.02 * 3, abs=0.03)
-    assert Curve.from_line(json.loads(json.dumps(DENSE.to_line()))) == DENSE
+    assert StepCurve.from_line(json.loads(json.dumps(DENSE.to_line()))) == DENSE
 
 
 def test_the_winner_is_named_by_link_and_ranks() -> None:

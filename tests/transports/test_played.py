@@ -14,7 +14,7 @@ import gradwire as gw
 from gradwire.collective import Broadcast, Collective, Gather, Message, SendReceive, Sum
 from gradwire.communicators.scatter_reduce import part_bounds
 from gradwire.transports.card import ClockLane
-from gradwire.transports.played import Sent
+from gradwire.transports.played import SentCollective
 from gradwire.transports.played_group import PlayedGroup
 from gradwire.tuner.profiler import slowest
 from tests.support.cases import CASES, Case
@@ -76,11 +76,11 @@ def collectives(world: int, m: int) -> list[tuple[Collective, float, float]]:
 def test_collectives_cost_what_is_published(m: int):
     for op, messages, nbytes in collectives(8, m):
         seconds = messages * LATENCY_S + nbytes / BYTES_PER_S
-        assert CARD.seconds(Sent.of(op, 8).ways(8, 8)) == pytest.approx(seconds), op
+        assert CARD.seconds(SentCollective.of(op, 8).ways(8, 8)) == pytest.approx(seconds), op
 
 
 def test_a_ring_of_all_ranks_has_the_latency_of_hosts():
-    ring, _ = Sent("Sum", 1 << 20).ways(64, hosts=8)
+    ring, _ = SentCollective("Sum", 1 << 20).ways(64, hosts=8)
     assert (ring.messages, ring.wire_bytes) == (14, 2 * 63 * (1 << 20) // 64)
 
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from gradwire.lab.configuration import parse
-from gradwire.lab.curve import Curve
+from gradwire.lab.curve import StepCurve
 from gradwire.lab.jobs.measured_model import MeasuredModel
 from gradwire.lab.jobs.timed_model import TimedModel
 from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank
@@ -47,7 +47,7 @@ class TimedSteps:
     repeat: int
     step_ms: list[float]
     totals: Totals
-    curve: Curve | None = None
+    curve: StepCurve | None = None
     """On a played cluster."""
 
     def to_line(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class TimedSteps:
 
     @classmethod
     def from_line(cls, line: dict[str, Any]) -> Self:
-        curve = Curve.from_line(line["curve"]) if line["curve"] else None
+        curve = StepCurve.from_line(line["curve"]) if line["curve"] else None
         return cls(line["configuration"], line["repeat"], line["step_ms"], Totals(**line["totals"]), curve)
 
 

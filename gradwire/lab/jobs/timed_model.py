@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.optim import SGD, Optimizer
 
-from gradwire.lab.curve import Carried, Curve, seconds
+from gradwire.lab.curve import Carried, StepCurve, seconds
 from gradwire.lab.jobs.measured_model import MeasuredModel
 from gradwire.lab.local import over_rounds
 from gradwire.lab.played_cluster import PlayedCluster
@@ -55,7 +55,7 @@ class TimedModel:
         totals = replica.peers.mean_of(replica.totals(self._taken) - before)
         return over_rounds(step_ms[warm_up:], every), totals
 
-    def curve(self, played: PlayedCluster) -> Curve:
+    def curve(self, played: PlayedCluster) -> StepCurve:
         """Step times on a card that is busy for longer and longer, and the messages of a step."""
         # no time on the card: how long the step takes by itself, and its messages
         played.set_speed(inf)
@@ -72,7 +72,7 @@ class TimedModel:
             played.set_speed(nbytes / (load * alone_s))
             points[load * alone_s] = median(self.time(CURVE_STEPS, warm_up=2)[0]) / 1e3
         played.set_speed()
-        return Curve((*points,), (*points.values(),), carried, played.hosts, totals.decode_s / steps)
+        return StepCurve((*points,), (*points.values(),), carried, played.hosts, totals.decode_s / steps)
 
     def _step(self) -> None:
         self._replica.backward(self._task, self._batch)
