@@ -44,7 +44,7 @@ from benchmarks.gpu.sections import SECTIONS
 from benchmarks.gpu.shown import Tables
 
 LEAST_S = 10.0
-"""What would have less is left out."""
+"""Seconds. A process is not started with less time than this."""
 
 
 def main() -> None:

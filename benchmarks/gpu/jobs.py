@@ -18,20 +18,11 @@ from gradwire.slots import Slot
 from gradwire.transports import Pending
 from tests.support import harness
 from tests.support.cases import CASES, FEW, Case
-from tests.support.fixed import Fixed
+from tests.support.fixed import PARAMETERS, Fixed
 from tests.support.harness import plan_of, slots_of
 
 WORLD = 2
-SLOTS = slots_of(
-    {
-        "first.weight": torch.empty(31, 17),
-        "first.bias": torch.empty(31),
-        "second.weight": torch.empty(12, 33),
-        "scale": torch.empty(1),
-        "third.weight": torch.empty(31, 17),
-        "wide.weight": torch.empty(301, 257),
-    }
-)
+SLOTS = slots_of(PARAMETERS | {"wide.weight": torch.empty(301, 257)})
 """More than one block of everything."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 ROWS = "rows.jsonl"
 REPOSITORY = str(Path(__file__).parents[2])
 MOST_S = 60.0
-"""What takes longer hangs: the process ends with the stacks of its threads."""
+"""Seconds after which an attempt counts as hung: the process prints the stacks of its threads and ends."""
 
 
 class Rows:

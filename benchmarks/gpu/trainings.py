@@ -97,7 +97,7 @@ class Training:
 
     @property
     def recorded(self) -> str:
-        """What is recorded, or a plan that was not named; "" for a peer."""
+        """How many groups are recorded. Where the plan is native or Auto's, that plan; for DDP and torch's hooks ""."""
         if self.handle and self.name in NATIVE:
             return self.handle.plan.describe() if self.handle.plan else ""
         return self.handle.stats().recorded if self.handle else ""

@@ -22,7 +22,7 @@ class Pass(NamedTuple):
     name: str
     run: Callable[[Backend], object]
     nbytes: int
-    """What it has to read and write at least."""
+    """The bytes that it must read and write, and no fewer."""
 
 
 def passes(n: int, device: torch.device, ops: Backend) -> Iterator[Pass]:

@@ -71,14 +71,6 @@ class SummingCommunicator(Communicator):
     collectives: ClassVar[int] = 1
     """That a round takes."""
 
-    def takes(self, compressor: Compressor) -> bool:
-        """Whether this one can reduce a compressor."""
-        try:
-            self.check(compressor)
-        except ValueError:
-            return False
-        return True
-
     def rounds(self, compressor: Compressor, world: int) -> int:
         return self.collectives * compressor.rounds
 

@@ -12,21 +12,13 @@ import gradwire as gw
 from gradwire.ops import backend
 from gradwire.runtime.executor import Executor
 from tests.support.cases import CASES, Case, rows
-from tests.support.fixed import Fixed, Script
+from tests.support.fixed import PARAMETERS, Fixed, Script
 from tests.support.harness import draw, plan_of, slots_of
 from tests.support.pretend_cuda import GPU, PretendedGPU, on_gpu, real
 from tests.support.tape import Tape, taped
 
 WORLD = 2
-SLOTS = slots_of(
-    {
-        "first.weight": torch.empty(31, 17),
-        "first.bias": torch.empty(31),
-        "second.weight": torch.empty(12, 33),
-        "scale": torch.empty(1),
-        "third.weight": torch.empty(31, 17),
-    }
-)
+SLOTS = slots_of(PARAMETERS)
 
 
 def outcome(

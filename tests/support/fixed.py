@@ -9,6 +9,12 @@ from torch import Tensor
 from tests.support.harness import Job
 from tests.support.pretend_cuda import GPU, on_gpu, real
 
+PARAMETERS = {
+    "first.weight": torch.empty(31, 17), "first.bias": torch.empty(31), "second.weight": torch.empty(12, 33),
+    "scale": torch.empty(1), "third.weight": torch.empty(31, 17),
+}  # fmt: skip
+"""Of which two have equal shapes, and one is a scalar."""
+
 
 class Fixed(Job):
     """On a GPU that is pretended, as `tests.support.tape` has it."""

@@ -64,7 +64,7 @@ def outcome(device: Device, case: Case, *, records: bool) -> tuple[list[Tensor],
 
 
 def script(device: Device, running: Fixed, case: Case, seen: list[Tensor]) -> None:
-    """What happens to a job; its means go to `seen`."""
+    """Drives a job through steps, a skip, a new plan, a checkpoint and new places; adds all means to `seen`."""
     enough, number = steps_until_recorded(case, WORLD), 0
 
     def steps(count: int, *, bad: int = -1, absent: int = -1) -> None:

@@ -1,6 +1,6 @@
 """Bytes of GPU memory a parameter, beyond those of training without communication: held between steps, and at the peak.
 
-Held are tensors and what recordings keep; the peak is torch's own count of what is allocated within a step.
+"Held" counts tensors and the memory of recorded graphs. "Peak" is the most that torch had allocated within a step.
 """
 
 from benchmarks.gpu.configurations import CONFIGURATIONS, PEERS

@@ -1,4 +1,5 @@
-"""What a native plan costs beside DDP alone, where the wire takes no time: the user's own, and Auto's."""
+"""Step times with `gw.NATIVE`, and with a native plan that Auto chose, beside DDP without Gradwire. The link takes no
+time."""
 
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.models import model_of

@@ -83,7 +83,7 @@ class Trial:
         self._try("destroy_process_group", dist.destroy_process_group)
 
     def _try(self, what: str, call: Callable[[], Any]) -> Any:
-        """What a call returns, with a row for it."""
+        """Makes a call and adds a row for it. Returns the call's result, or None where it failed."""
         with self._rows.attempt(f"{self._way}: {what}", most_s=40):
             began = time.perf_counter()
             found = call()
