@@ -154,6 +154,21 @@ def wire() -> Page:
     return Page("wire", "Are sent bytes as declared?", verdict, [Shown(["wire"], columns, rows)])
 
 
+def memory() -> Page:
+    cells: dict[str, dict[int, float]] = defaultdict(dict)
+    for row in load("memory")["rows"]:
+        cells[row["way"]][row["ranks"]] = row["bytes"]
+    ranks = sorted({count for own in cells.values() for count in own})
+    rows = [[way, *(f"{own[count]:.1f}" for count in ranks)] for way, own in cells.items()]
+    usual = [cells[way][ranks[0]] for way in ("TopK 1%", "EFSignSGD", "PowerSGD r4", "ACPSGD r4")]
+    verdict = (
+        f"{span(usual)} bytes a parameter for TopK 1%, signs and low rank of 4, with {ranks[0]} ranks; AdamW takes 8."
+    )
+    note = "BERT-base. All-gathers keep all payloads."
+    shown = Shown(["memory"], ["", *(f"{count} ranks" for count in ranks)], rows, note)
+    return Page("memory", "How much memory does it take?", verdict, [shown])
+
+
 def collectives() -> Page:
     found = load("collectives")["choices"]
     by = {(row["ranks"], row["density"]): row for row in found}
@@ -232,6 +247,6 @@ def lgreco() -> Page:
 
 
 QUESTIONS = (
-    steps, auto, candidates, slower_links, training, losses, *FAR, lgreco, wire, collectives, codecs, search,
+    steps, auto, candidates, slower_links, training, losses, *FAR, lgreco, wire, memory, collectives, codecs, search,
     replicas,
 )  # fmt: skip

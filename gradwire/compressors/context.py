@@ -62,6 +62,11 @@ class SlotState:
         return self.buffers[name].read if name in self.buffers else []
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of both buffers of all names."""
+        return sum(tensor.nbytes for both in self.buffers.values() for tensor in (*both.read, *both.write))
+
+    @property
     def staged(self) -> tuple[str, ...]:
         """The names of the staged state."""
         return tuple(self._staged)

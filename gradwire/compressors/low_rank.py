@@ -123,7 +123,7 @@ class LowRank(MultiRound, Predictable):
         x = vector.total()
         # dense at first
         if context.step < self.start_step:
-            return self._reduce_dense(x, mean.vector(), context, reduce_codec)
+            return self._reduce_dense(x, mean, context, reduce_codec)
         views = context.buffers.once((self, x.data_ptr()), lambda: Views(self, x, context))
         return self._reduce_factors(views, mean, context, reduce_codec)
 
@@ -132,11 +132,13 @@ class LowRank(MultiRound, Predictable):
         self, views: "Views", mean: Mean, context: GroupContext, reduce_codec: ReduceCodec
     ) -> Reduction: ...
 
-    def _reduce_dense(self, x: Tensor, out: Tensor, context: GroupContext, reduce_codec: ReduceCodec) -> Reduction:
+    def _reduce_dense(self, x: Tensor, mean: Mean, context: GroupContext, reduce_codec: ReduceCodec) -> Reduction:
         """`reduce` of a step before `start_step`, in as many rounds as later: the sequence of collectives must not
         depend on the step."""
+        out = context.buffers.tensor("dense sums", (len(x),))
         for start, end in self._equal_parts(len(x)):
             yield from reduce_codec(FP32(), LazySum.of(x[start:end]), Mean.of(out[start:end]), context.part(start, end))
+        mean.vector().copy_(out)
 
     def _equal_parts(self, n: int) -> list[tuple[int, int]]:
         return list(pairwise(n * part // self.rounds for part in range(self.rounds + 1)))

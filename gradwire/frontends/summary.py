@@ -17,17 +17,21 @@ def table(plan: Plan, numel: Mapping[str, int], stats: Stats) -> str:
         )
         for index, group in enumerate(plan.groups)
     ]  # fmt: skip
-    return "\n".join([*(_aligned([HEADINGS, *rows]) if rows else [plan.describe()]), *_figures(stats)])
+    elements = sum(numel[name] for group in plan.groups for name in group.slots)
+    return "\n".join([*(_aligned([HEADINGS, *rows]) if rows else [plan.describe()]), *_figures(stats, elements)])
 
 
-def _figures(stats: Stats) -> list[str]:
-    """Per step."""
+def _figures(stats: Stats, elements: int) -> list[str]:
+    """Bytes and times per step, and the memory that is held for so many elements."""
     steps = max(stats.steps, 1)
     times = {"encode": stats.encode_s, "wire": stats.wire_s, "decode": stats.decode_s, "waited for": stats.wait_s}
     spent = ", ".join(f"{name} {1e3 * seconds / steps:.2f} ms" for name, seconds in times.items())
     sent, dense = (f"{count / steps / 1e3:,.1f} kB" for count in (stats.wire_bytes, stats.dense_bytes))
-    recorded = [f"recorded turns: {stats.recorded}"] if stats.recorded else []
-    return [f"sent a step: {sent}; dense {dense}; {stats.ratio:.1f} times fewer", f"time a step: {spent}", *recorded]
+    lines = [f"sent a step: {sent}; dense {dense}; {stats.ratio:.1f} times fewer", f"time a step: {spent}"]
+    if elements:
+        held = stats.held_bytes
+        lines.append(f"memory held: {held / 1e6:,.1f} MB, {held / elements:.1f} bytes a parameter")
+    return [*lines, f"recorded turns: {stats.recorded}"] if stats.recorded else lines
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

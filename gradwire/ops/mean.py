@@ -12,8 +12,8 @@ from gradwire.ops.vectors import Scalar
 
 
 class Mean:
-    """A group's mean (n,), to be written: all of it as one `vector`, or all of it by `parts` or `matrices`, which
-    spares a copy where the gradients do not lie one after another."""
+    """A group's mean (n,), to be written when the last collective is over: all of it as one `vector`, or all of it by
+    `parts` or `matrices`, which spares a copy where the gradients do not lie one after another."""
 
     def __init__(self, scratch: Callable[[], Tensor], gradients: Gradients | None = None) -> None:
         self._scratch, self._gradients = scratch, gradients
@@ -25,7 +25,8 @@ class Mean:
         return cls(lambda: out)
 
     def vector(self) -> Tensor:
-        """The mean (n,) float32, to be written: the gradients' memory, or scratch from which `write_means` copies."""
+        """The mean (n,) float32, to be written: the gradients' memory, or scratch of all groups, from which
+        `write_means` copies."""
         if self._vector is None:
             self._vector = self._scratch()
         return self._vector

@@ -27,6 +27,11 @@ class Workspace:
             kept = self._tensors[name] = torch.zeros(numel, dtype=dtype, device=self.device)
         return kept[:numel].view(shape)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors that are kept."""
+        return sum(tensor.nbytes for tensor in self._tensors.values())
+
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """The object that `make` returned when it was first called for `key`, such as a group's views."""
         if key not in self._made:

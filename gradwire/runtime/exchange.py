@@ -279,7 +279,7 @@ class ReplicaExchange(GroupExchange):
         )
 
     def _scratch(self, x: LazySum) -> Callable[[], Tensor]:
-        """Scratch for the mean (n,): without a memory that of x, which is not needed any more."""
+        """Scratch for the mean (n,): all groups' own; without a memory that of x, which is not needed any more."""
         if self.group.memory.error_feedback:
-            return lambda: self.context.buffers.tensor("mean", (x.numel,))
+            return lambda: self.context.scratch.tensor("mean", (x.numel,))
         return lambda: x.next

@@ -48,6 +48,11 @@ class StateBuffers:
         # room for any other groups of these slots
         self.numel = _aligned(sum(self.slots[slot].numel + ALIGNED for slot in self.order))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all kinds, both halves."""
+        return sum(buffer.tensor.nbytes for buffer in self.kinds.values())
+
     def need(self, kind: str) -> None:
         """Adds the buffer of a kind, all zero, if there is none."""
         if kind not in self.kinds:

@@ -55,7 +55,8 @@ class Stats:
     """The library that computes on a CPU, with its instruction set, or torch, and why."""
     skipped: int = 0
     """Steps that counted for no rank: a gradient was not finite, or backward failed."""
-
+    held_bytes: int = 0
+    """Memory of state and scratch that stays allocated between steps."""
     recorded: str = ""
     """On a GPU, how many groups replay recorded turns, and why the others do not."""
 
@@ -64,7 +65,9 @@ class Stats:
         """The statistics, from `wire` bytes and the `seconds` of all spans by name."""
         encode_s, wire_s, decode_s, wait_s = (seconds.get(name, 0.0) for name in ("encode", "wire", "decode", "wait"))
         times, counts = (encode_s, wire_s, decode_s, wait_s), (reduced.steps, wire, reduced.dense_bytes)
-        return cls(*counts, *times, in_use(), steps.skipped, str(steps.recordings))
+        with steps.changing:
+            held = steps.store.nbytes + steps.job.scratch.nbytes
+        return cls(*counts, *times, in_use(), steps.skipped, held, str(steps.recordings))
 
     @property
     def ratio(self) -> float:

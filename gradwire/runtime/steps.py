@@ -82,7 +82,7 @@ class Steps:
         self._voted = options.voted
         self.promised = self.over = False
         # what all groups share
-        self._job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), look=control.look)
+        self.job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), look=control.look)
         self.recordings = Recordings(executor, lambda: control.looks)
         self.used = UsedSlots(len(store.slots), pipeline, executor, options.find_unused)
         self._promise_sum = self._flags = torch.zeros(1, dtype=torch.float32, device=executor.device)
@@ -131,7 +131,7 @@ class Steps:
     def _arrange(self, plan: Plan) -> None:
         # move state, then make the groups' exchanges over it; views of where it lay are void
         self.store.arrange(plan)
-        self.exchanges = exchanges_for(plan, self.store, self._job)
+        self.exchanges = exchanges_for(plan, self.store, self.job)
         scratch_on(self.executor.device).forget_views()
         self.recordings.follow(self.exchanges)
 

@@ -116,6 +116,11 @@ class Store:
         self._slot_tensors: list[dict[str, Tensor]] = [{} for _ in slots]
         self._group_tensors: list[dict[str, Tensor]] = [{} for _ in slots]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all state and scratch of the groups."""
+        return self._buffers.nbytes + sum(stored.slot_state.nbytes + stored.buffers.nbytes for stored in self.groups)
+
     def members(self, plan: Plan) -> list[tuple[int, ...]]:
         """The slots of each of the plan's groups."""
         return [tuple(self._index[name] for name in group.slots) for group in plan.groups]

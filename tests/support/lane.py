@@ -48,6 +48,7 @@ class Lane:
             for transport, op in zip(self._transports, ops, strict=True):
                 transport.start(op)
             self._count(True)
+            self.turn_ended()
         for exchange in self.exchanges:
             assert bool(real(exchange.nonfinite).isfinite())
             exchange.commit()
@@ -58,6 +59,9 @@ class Lane:
         """The sum over the ranks of what is kept, by slot."""
         whole = [real(e.stored.flat["residual"].read).double() for e in self.exchanges]
         return self.exchanges[0].stored.layout.views(torch.stack(whole).sum(0))
+
+    def turn_ended(self) -> None:
+        """Called between two turns of the group."""
 
     def _count(self, on: bool) -> None:
         if self._gpu:
