@@ -46,7 +46,7 @@ class Compressor(Options, Recordable, ABC):
     wire_dtype: ClassVar[torch.dtype] = torch.float32
     """The type of the numbers in a summable payload."""
     period: ClassVar[int] = 1
-    """The bytes of a step repeat every so many steps."""
+    """The bytes and the work of a step repeat every so many steps."""
     sparse: ClassVar[bool] = False
     """Sends some coordinates exactly, and nothing of the others."""
     carries_dense: ClassVar[bool] = False

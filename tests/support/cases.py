@@ -1,4 +1,5 @@
-"""One row per algorithm and pairing, and what it claims. Adding a compressor adds a row here, and no test."""
+"""One row per algorithm and pairing, and what it claims. Adding a compressor adds rows here: its default pairing, and
+each communicator and memory that it claims."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -24,8 +25,8 @@ class Case:
     bits: float
     """The most bits per element that are sent, beside what a group and a payload cost."""
     launches: tuple[int, int] = (0, 0)
-    """The most kernels that a step launches on a GPU, of one rank of four and one group of nine slots: with Triton's
-    kernels, and in torch alone."""
+    """The most kernels that one rank launches on a GPU in a step of one group: with Triton's kernels, and in torch
+    alone. Tests that find more print how many: tests/ops/test_launches.py, with 2 and 4 ranks, and test_cuda_lane.py."""
     rounding: float = 2e-6
     """The relative error of sums in flight."""
     exact: bool = False
@@ -36,7 +37,8 @@ class Case:
     """A GPU does something else than a CPU: other noise, thresholds of a sample, or codes that another rounding makes
     another level, and so another selection, or basis, later."""
     interpreted: Literal["", "vectors", "matrices"] = ""
-    """Whole steps run in Triton's interpreter, which is slow, on slots that are large, or on matrices."""
+    """Whole steps run in Triton's interpreter, which is slow, on slots that are large, or on matrices. To be set where
+    a kernel of `ops/triton` is used."""
 
     @property
     def conserves(self) -> bool:
