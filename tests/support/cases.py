@@ -26,7 +26,7 @@ class Case:
     """The most bits per element that are sent, beside what a group and a payload cost."""
     launches: tuple[int, int] = (0, 0)
     """The most kernels that one rank launches on a GPU in a step of one group: with Triton's kernels, and in torch
-    alone. Tests that find more print how many: tests/ops/test_launches.py, with 2 and 4 ranks, and test_cuda_lane.py."""
+    alone. Tests that find more print how many: tests/ops/test_launches.py (2 and 4 ranks), test_cuda_lane.py."""
     rounding: float = 2e-6
     """The relative error of sums in flight."""
     exact: bool = False
