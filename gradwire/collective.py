@@ -22,7 +22,7 @@ ALIGNED = 16
 """Rows of payloads start on multiples of so many bytes: NCCL moves others byte by byte."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Message:
     """A buffer that is sent or received by a collective.
 

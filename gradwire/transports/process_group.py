@@ -1,4 +1,4 @@
-"""The transport of processes: torch.distributed over gloo or NCCL."""
+"""The transport of processes: torch.distributed over gloo or NCCL. Over gloo, GPU tensors are staged on the host."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,6 +30,7 @@ from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.connections import Connections, let_go
 from gradwire.transports.heartbeat import Heartbeat, raise_alarm
 from gradwire.transports.mesh import Mesh
+from gradwire.transports.staged import Staging
 from gradwire.transports.torch_store import TorchStore
 from gradwire.transports.transport import Pending, Transport
 
@@ -77,6 +78,7 @@ class ProcessGroup(Transport):
         self._heart = Heartbeat(self._beside, self.rank, self.world)
         self._apart = store is not None
         self._connections = Connections()
+        self._staging: Staging | None = None
         forked.register(self)
 
     @classmethod
@@ -152,7 +154,14 @@ class ProcessGroup(Transport):
         members = sha256(str(ranks).encode()).hexdigest()[:16]
         return f"gradwire/{members}/{TorchStore(f'gradwire/{members}').add(f'made/{dist.get_rank()}', 1)}"
 
-    def start(self, op: Collective) -> Any:
+    def start(self, op: Collective) -> Pending:
+        if self._queues or op.send.whole.device == CPU:
+            return self._start(op)
+        # gloo reads the host's memory
+        self._staging = self._staging or Staging(self._start, self.rank)
+        return self._staging.start(op)
+
+    def _start(self, op: Collective) -> Any:
         group = self._open()
         match op:
             case Sum(message):
@@ -211,14 +220,12 @@ class ProcessGroup(Transport):
             self.run(Sum(Message.plain(torch.zeros(1, dtype=torch.float32, device=device))))
 
     def check(self, device: torch.device) -> None:
-        backend = backend_of(self._open(), device)
-        if backend == "none":
+        # over gloo, tensors of a GPU are staged on the host
+        carrier = device if self._queues else CPU
+        if backend_of(self._open(), carrier) == "none":
             raise ValueError(
-                f"the process group has no backend for {device}; call init_process_group() with one that has"
+                f"the process group has no backend for {carrier}; call init_process_group() with one that has"
             )
-        # gloo's point-to-point calls read host memory only
-        if backend == "gloo" and device != torch.device("cpu"):
-            raise ValueError('gloo sends no GPU memory from rank to rank; use init_process_group("nccl")')
 
     def abort(self, reason: str) -> None:
         """Leaves the reason in the store for the others, and closes this rank's connections."""
@@ -238,6 +245,8 @@ class ProcessGroup(Transport):
     def close(self) -> None:
         # once, and not after the job's own end has closed it
         group, self._group = self._group, None
+        if self._staging:
+            self._staging.close()
         if group is None or not (self._apart or dist.is_initialized()):
             return
         if self._queues:

@@ -1,0 +1,112 @@
+"""Staging: GPU tensors over a transport of host memory, such as gloo, by way of pinned memory."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from gradwire.collective import AllToAll, Broadcast, Collective, Gather, Message, SendReceive, Sum
+from gradwire.transports.transport import Pending
+
+
+class Staging:
+    """Carries collectives of GPU tensors by `carry`, which starts one of host memory.
+
+        start   caller: the stream copies the message to pinned memory, and an event is recorded behind the copy
+        _begin  a thread of its own: waits for that event, then starts the collective, in the order of the starts
+        wait    caller: waits for the collective; the stream copies what has come to the GPU
+
+    On its own stream nothing waits but Gradwire's worker. Every message has one twin on the host for as long as it
+    lives: the stream does its copies in order, so that a copy to the GPU is over before the next step overwrites it.
+    """
+
+    def __init__(self, carry: Callable[[Collective], Pending], rank: int) -> None:
+        self._carry, self._rank = carry, rank
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradwire-staging")
+        self._twins: WeakKeyDictionary[Message, Message] = WeakKeyDictionary()
+
+    def start(self, op: Collective) -> Pending:
+        """Starts `op`, whose tensors lie on a GPU."""
+        on_host = self._on_host(op)
+        if self._sends(op):
+            on_host.send.whole.copy_(op.send.whole, non_blocking=True)
+        # also where nothing is sent: a copy of the step before may still read what will be received into
+        copied = Copied(op.send.whole.device)
+        return _Staged(op, on_host, self._thread.submit(self._begin, on_host, copied), self._receives(op))
+
+    def close(self) -> None:
+        """Ends the thread, behind what was started."""
+        self._thread.shutdown(wait=False)
+
+    def _begin(self, on_host: Collective, copied: "Copied") -> Pending:
+        copied.wait()
+        return self._carry(on_host)
+
+    def _on_host(self, op: Collective) -> Collective:
+        """The same collective of twins on the host."""
+        match op:
+            case Sum() | Broadcast():
+                return replace(op, message=self._twin(op.message))
+            case Gather() | AllToAll() | SendReceive():
+                return replace(op, send=self._twin(op.send), receive=self._twin(op.receive))
+
+    def _twin(self, message: Message) -> Message:
+        if message not in self._twins:
+            self._twins[message] = Message.plain(pinned_like(message.whole))
+        return self._twins[message]
+
+    def _sends(self, op: Collective) -> bool:
+        """Whether this rank's message is read."""
+        match op:
+            case Broadcast(source=source):
+                return source == self._rank
+            case SendReceive(target=target):
+                return target is not None
+            case _:
+                return True
+
+    def _receives(self, op: Collective) -> bool:
+        """Whether something comes to this rank."""
+        match op:
+            case Broadcast(source=source):
+                return source != self._rank
+            case SendReceive(source=source):
+                return source is not None
+            case _:
+                return True
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """A collective on its way by the host."""
+
+    op: Collective
+    on_host: Collective
+    begun: "Future[Pending]"
+    receives: bool
+
+    def wait(self) -> None:
+        self.begun.result().wait()
+        if self.receives:
+            self.op.receive.whole.copy_(self.on_host.receive.whole, non_blocking=True)
+
+
+class Copied:
+    """The moment at which a device has done all work of its current stream so far."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._event = device, torch.cuda.current_stream(device).record_event()
+
+    def wait(self) -> None:
+        """Returns at that moment, on any thread."""
+        # a thread that asks CUDA without a device of its own makes a context on the first one
+        with torch.cuda.device(self._device):
+            self._event.synchronize()
+
+
+def pinned_like(tensor: Tensor) -> Tensor:
+    """Memory of the host that a GPU copies to by itself."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
