@@ -136,7 +136,7 @@ MISTAKES = [
     (["train", "dense", "--link", "1gbit", "--hosts", "300"], "1 to 254 hosts, not 300"),
     (["train", "dense", "--hosts", "0"], "0 hosts"),
     (["train", "dense", "--device", "tpu"], "device is cpu or cuda"),
-    (["train", "dense", "--device", "cuda", "--hosts", "99"], "need 99 CUDA devices"),
+    (["train", "dense", "--device", "cuda", "--hosts", "99"], "this machine has no GPU"),
     (["train"], "CONFIG"),
     (["train", "dense", "--frobnicate"], "--frobnicate"),
     (["bench", "dense", "--model", "gpt"], "there is no model 'gpt': did you mean gpt2?"),

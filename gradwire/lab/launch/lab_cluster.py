@@ -13,10 +13,10 @@ from gradwire.lab.network.network import Network
 @dataclass(frozen=True)
 class LabCluster:
     """`ranks` on loopback, or, with a link, on emulated hosts: each on one of its own, or the `shard` ranks that hold a
-    replica together.
+    replica together. On GPUs, ranks may share one; they then talk over gloo.
 
-    Raises ValueError for more ranks than GPUs, with a link for more than a network has addresses and, where this
-    process is a rank already, for a link or another number of ranks.
+    Raises ValueError for GPUs that are not there, with a link for more ranks than a network has addresses and, where
+    this process is a rank already, for a link or another number of ranks.
     """
 
     ranks: int
@@ -43,10 +43,18 @@ class LabCluster:
             raise ValueError("a link can only be emulated for ranks that gradwire starts: start it by itself")
         if is_launched() and self.ranks != int(os.environ["WORLD_SIZE"]):
             raise ValueError(f"{os.environ['WORLD_SIZE']} ranks were started, not {self.ranks}")
-        needed = int(os.environ.get("LOCAL_RANK", "0")) + 1 if is_launched() else self.ranks
-        devices = torch.cuda.device_count()
-        if self.device == "cuda" and devices < needed:
-            raise ValueError(f"{needed} ranks on one machine need {needed} CUDA devices; it has {devices}")
+        if self.device == "cuda":
+            self._check_gpus(torch.cuda.device_count())
+
+    def _check_gpus(self, gpus: int) -> None:
+        if not gpus:
+            raise ValueError("this machine has no GPU; leave out --device cuda")
+        needed = int(os.environ.get("LOCAL_RANK", "0")) + 1
+        if is_launched() and gpus < needed:
+            raise ValueError(f"{needed} ranks were started on a machine of {gpus} GPUs; start one for each")
+        # FSDP2 shards over NCCL alone, which wants a GPU for each rank
+        if self.shard > 1 and gpus < self.ranks:
+            raise ValueError(f"{self.ranks} ranks share {gpus} GPUs, so each holds a whole model; leave out --shard")
 
     @property
     def hosts(self) -> int:

@@ -93,23 +93,30 @@ class Peers:
 
 @contextmanager
 def meet(device: str, interface: str | None = None) -> Iterator[Peers]:
-    """Joins the other ranks as torch's env:// variables say; gloo on CPUs, NCCL on GPUs."""
+    """Joins the other ranks as torch's env:// variables say: over gloo, or over NCCL where each rank has a GPU."""
     # as launch() sets it
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
-    here = torch.device(device)
+    here, backend = torch.device(device), "gloo"
     if here.type == "cuda":
-        # this rank's GPU
-        place = "RANK" if interface else "LOCAL_RANK"  # an emulated host has all of the machine's GPUs
-        here = torch.device("cuda", int(os.environ.get(place, "0")))
+        here, backend = gpu_of_rank(interface is not None)
         torch.cuda.set_device(here)
-    dist.init_process_group("nccl" if here.type == "cuda" else "gloo")
+    dist.init_process_group(backend)
     try:
         yield Peers(dist.get_rank(), dist.get_world_size(), here, ProcessGroup.own(), interface)
         # the others may still ask the store, which ends with rank 0
         dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+def gpu_of_rank(emulated: bool) -> tuple[torch.device, str]:
+    """This rank's GPU and the backend of all ranks; those of `emulated` hosts are on one machine, and have its GPUs."""
+    place, ranks = ("RANK", "WORLD_SIZE") if emulated else ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    rank, count = int(os.environ.get(place, "0")), int(os.environ.get(ranks, "1"))
+    gpus = torch.cuda.device_count()
+    # NCCL wants a GPU for each rank
+    return torch.device("cuda", rank % gpus), "nccl" if count <= gpus else "gloo"
 
 
 S = TypeVar("S", bound=Spec)
