@@ -22,6 +22,7 @@ SECTIONS = {
     "waits": Section(110, parts=3),
     "nccl": Section(100, parts=7),
     "doctor": Section(100),
+    "shared": Section(100),
     "kernels": Section(65, times=True),
     "bert": Section(85, times=True, module="steps"),
     "resnet": Section(55, times=True, module="steps"),
