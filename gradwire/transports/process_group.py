@@ -28,6 +28,7 @@ from gradwire.transports import forked
 from gradwire.transports.batch_threads import in_batch
 from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.connections import Connections, let_go
+from gradwire.transports.gathering import gather
 from gradwire.transports.heartbeat import Heartbeat, raise_alarm
 from gradwire.transports.mesh import Mesh
 from gradwire.transports.staged import Staging
@@ -86,7 +87,7 @@ class ProcessGroup(Transport):
         """A new group with the ranks and the timeout of `like` (default: all ranks), for Gradwire's collectives alone.
         All of its ranks must call this together.
 
-        Raises ValueError where torch.distributed was not initialised."""
+        Raises ValueError where torch.distributed was not initialised, and RuntimeError where a rank does not come."""
         parent = world_or(like)
         return cls._of(dist.get_process_group_ranks(parent), parent)
 
@@ -135,12 +136,13 @@ class ProcessGroup(Transport):
     @classmethod
     def _of(cls, ranks: list[int], parent: dist.ProcessGroup, few: bool = False) -> "ProcessGroup":
         """A group of these ranks. With `few`, its kernels hold few multiprocessors while they wait for a slow link."""
-        name = cls._name(ranks)
+        name, timeout = cls._name(ranks), timeout_of(parent)
+        gather(TorchStore(name), dist.get_rank(), ranks, timeout.total_seconds())
         # all members come here in the same order, as new_group wants it
         with Connections() as connections, in_batch():
             group: Any
             if len(ranks) == dist.get_world_size():
-                group = dist.new_group(ranks, timeout=timeout_of(parent), pg_options=options_of(parent, few))
+                group = dist.new_group(ranks, timeout=timeout, pg_options=options_of(parent, few))
             else:
                 group = new_group_of_members(name, ranks, parent, few)
         made = cls(group, name)
