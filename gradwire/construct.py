@@ -12,7 +12,12 @@ from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from gradwire import communicators, compressors, controllers, memories
-from gradwire.compressors import Codec
+from gradwire.communicators import Communicator
+from gradwire.compressors import Codec, Compressor
+from gradwire.controllers import Controller
+from gradwire.importing import named
+from gradwire.memories import Memory
+from gradwire.plans import Group
 
 T = TypeVar("T")
 
@@ -58,15 +63,35 @@ def exported(base: type) -> dict[str, type[Any]]:
 
 def options_of(cls: type) -> dict[str, Any]:
     """A dataclass's fields with their defaults, MISSING where there is none; without those that only code can give."""
-    return {field.name: field.default for field in fields(cls) if "code" not in field.metadata}
+    return {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for field in fields(cls)
+        if field.init and "code" not in field.metadata
+    }
 
 
 def text_of(value: Any) -> str:
-    """The text for an instance of one of Gradwire's dataclasses; of a text itself."""
+    """The text for a compressor, a memory, a communicator or a controller, Gradwire's or a user's, and for a group's
+    three; of a text itself. Raises ValueError for anything else."""
     if isinstance(value, str):
         return value
+    if isinstance(value, Group):
+        return "+".join(map(text_of, (value.compressor, value.memory, value.communicator)))
+    cls = type(value)
+    if not isinstance(value, Compressor | Memory | Communicator | Controller):
+        raise ValueError(f"{value!r} is no configuration; pass a compressor, such as gw.TopK(0.01), or a text")
+    check_options(cls, cls.__name__)
+    name = cls.__name__.lower() if cls in exported(object).values() else named(cls)
     parts = _parts(value)
-    return type(value).__name__.lower() + (f":{','.join(parts)}" if parts else "")
+    return name + (f":{','.join(parts)}" if parts else "")
+
+
+def check_options(cls: type, called: str) -> None:
+    """Raises ValueError for a class whose options have no text."""
+    if not is_dataclass(cls):
+        raise ValueError(
+            f"{called} is no dataclass, whose options can be written: put @dataclass(frozen=True) above it"
+        )
 
 
 def _parts(value: Any) -> list[str]:
@@ -121,6 +146,8 @@ def _read(text: str, annotation: Any, what: str) -> Any:
     if NoneType in get_args(annotation):
         return None if text == "none" else _read(text, get_args(annotation)[0], what)
     # a compressor inside this one
+    if annotation not in _WANTED and not (isclass(annotation) and issubclass(annotation, Codec)):
+        raise ValueError(f"{what} cannot be written as text: leave it out")
     if issubclass(annotation, Codec):
         name, *arguments = text.split("/")
         if name not in exported(Codec):

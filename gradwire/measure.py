@@ -37,8 +37,8 @@ def bench(
     Raises ValueError for what the command line refuses, and where this process is a rank itself.
     """
     from gradwire.construct import text_of
+    from gradwire.importing import named
     from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
-    from gradwire.lab.function import named
     from gradwire.lab.jobs.bench_job import TimedSteps
     from gradwire.lab.jobs.bench_job import bench as job
     from gradwire.lab.played_cluster import read
@@ -74,7 +74,7 @@ def plan(
     and where this process is a rank itself.
     """
     from gradwire.construct import text_of
-    from gradwire.lab.function import named
+    from gradwire.importing import named
     from gradwire.lab.jobs.plan_job import Planned, PlanSpec, candidate
     from gradwire.lab.jobs.plan_job import plan as job
     from gradwire.lab.launch.lab_cluster import LabCluster

@@ -11,6 +11,7 @@ from typing import Any
 from gradwire.cli.console import console, mistakes, progress_bars, show
 from gradwire.cli.run_setup import cluster_of, run_folder, writing_to
 from gradwire.cli.wanted import described
+from gradwire.lab.configuration import saved_plan
 from gradwire.lab.jobs.plan_job import MOST_STEPS, Planned, PlanSpec, candidate, plan
 from gradwire.lab.jobs.plan_job import candidates as candidates_of
 from gradwire.lab.launch.runner import Runner, runner
@@ -135,7 +136,7 @@ def _read(job: str) -> tuple[Profile, Plan | None]:
         return profile(job), None
     data = from_file(job, json.loads)
     if isinstance(data, dict) and "groups" in data:
-        return Profile.load(Path(job).with_name("profile.json")), Plan.load(job)
+        return Profile.load(Path(job).with_name("profile.json")), saved_plan(job)
     return Profile.load(job), None
 
 

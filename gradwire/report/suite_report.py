@@ -120,8 +120,8 @@ def _verdict(results: Sequence[Result]) -> str:
     # gains over plain DDP, set-up by set-up
     for setup in setups:
         own = {result.timing.configuration: result for result in results if result.row.setup == setup}
-        dense = next((own[name].timing.step_ms.median for name in own if name in DENSE), None)
-        others = [result for name, result in own.items() if name.partition("@")[0] not in DENSE]
+        dense = own[DENSE].timing.step_ms.median if DENSE in own else None
+        others = [result for name, result in own.items() if name.partition("@")[0] != DENSE]
         gains += [(dense / result.timing.step_ms.median, result) for result in others if dense]
     if not gains:
         return f"{len(results)} rows; none has plain DDP beside it."
@@ -139,7 +139,7 @@ def _bars(axis: Axes, panel: Sequence[Result], narrow: bool) -> None:
     whiskers = [[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]]
     names = [result.timing.configuration for result in panel]
     # grey for reductions without compression
-    colours = ["#888888" if name.partition("@")[0] in DENSE else "#0072B2" for name in names]
+    colours = ["#888888" if name.partition("@")[0] == DENSE else "#0072B2" for name in names]
     style = {"ecolor": "#444444", "capsize": 2}
     labels = [label(name, narrow) for name in names]
     bars = axis.barh(labels, medians, color=colours, height=0.65, xerr=whiskers, error_kw=style)

@@ -30,7 +30,6 @@ REPOSITORY = Path(__file__).parents[2]
 
 GOOD = [
     ("dense", None, None, None),
-    ("ddp", None, None, None),
     ("torch-fp16", None, None, None),
     ("torch-powersgd:4,start=2@25mb", None, None, None),
     ("nocomm", None, None, None),
