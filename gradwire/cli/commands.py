@@ -1,6 +1,7 @@
 """The commands of `gradwire`, whose modules are loaded when they are called."""
 
 from importlib.metadata import version
+from inspect import getdoc
 from pathlib import Path
 from typing import Annotated
 
@@ -225,3 +226,8 @@ def demo() -> None:
     from gradwire.cli import train_command
 
     train_command.demo()
+
+
+# whole in the list of commands, where they would else be cut
+for _command in app.registered_commands:
+    _command.short_help = " ".join(getdoc(_command.callback).split())

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -46,9 +45,7 @@ def table(outcomes: Sequence[Outcome]) -> TextTable:
         rows.append([*where, best, f"{own[BEST].groups}{_efficiency(own[BEST])}", *others])
     headings = {outcome.way: f"{outcome.way}{_efficiency(outcome)}" for outcome in outcomes}
     columns = ["link", "ranks", "hosts", BEST, _GROUPS, *(headings[way] for way in ways[1:])]
-    # narrow terminals leave out the slowest ways first
-    spare = ["hosts", *(headings[way] for way in sorted(ways[1:], key=lambda way: -_typical(outcomes, way)))]
-    return TextTable("ms per step (scaling efficiency)", columns, rows, texts=(_GROUPS,), spare=spare)
+    return TextTable("ms per step (scaling efficiency)", columns, rows, texts=(_GROUPS,), keys=2)
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
@@ -127,10 +124,6 @@ def write(folder: Path, title: str, outcomes: Sequence[Outcome], facts: Mapping[
 
 def _efficiency(outcome: Outcome) -> str:
     return "" if outcome.efficiency is None else f", efficiency {outcome.efficiency:.2f}"
-
-
-def _typical(outcomes: Sequence[Outcome], way: str) -> float:
-    return median(outcome.step_s for outcome in outcomes if outcome.way == way)
 
 
 def _place(outcome: Outcome) -> str:

@@ -69,8 +69,7 @@ def table(name: str, results: Sequence[Result]) -> TextTable:
         time = [figure(spread.median), f"{figure(spread.low)} to {figure(spread.high)}", f"{timing.times_nocomm:.2f}"]
         sent = [figure(totals.wire_bytes / timing.steps / 1e3), times(totals.ratio)]
         rows.append([*setting, timing.configuration, *time, *sent, result.row.note])
-    spare = ["cut", "quartiles, ms", "M parameters", "batch", "kB per rank", "fewer bytes"]
-    return TextTable(f"Suite {name}", columns, rows, texts=("configuration", "cut"), spare=spare)
+    return TextTable(f"Suite {name}", columns, rows, texts=("configuration", "cut"))
 
 
 def picture(name: str, results: Sequence[Result], narrow: bool = False) -> Figure:
