@@ -3,9 +3,8 @@
 A compressor inside a compressor is written with slashes: `interleaved:alldimensiontopk/0.01,topk/0.01`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
-from difflib import get_close_matches
 from inspect import isabstract, isclass
 from pathlib import Path
 from types import NoneType
@@ -18,6 +17,7 @@ from gradwire.controllers import Controller
 from gradwire.importing import named
 from gradwire.memories import Memory
 from gradwire.plans import Group
+from gradwire.unknown import unknown
 
 T = TypeVar("T")
 
@@ -108,14 +108,6 @@ def _written(value: Any) -> str:
             return str(value).lower()
         case _:
             return str(value)
-
-
-def unknown(what: str, name: str, known: Iterable[str]) -> ValueError:
-    """The error for a name that is not known, with the nearest that is, or all of them."""
-    known = list(known)
-    near = get_close_matches(name.lower(), known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-    return ValueError(f"there is no {what} {name!r}: {hint}")
 
 
 def _named(argument: str, position: int, names: list[str], called: str) -> tuple[str, str]:

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 from gradwire import groups
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
-from gradwire.construct import check_options, construct, exported, unknown
+from gradwire.construct import check_options, construct, exported
 from gradwire.controllers import Controller
 from gradwire.importing import imported
 from gradwire.memories import Memory
+from gradwire.unknown import unknown
 
 _MEGABYTES = re.compile(r"(\d+(?:\.\d+)?)mb")
 _OWN = re.compile(r"(?P<name>(?P<module>[\w./~-]+):(?P<cls>[A-Za-z_]\w*))(:(?P<arguments>.*))?")

@@ -5,11 +5,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from gradwire.lab.configuration import PLAN, controlled
+from gradwire.lab.configuration import controlled
 from gradwire.lab.experiments.comparison import Comparison
 from gradwire.lab.experiments.presets import preset as preset_of
 from gradwire.lab.experiments.training import Training
 from gradwire.lab.launch.lab_cluster import LabCluster
+from gradwire.lab.names import PLAN
 from gradwire.lab.workloads import Own
 
 

@@ -11,11 +11,11 @@ from gradwire.compressors import Cast, Compressor, LowRank
 from gradwire.construct import check_options, exported, options_of
 from gradwire.controllers import Controller
 from gradwire.importing import imported
-from gradwire.lab.configuration import AUTO, DDP, DENSE, NOCOMM
 from gradwire.lab.experiments.presets import PRESETS
 from gradwire.lab.experiments.suites import SUITES
-from gradwire.lab.local import LOCAL, Local
+from gradwire.lab.local import Local
 from gradwire.lab.models import MODELS, Model
+from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM
 from gradwire.lab.torch_hooks import TORCH_HOOKS
 from gradwire.lab.workloads.make_task import tasks
 from gradwire.memories import Memory

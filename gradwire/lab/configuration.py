@@ -25,12 +25,13 @@ from torch.optim import Optimizer
 
 from gradwire.communicators import Communicator
 from gradwire.compressors import FP32, Compressor
-from gradwire.construct import construct, unknown
+from gradwire.construct import construct
 from gradwire.controllers import Controller
 from gradwire.frontends import Handle, LocalSteps, Outer, attach
 from gradwire.groups import Grouping
 from gradwire.importing import imported
-from gradwire.lab.local import LOCAL, Local
+from gradwire.lab.local import Local
+from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM, PLAN, PLANNED
 from gradwire.lab.torch_hooks import TORCH_HOOKS, TorchHook
 from gradwire.memories import Memory
 from gradwire.notation import lowered, read_grouping, read_parts
@@ -38,12 +39,7 @@ from gradwire.plans import Group, Plan, default_communicator, default_memory, fr
 from gradwire.slots import Slot
 from gradwire.transports import Mesh, Transport
 from gradwire.tuner import Auto
-
-AUTO = "auto"
-DENSE, DDP = "dense", "ddp"
-NOCOMM = "nocomm"
-PLAN = "plan:"
-PLANNED = "planned"
+from gradwire.unknown import unknown
 
 
 @dataclass(frozen=True)

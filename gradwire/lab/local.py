@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from gradwire.frontends.fragments import Schedule
 from gradwire.frontends.local_optimizer import DILOCO
 
-LOCAL = "localsteps"
-
 
 @dataclass(frozen=True)
 class Local:

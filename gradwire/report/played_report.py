@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from gradwire.lab.configuration import NOCOMM
 from gradwire.lab.curve import StepCurve
 from gradwire.lab.jobs.bench_job import TimedSteps
+from gradwire.lab.names import NOCOMM
 from gradwire.lab.network.link import Link
 from gradwire.report import page, text_table
 from gradwire.report.pictures import STYLE, legend, look, sheet

@@ -9,9 +9,9 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gradwire.lab.configuration import DENSE, NOCOMM
 from gradwire.lab.experiments.bench_setup import TimingOptions
 from gradwire.lab.experiments.suites import SuiteRow
+from gradwire.lab.names import DENSE, NOCOMM
 from gradwire.report import page
 from gradwire.report.pictures import NARROW, STYLE, label
 from gradwire.report.report_files import write_json, write_text

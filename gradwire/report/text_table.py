@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import floor, isfinite, log10
 
-from gradwire.lab.configuration import NOCOMM
+from gradwire.lab.names import NOCOMM
 from gradwire.lab.results import Run, Spread, Totals, shown
 from gradwire.report.timing import Timing
 

@@ -97,6 +97,32 @@ assert not loaded, loaded
         assert finished.stdout
 
 
+def test_a_mistake_in_an_argument_loads_no_torch() -> None:
+    script = """
+import sys
+from gradwire.cli import main
+for arguments in sys.argv[1:]:
+    assert main(arguments.split()) == 2, arguments
+assert "torch" not in sys.modules
+"""
+    mistakes = {
+        "bench topkk": "there is no compressor 'topkk': did you mean topk?",
+        "train localsteps:30+powersdg:4": "did you mean powersgd?",
+        "train topk+resid": "there is no memory, communicator or controller 'resid': did you mean residual?",
+        "bench topk --controller gravacc": "there is no controller 'gravacc': did you mean gravac?",
+        "train dense --link 1foo": "--link': '1foo' is not a link",
+        "plan --device tpu": "--device': device is cpu or cuda, not 'tpu'",
+        "simulate resnet50 --link 1gbit,2": "'2' is not a link",
+        "train dense --stepps 3": "No such option",
+        "trian dense": "No such command",
+    }
+    finished = python("-c", script, *mistakes)
+    assert finished.returncode == 0, finished.stderr
+    for line, message in zip(finished.stderr.splitlines(), mistakes.values(), strict=True):
+        assert line.startswith("gradwire: ")
+        assert message in line
+
+
 def test_python_m_gradwire_is_the_command() -> None:
     finished = python("-m", "gradwire", "--version")
     assert finished.stdout.startswith(f"gradwire {gradwire.__version__}, torch 2.")
