@@ -24,6 +24,7 @@ from gradwire.schedule.profile import Profile
 from gradwire.schedule.simulate import Cluster, Outcome, latency_of, simulate
 from gradwire.tuner import Auto
 from gradwire.tuner.candidate_plans import check_wanted
+from gradwire.unknown import unknown
 
 
 def find_plan(
@@ -134,6 +135,8 @@ def _read(job: str) -> tuple[Profile, Plan | None]:
     """A profile; for a file with a plan, that plan and the profile beside it."""
     if job in MODELS:
         return profile(job), None
+    if not Path(job).exists():
+        raise unknown("built-in job, nor a file, named", job, MODELS)
     data = from_file(job, json.loads)
     if isinstance(data, dict) and "groups" in data:
         return Profile.load(Path(job).with_name("profile.json")), saved_plan(job)

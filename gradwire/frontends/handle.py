@@ -119,7 +119,8 @@ class Handle:
         return ", ".join(filter(None, (self._runtime.status(), self._remark())))
 
     def summary(self) -> str:
-        """A table of the plan's groups, and what a step sent and where its time went; at any moment."""
+        """A table of the plan's groups, and what a step sent and where its time went; of an automatic plan also what
+        dense took, what was tried, and why this one was chosen; at any moment."""
         if self.plan is None:
             return str(self)
         return f"{self}\n{table(self.plan, self._runtime.numel, self.stats())}"

@@ -59,15 +59,18 @@ class Stats:
     """Memory of state and scratch that stays allocated between steps."""
     recorded: str = ""
     """On a GPU, how many groups replay recorded turns, and why the others do not."""
+    account: str = ""
+    """Of an automatic plan: what dense took, what was tried and why it was chosen, in lines."""
 
     @classmethod
     def of(cls, reduced: ReducedSteps, wire: int, steps: Steps, seconds: Mapping[str, float]) -> "Stats":
         """The statistics, from `wire` bytes and the `seconds` of all spans by name."""
         encode_s, wire_s, decode_s, wait_s = (seconds.get(name, 0.0) for name in ("encode", "wire", "decode", "wait"))
         times, counts = (encode_s, wire_s, decode_s, wait_s), (reduced.steps, wire, reduced.dense_bytes)
+        account = controller.account if (controller := steps.control.controller) else ""
         with steps.changing:
             held = steps.store.nbytes + steps.job.scratch.nbytes
-        return cls(*counts, *times, in_use(), steps.skipped, held, str(steps.recordings))
+        return cls(*counts, *times, in_use(), steps.skipped, held, str(steps.recordings), account)
 
     @property
     def ratio(self) -> float:
