@@ -16,6 +16,7 @@ from gradwire.compressors import Codec, Compressor
 from gradwire.controllers import Controller
 from gradwire.importing import named
 from gradwire.memories import Memory
+from gradwire.options import check_type, one_line
 from gradwire.plans import Group
 from gradwire.unknown import unknown
 
@@ -79,11 +80,17 @@ def text_of(value: Any) -> str:
         return "+".join(map(text_of, (value.compressor, value.memory, value.communicator)))
     cls = type(value)
     if not isinstance(value, Compressor | Memory | Communicator | Controller):
-        raise ValueError(f"{value!r} is no configuration; pass a compressor, such as gw.TopK(0.01), or a text")
+        raise ValueError(f"{one_line(value)} is no configuration; pass a compressor, such as gw.TopK(0.01), or a text")
     check_options(cls, cls.__name__)
     name = cls.__name__.lower() if cls in exported(object).values() else named(cls)
     parts = _parts(value)
     return name + (f":{','.join(parts)}" if parts else "")
+
+
+def texts_of(name: str, values: Any) -> list[str]:
+    """The texts of a list. Raises ValueError, naming the argument, for what is none."""
+    check_type(name, values, (list, tuple), '["dense", gw.TopK(0.01)]', optional=False)
+    return [text_of(each) for each in values]
 
 
 def check_options(cls: type, called: str) -> None:

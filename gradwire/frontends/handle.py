@@ -13,6 +13,7 @@ from gradwire.checkpoint import StateDict
 from gradwire.frontends.idle import Idle
 from gradwire.frontends.stateful import DistributedState, Placed, saved_in
 from gradwire.frontends.summary import table
+from gradwire.options import check_type
 from gradwire.plans import Plan
 from gradwire.runtime.replicas import differences, from_first, mend
 from gradwire.runtime.runtime import Runtime
@@ -233,6 +234,7 @@ class Handle:
         """Puts `plan` in force, from the next gradient on, for every parameter with the state that it has. All ranks
         do this together, between backward passes. Raises ValueError, on all of them, where the plan does not fit the
         model, the front end or the other ranks' plans."""
+        check_type("plan", plan, (Plan,), 'gw.Plan.load("plan.json")', optional=False)
         self._runtime.install(plan)
 
     def detach(self) -> None:

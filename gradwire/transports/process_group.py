@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.collective import HOST, REPLICA, SHARD, AllToAll, Broadcast, Collective, Gather, Message, SendReceive, Sum
+from gradwire.options import check_type
 from gradwire.torch_private.process_groups import (
     abort_group,
     all_gather_single,
@@ -65,6 +66,7 @@ class ProcessGroup(Transport):
     """
 
     def __init__(self, group: dist.ProcessGroup, name: str | None = None, store: Any = None) -> None:
+        check_type("group", group, (dist.ProcessGroup,), "torch.distributed.group.WORLD", optional=False)
         self._group: dist.ProcessGroup | None = group
         self.rank, self.world = group.rank(), group.size()
         self._direct = backend_of(group, CPU) == "gloo" and self.world <= MOST_DIRECT
@@ -110,7 +112,8 @@ class ProcessGroup(Transport):
         Raises ValueError where the ranks do not divide into such hosts."""
         parent = world_or(like)
         ranks = dist.get_process_group_ranks(parent)
-        if len(ranks) % ranks_per_host:
+        check_type("ranks_per_host", ranks_per_host, (int,), "8", optional=False)
+        if ranks_per_host < 1 or len(ranks) % ranks_per_host:
             raise ValueError(f"{len(ranks)} ranks do not fill hosts of {ranks_per_host}; use a divisor of {len(ranks)}")
         # consecutive ranks are on one host, as torchrun numbers them
         hosts = [ranks[first : first + ranks_per_host] for first in range(0, len(ranks), ranks_per_host)]

@@ -17,6 +17,7 @@ from gradwire.lab.network.link import LOOPBACK, REAL, link_of
 from gradwire.lab.played_cluster import described
 from gradwire.lab.workloads import Own, Published, Task
 from gradwire.lab.workloads.make_task import make_task
+from gradwire.options import Options
 from gradwire.schedule.simulate import Cluster
 
 _TINY = "tiny-"
@@ -25,7 +26,7 @@ _BYTES_PER_PARAMETER = 20
 
 
 @dataclass(frozen=True)
-class TimingOptions:
+class TimingOptions(Options):
     """Steps, repeats, seed, device and autocast of a timing."""
 
     steps: int
