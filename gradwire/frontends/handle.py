@@ -61,11 +61,12 @@ class Handle:
     """
 
     def __init__(
-        self, runtime: Runtime | None, front_end: FrontEnd, waits: bool = True, remark: Callable[[], str] = str
-    ) -> None:
+        self, runtime: Runtime | None, front_end: FrontEnd, waits: bool = True, remark: Callable[[], str] = str,
+        inner_steps: Callable[[], int] | None = None,
+    ) -> None:  # fmt: skip
         self._runtime: Runtime | Idle = runtime or Idle()
         self._front_end: FrontEnd | None = front_end
-        self._own_time, self._waits, self._remark = OwnTime(), waits, remark
+        self._own_time, self._waits, self._remark, self._inner_steps = OwnTime(), waits, remark, inner_steps
         forked.register(self)
 
     def after_fork(self) -> None:
@@ -83,8 +84,9 @@ class Handle:
         return self._runtime.elastic
 
     def stats(self) -> Stats:
-        """Bytes, ratios and seconds so far, of this rank; at any moment."""
-        return self._runtime.stats()
+        """Bytes, ratios and seconds so far, of this rank; of local steps, a step is an inner one. At any moment."""
+        stats = self._runtime.stats()
+        return stats if self._inner_steps is None else stats.over(self._inner_steps())
 
     def accumulate(self) -> AbstractContextManager[None]:
         """For all micro-batches but the last: backward passes inside only accumulate, the next one outside reduces the

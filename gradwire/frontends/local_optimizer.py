@@ -120,7 +120,8 @@ class LocalSteps(Wrapper):
         schedule = schedule_of(len(parts.names))
         made = parts.fragments(runtime.plan, schedule)
         self._rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)
-        self.handle = Handle(runtime, self._rounds, waits=not (delay or eager))
+        taken = partial(getattr, self._rounds, "taken")
+        self.handle = Handle(runtime, self._rounds, waits=not (delay or eager), inner_steps=taken)
         own(replica.trained.held().values(), runtime, KIND)
         # this optimizer has the inner one's parameters and state
         super().__init__(inner_optimizer.param_groups, inner_optimizer.defaults)

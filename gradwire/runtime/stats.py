@@ -1,7 +1,7 @@
 """Statistics of a job: bytes, times, and the ranks that the others wait for."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median_low
 from time import monotonic
 
@@ -71,6 +71,11 @@ class Stats:
         with steps.changing:
             held = steps.store.nbytes + steps.job.scratch.nbytes
         return cls(*counts, *times, in_use(), steps.skipped, held, str(steps.recordings), account)
+
+    def over(self, inner_steps: int) -> "Stats":
+        """The statistics per inner step, of local steps, in each of which plain DDP would have sent all."""
+        dense_bytes = self.dense_bytes * inner_steps // max(1, self.steps)
+        return replace(self, steps=inner_steps, dense_bytes=dense_bytes)
 
     @property
     def ratio(self) -> float:
