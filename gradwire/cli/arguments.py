@@ -60,6 +60,8 @@ Shard = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu, or cuda with one GPU per rank", callback=early(e.device))]
 Seed = Annotated[int, typer.Option(help="of the model, the order of the data and the compressors")]
+Pdf = Annotated[bool, typer.Option("--pdf", help="also write each picture as PDF", callback=e.beside("pdf"))]
+Svg = Annotated[bool, typer.Option("--svg", help="also write each picture as SVG", callback=e.beside("svg"))]
 Out = Annotated[Path, typer.Option(help="where the run's folder goes")]
 
 Task = Annotated[

@@ -70,6 +70,8 @@ def train(
     seed: a.Seed = 0,
     device: a.Device = "cpu",
     out: a.Out = Path("runs"),
+    pdf: a.Pdf = False,
+    svg: a.Svg = False,
 ) -> None:
     """Train configurations on one task, a published training or a suite; write metrics, pictures and a report to
     runs/."""
@@ -119,6 +121,8 @@ def bench(
     seed: a.Seed = 0,
     device: a.Device = "cpu",
     out: Annotated[Path, typer.Option(help="where the folder of a suite, or of --play, goes")] = Path("runs"),
+    pdf: a.Pdf = False,
+    svg: a.Svg = False,
 ) -> None:
     """Time the steps of configurations that take turns, always with `nocomm`: no communication at all. With --play, on
     a cluster of which this machine plays one rank."""
@@ -175,6 +179,8 @@ def simulate(
     every: a.Every = 1,
     objective: a.ProfilesObjective = None,
     out: a.Out = Path("runs"),
+    pdf: a.Pdf = False,
+    svg: a.Svg = False,
 ) -> None:
     """Predict a job's step time on clusters that you do not have, from its profile."""
     from gradwire.cli import scheduler_commands

@@ -13,6 +13,7 @@ import typer
 import gradwire
 from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM, PLAN
 from gradwire.lab.network.link import Link, link_of
+from gradwire.report.report_files import BESIDE
 from gradwire.unknown import unknown
 
 V = TypeVar("V")
@@ -30,6 +31,16 @@ def early(check: Callable[[V], object]) -> Callable[[V | None], V | None]:
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
         return value
+
+    return callback
+
+
+def beside(suffix: str) -> Callable[[bool], bool]:
+    """A callback for an option that has pictures written in one more format."""
+
+    def callback(wanted: bool) -> bool:
+        (BESIDE.add if wanted else BESIDE.discard)(suffix)
+        return wanted
 
     return callback
 

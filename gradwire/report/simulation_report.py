@@ -12,7 +12,7 @@ from matplotlib.ticker import NullLocator, PercentFormatter, ScalarFormatter
 from gradwire.lab.network.link import Link
 from gradwire.report import page
 from gradwire.report.pictures import STYLE, legend, look, sheet
-from gradwire.report.report_files import write_json, write_text
+from gradwire.report.report_files import write_json, write_picture, write_text
 from gradwire.report.text_table import TextTable, figure, times
 from gradwire.schedule.simulate import BEST, Outcome
 
@@ -112,7 +112,7 @@ def write(folder: Path, title: str, outcomes: Sequence[Outcome], facts: Mapping[
     folder.mkdir(parents=True, exist_ok=True)
     drawn = picture(outcomes, title)
     paths = [folder / name for name in ("simulation.png", "report.html", "simulation.json")]
-    drawn.savefig(paths[0], dpi=130)
+    write_picture(drawn, paths[0])
     shown = [page.Picture("Scaling efficiency", _SHOWN, drawn, picture(outcomes, title, narrow=True))]
     sentences = " ".join(filter(None, [verdict(outcomes), per_step_or_rounds(outcomes)]))
     write_text(paths[1], page.render(title, sentences, shown, [(table(outcomes), _NOTE)], facts))

@@ -14,7 +14,7 @@ from gradwire.lab.experiments.suites import SuiteRow
 from gradwire.lab.names import DENSE, NOCOMM
 from gradwire.report import page
 from gradwire.report.pictures import NARROW, STYLE, label
-from gradwire.report.report_files import write_json, write_text
+from gradwire.report.report_files import write_json, write_picture, write_text
 from gradwire.report.text_table import TextTable, figure, times
 from gradwire.report.timing import Timing
 
@@ -99,7 +99,7 @@ def write(folder: Path, name: str, results: Sequence[Result], facts: Mapping[str
     """Writes suite.png, report.html and suite.json; returns the first two's paths."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = picture(name, results)
-    drawn.savefig(folder / "suite.png", dpi=130)
+    write_picture(drawn, folder / "suite.png")
     plain = table(name, results)
     # the page's table also has the command that measures a row again
     rows = [[*line, result.command] for line, result in zip(plain.rows, results, strict=True)]
