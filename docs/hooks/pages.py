@@ -2,14 +2,15 @@
 age of each result.
 
 In a page, `<!-- steps 100mbit -->` becomes the step times on that link, `<!-- ladder fidelity -->` the losses and bytes
-of that result, `<!-- losses fidelity gpt-adamw -->` all of a task's, and `<!-- source FILE CLASS -->` the source of a
-class.
+of that result, `<!-- losses fidelity gpt-adamw -->` all of a task's, `<!-- answers README.md -->` the first table of
+README, and `<!-- source FILE CLASS -->` the source of a class.
 """
 
 import ast
 import inspect
 import re
 import sys
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -75,10 +76,18 @@ def _inserted(what: str, name: str, part: str | None) -> str:
         return _ladder(name)
     if what == "losses":
         return _losses(name, str(part))
+    if what == "answers":
+        return _first_table(ROOT / name)
     tree = ast.parse(text := (ROOT / name).read_text())
     found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == part)
     first = min(node.lineno for node in (found, *found.decorator_list))
     return "\n".join(["```python", *text.splitlines()[first - 1 : found.end_lineno], "```"])
+
+
+def _first_table(path: Path) -> str:
+    """The first table of a page outside docs/, with links as from a page inside."""
+    lines = dropwhile(lambda line: not line.startswith("|"), path.read_text().splitlines())
+    return "\n".join(takewhile(lambda line: line.startswith("|"), lines)).replace("](docs/", "](")
 
 
 def _algorithm(kind: str, entry: CatalogueEntry) -> str:

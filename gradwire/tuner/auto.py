@@ -59,8 +59,8 @@ class Auto(Controller):
     much longer or shorter than they did, it measures and searches anew.
 
     A candidate is a compressor, or a `Group` without slots that names memory and communicator as well. By default
-    those that need no tuning: fp32, bf16, and 8 bits with a residual. With the objective "step" the plan is the one of
-    the shortest steps, whatever they are worth, by the candidates alone; vectors travel in float32 if none is a cast.
+    those that need no tuning: fp32, bf16, and 8 bits with a residual. With the objective "step" it is the plan with the
+    shortest steps, whatever their progress, of the candidates alone; vectors travel in float32 if none is a cast.
 
     Where nothing beats DDP without a hook, the plan is native: DDP reduces alone, and Auto only watches steps' times.
 
