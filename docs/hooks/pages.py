@@ -1,4 +1,4 @@
-"""Generated parts of the site: a page per algorithm, the reference, measured rows, and the benchmarks' pages with the
+"""Generated parts of the site: a page per algorithm, measured rows, and the benchmarks' pages with the
 age of each result.
 
 In a page, `<!-- steps 100mbit -->` becomes the step times on that link, `<!-- ladder fidelity -->` the losses and bytes
@@ -7,7 +7,6 @@ README, and `<!-- source FILE CLASS -->` the source of a class.
 """
 
 import ast
-import inspect
 import re
 import sys
 from itertools import dropwhile, takewhile
@@ -19,7 +18,6 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from gradwire import api
 from gradwire.lab.catalogue import CatalogueEntry, catalogue
 from gradwire.report import depth
 from gradwire.report.text_table import TextTable
@@ -47,7 +45,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the generated pages."""
     kinds = catalogue()
     pages = {f"algorithms/{entry.name}.md": _algorithm(kind, entry) for kind in KINDS for entry in kinds[kind]}
-    for path, text in (pages | {"reference.md": _reference(), "algorithms/index.md": _index(kinds)}).items():
+    for path, text in (pages | {"algorithms/index.md": _index(kinds)}).items():
         files.append(File.generated(config, path, content=text))
     config.nav = [_with_algorithms(each, kinds) for each in config.nav or []]
     return files
@@ -113,13 +111,6 @@ def _index(kinds: dict[str, list[CatalogueEntry]]) -> str:
     for kind in KINDS:
         lines += [f"## {kind}", "\n".join(f"- [{e.name}]({e.name}.md): {e.summary}" for e in kinds[kind])]
     return "\n\n".join(lines)
-
-
-def _reference() -> str:
-    named = [(name, getattr(api, name)) for name in api.__all__]
-    objects = [(name, each) for name, each in named if inspect.isclass(each) or inspect.isfunction(each)]
-    pages = [f"::: {each.__module__}.{each.__qualname__}" for _, each in objects]
-    return "\n\n".join(["# Reference", "All that `import gradwire as gw` offers, as its docstrings say.", *pages])
 
 
 _RATIO = "Median milliseconds of a step, and the ratio to no communication in the same run."

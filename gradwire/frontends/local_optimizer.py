@@ -40,7 +40,9 @@ class Outer(Options):
     https://arxiv.org/abs/1805.09767). Raises ValueError for numbers that make no step."""
 
     lr: float = 0.7
+    """Of the step that the shared parameters take."""
     momentum: float = 0.9
+    """Nesterov's, in [0, 1)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -45,6 +45,11 @@ def test_what_follows_in_a_list_is_indented_as_the_site_wants_it(page: Path) -> 
     assert not [words for indent, words in starts if len(indent) % 4]
 
 
+def test_every_measured_question_is_in_the_navigation() -> None:
+    navigation = (REPOSITORY / "mkdocs.yml").read_text()
+    assert not [page.name for page in PAGES.glob("benchmarks/*.md") if f"benchmarks/{page.name}" not in navigation]
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("mkdocs", reason="the site's generator is not installed")
