@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Literal, ParamSpec, TypeVar, get_args, get_ori
 
 import torch
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 _KINDS = {bool: "True or False", int: "a whole number", float: "a finite number", str: "a text"}
 """The types of plain options, as errors name them."""
 _LARGEST = {int: 2**63 - 1, float: torch.finfo(torch.float32).max}

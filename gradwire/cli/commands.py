@@ -236,4 +236,4 @@ def demo() -> None:
 
 # whole in the list of commands, where they would else be cut
 for _command in app.registered_commands:
-    _command.short_help = " ".join(getdoc(_command.callback).split())
+    _command.short_help = " ".join((getdoc(_command.callback) or "").split())
