@@ -283,7 +283,7 @@ def test_bench_writes_all_figures(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert nocomm["per_step"]["wire_bytes"] == 0
     assert 2 * bf16["per_step"]["wire_bytes"] == pytest.approx(bf16["per_step"]["dense_bytes"], rel=0.01)
     assert all(len(sample["step_ms"]) == 2 for sample in results["samples"])
-    assert "fewer bytes" in " ".join(capsys.readouterr().out.split())
+    assert {"nocomm", "bf16"} <= set(capsys.readouterr().out.split())
 
 
 def make():
