@@ -135,7 +135,7 @@ def _read(job: str) -> tuple[Profile, Plan | None]:
     """A profile; for a file with a plan, that plan and the profile beside it."""
     if job in MODELS:
         return profile(job), None
-    if not Path(job).exists():
+    if not Path(job).suffix and not Path(job).exists():
         raise unknown("built-in job, nor a file, named", job, MODELS)
     data = from_file(job, json.loads)
     if isinstance(data, dict) and "groups" in data:
