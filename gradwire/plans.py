@@ -42,6 +42,8 @@ class Group:
     """Keeps what was not sent."""
     communicator: Communicator
     """Chooses the collectives that carry the payloads."""
+    rule: str = ""
+    """The pattern that its parameters match, where a user gave rules by layer."""
 
     def __post_init__(self) -> None:
         refusals: list[str] = []
@@ -81,6 +83,7 @@ class Plan:
         """The plan as JSON text; `from_json` reads it back."""
         groups = [
             {"slots": list(g.slots)}
+            | ({"rule": g.rule} if g.rule else {})
             | {part: _to_dict(getattr(g, part)) for part in ("compressor", "memory", "communicator")}
             for g in self.groups
         ]
@@ -104,6 +107,7 @@ class Plan:
                     _from_dict(g["compressor"], compressors, Compressor),
                     _from_dict(g["memory"], memories, Memory),
                     _from_dict(g["communicator"], communicators, Communicator),
+                    *names([g.get("rule", "")]),
                 )
                 for g in data["groups"]
             ))  # fmt: skip

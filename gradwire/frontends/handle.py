@@ -122,7 +122,7 @@ class Handle:
         """A table of the plan's groups, and what a step sent and where its time went; at any moment."""
         if self.plan is None:
             return str(self)
-        return f"{self}\n{table(self.plan, self._runtime.numel, self.stats())}"
+        return f"{self}\n{table(self.plan, self._runtime.numel, self.stats(), self._runtime.sparse)}"
 
     def __repr__(self) -> str:
         stats, plan = self.stats(), self.plan
