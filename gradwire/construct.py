@@ -17,7 +17,6 @@ from gradwire.controllers import Controller
 from gradwire.importing import named
 from gradwire.memories import Memory
 from gradwire.options import check_type, one_line
-from gradwire.plans import Group
 from gradwire.unknown import unknown
 
 T = TypeVar("T")
@@ -76,7 +75,7 @@ def text_of(value: Any) -> str:
     three; of a text itself. Raises ValueError for anything else."""
     if isinstance(value, str):
         return value
-    if isinstance(value, Group):
+    if hasattr(value, "compressor"):  # a group
         return "+".join(map(text_of, (value.compressor, value.memory, value.communicator)))
     cls = type(value)
     if not isinstance(value, Compressor | Memory | Communicator | Controller):

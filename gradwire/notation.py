@@ -17,8 +17,11 @@ from gradwire.construct import check_options, construct, exported
 from gradwire.controllers import Controller
 from gradwire.importing import imported
 from gradwire.memories import Memory
+from gradwire.plans import Group, default_communicator, default_memory
 from gradwire.unknown import unknown
 
+AUTO = "auto"
+"""In place of a compressor: the automatic plan chooses one."""
 _MEGABYTES = re.compile(r"(\d+(?:\.\d+)?)mb")
 _OWN = re.compile(r"(?P<name>(?P<module>[\w./~-]+):(?P<cls>[A-Za-z_]\w*))(:(?P<arguments>.*))?")
 
@@ -69,6 +72,35 @@ def read_parts(text: str, head: str, others: Sequence[str], also: Sequence[str] 
             raise ValueError(f"{text!r} names two {plural}: keep one")
         partners.append(found[0] if found else None)
     return Components(compressor, *partners)
+
+
+def read_rule(text: str) -> tuple[str, str]:
+    """Reads PATTERN=WAY, such as `*.norm.*=fp32`, as a pair. Raises ValueError where there is no way."""
+    pattern, equals, way = text.partition("=")
+    if not equals:
+        raise ValueError(f"{text!r} is no rule: write PATTERN=COMPRESSOR, such as '*.norm.*=fp32'")
+    return pattern, way
+
+
+def read_ways(text: str) -> list[Compressor | Group]:
+    """Reads a rule's way, such as `topk:0.01+residual`; with `|` between them several; `auto` has none. Raises
+    ValueError for anything else, and for a controller or a grouping, which are for all rules."""
+    ways: list[Compressor | Group] = []
+    for word in map(lowered, text.split("|")) if text.lower() != AUTO else ():
+        head, *others = word.partition("@")[0].split("+")
+        parts = read_parts(word, head, others, (AUTO,))
+        if "@" in word or parts.controller:
+            raise ValueError(f"a rule has a compressor, a memory and a communicator, and {word!r} more; leave that out")
+        ways.append(way_of(*parts[:3]))
+    return ways
+
+
+def way_of(compressor: Compressor, memory: Memory | None, communicator: Communicator | None) -> Compressor | Group:
+    """A way to send: the compressor, which goes with what suits it, or with the parts that are named."""
+    if not (memory or communicator):
+        return compressor
+    memory, communicator = memory or default_memory(compressor), communicator or default_communicator(compressor)
+    return Group((), compressor, memory, communicator)
 
 
 def read_grouping(text: str) -> groups.Grouping:

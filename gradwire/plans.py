@@ -40,6 +40,8 @@ class Group(Options):
     """Keeps what was not sent."""
     communicator: Communicator
     """Chooses the collectives that carry the payloads."""
+    rule: str = ""
+    """The pattern that its parameters match, where a user gave rules by layer."""
 
     def __post_init__(self) -> None:
         check_type("compressor", self.compressor, (Compressor,), "gw.TopK(0.01)", optional=False)
@@ -89,6 +91,7 @@ class Plan:
         """The plan as JSON text; `from_json` reads it back."""
         groups = [
             {"slots": list(g.slots)}
+            | ({"rule": g.rule} if g.rule else {})
             | {part: to_dict(getattr(g, part)) for part in ("compressor", "memory", "communicator")}
             for g in self.groups
         ]
@@ -117,6 +120,7 @@ class Plan:
                     from_dict(g["compressor"], Compressor),
                     from_dict(g["memory"], Memory),
                     from_dict(g["communicator"], Communicator),
+                    *names([g.get("rule", "")]),
                 )
                 for g in data["groups"]
             ))  # fmt: skip

@@ -60,9 +60,14 @@ class Slot:
         return prod(self.shape)
 
     @property
+    def dim(self) -> int:
+        """The parameter's axes."""
+        return len(self.shape) - self.pairs
+
+    @property
     def is_vector(self) -> bool:
         """Whether the parameter has fewer than two axes."""
-        return len(self.shape) - self.pairs < 2
+        return self.dim < 2
 
     @property
     def matrix(self) -> tuple[int, int]:

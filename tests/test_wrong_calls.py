@@ -112,7 +112,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "elastic as text": (attach(K, elastic="yes"), "elastic='yes' is no bool; pass one, such as elastic=True"),
     "a vote's memory": (attach(gw.SignSGD(), memory=R), "use memory=NoMemory(), or EFSignSGD() with Residual()"),
     "what cannot be added": (attach(K, communicator=gw.AllReduce()), "pair it with AllGather() or ScatterReduce()"),
-    "a plan and more": (attach(gw.NATIVE, memory=R), "pass the Plan alone"),
+    "a plan and more": (attach(gw.NATIVE, memory=R), "what is dense; pass it alone"),
     "a part twice": (attach("topk+residual", memory=R), "keep one of them"),
     # optimizers
     "swapped": (lambda: gw.DistributedOptimizer(model(), sgd(model()), K), "optimizer comes first, not Linear"),

@@ -14,6 +14,11 @@ _CONFIGURATION = (
     "or @planned behind it, for the shortest step; or auto; or a hook of torch's, such as torch-powersgd:4; see `list`"
 )
 _CONTROLLER = "for each CONFIG that compresses; see `list controllers`"
+_RULE = (
+    "in each CONFIG that compresses, the way of what matches this rule first: *.norm.*=fp32, dim<2=bf16, "
+    "*.weight&numel>99999=topk:0.01; auto, or bf16|qsgd, leaves a choice to the automatic plan"
+)
+_PLAN_RULE = "candidates of what matches this rule first, such as *.norm.*=fp32 or dim>1=bf16|qsgd"
 _BENCH_MODEL = "by default tiny-vgg16; see `list models`; or my.module:make, a function of your own"
 _BENCH_SUITE = "instead of CONFIGs, what a published system ran: cupcake, acpsgd, adtopk or gravac; --model picks rows"
 _TRAIN_MODEL = "a function of your own, my.module:make or file.py:make, that returns model, batches and loss"
@@ -44,6 +49,7 @@ ControllerName = Annotated[
         callback=early(e.controller),
     ),
 ]
+RuleTexts = Annotated[list[str] | None, typer.Option("--rule", metavar="PATTERN=COMPRESSOR", help=_RULE)]
 PlanFile = Annotated[Path | None, typer.Option("--plan", help="one more to compare: a plan.json of `gradwire plan`")]
 Name = Annotated[
     str | None,
@@ -112,6 +118,7 @@ Candidates = Annotated[str | None, typer.Option(help=_CANDIDATES, autocompletion
 Fidelity = Annotated[float | None, typer.Option(help="what may be lost of dense training's progress, such as 0.01")]
 Objective = Annotated[str, typer.Option(help=_OBJECTIVE)]
 ProfilesObjective = Annotated[str | None, typer.Option("--objective", help=f"{_OBJECTIVE}; else as the profile says")]
+PlanRules = Annotated[list[str] | None, typer.Option("--rule", metavar="PATTERN=CANDIDATES", help=_PLAN_RULE)]
 Job = Annotated[str, typer.Argument(metavar="JOB", help=_JOB)]
 RankCounts = Annotated[str, typer.Option(help="numbers of ranks")]
 Links = Annotated[str, typer.Option(help="links between hosts", callback=early(e.links))]

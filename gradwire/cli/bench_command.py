@@ -31,6 +31,7 @@ def bench(
     model: dict[str, Any],
     configurations: list[str] | None,
     controller: str | None,
+    rules: list[str] | None,
     plan: Path | None,
     timed: TimingOptions,
     json_file: Path | None,
@@ -43,7 +44,7 @@ def bench(
         if json_file and json_file.is_dir():
             raise ValueError(f"{json_file} is a folder: name a file for --json")
         setup = Setup(**model | {"ranks": ranks_of(model["ranks"], model["shard"]), "link": model["link"] or LOOPBACK})
-        named = texts(configurations, controller, plan)
+        named = texts(configurations, controller, rules, plan)
         cluster, spec = setup.cluster(timed.device), setup.spec(named, timed)
     with runner(cluster) as ranks:
         _time(spec, ranks, partial(_show_setup, setup, cluster, timed, json_file))
@@ -54,6 +55,7 @@ def bench_played(
     cluster: tuple[str, int, str, float],
     configurations: list[str] | None,
     controller: str | None,
+    rules: list[str] | None,
     plan: Path | None,
     timed: TimingOptions,
     json_file: Path | None,
@@ -66,7 +68,7 @@ def bench_played(
             raise ValueError("--play says ranks and link, and writes played.json: leave --hosts, --link and --json out")
         played = read(*cluster)
         setup = Setup(**model | {"ranks": played.ranks, "link": LOOPBACK, "play": played})
-        named = texts(configurations, controller, plan)
+        named = texts(configurations, controller, rules, plan)
         running, spec = setup.cluster(timed.device), setup.spec(named, timed)
     with runner(running) as ranks:
         folder = run_folder(out, "played", ranks.leads)

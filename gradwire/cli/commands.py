@@ -66,6 +66,7 @@ def train(
     checkpoint_every: a.CheckpointEvery = None,
     resume: a.Resume = None,
     controller: a.ControllerName = None,
+    rules: a.RuleTexts = None,
     plan: a.PlanFile = None,
     seed: a.Seed = 0,
     device: a.Device = "cpu",
@@ -83,7 +84,7 @@ def train(
         "weight_decay": weight_decay, "schedule": schedule, "warm_up": warm_up, "clip": clip, "autocast": autocast,
     }  # fmt: skip
     wanted = Wanted(
-        configurations, options, controller, plan, model, preset, pretrained, task, folder, recipe, seed,
+        configurations, options, controller, rules, plan, model, preset, pretrained, task, folder, recipe, seed,
         checkpoint_every,
     )  # fmt: skip
     if resume:
@@ -116,6 +117,7 @@ def bench(
     repeats: a.Repeats = 3,
     json_file: a.JsonFile = None,
     controller: a.ControllerName = None,
+    rules: a.RuleTexts = None,
     plan: a.PlanFile = None,
     autocast: a.Autocast = None,
     seed: a.Seed = 0,
@@ -133,16 +135,17 @@ def bench(
     sizes = {"layers": layers, "batch": batch, "size": size}
     # a suite has configurations of its own
     if suite:
-        own = [configurations, json_file, controller, plan, play]
+        own = [configurations, json_file, controller, rules, plan, play]
         return bench_command.bench_suite(
             suite, {"model": model, "ranks": hosts, "link": link, **sizes}, timed, out, own
         )
     setup = {"model": model or "tiny-vgg16", "ranks": hosts, "link": link, "shard": shard, **sizes}
     if play:
+        cluster = play, gpus_per_host, inside, latency_us
         return bench_command.bench_played(
-            setup, (play, gpus_per_host, inside, latency_us), configurations, controller, plan, timed, json_file, out
+            setup, cluster, configurations, controller, rules, plan, timed, json_file, out
         )
-    return bench_command.bench(setup, configurations, controller, plan, timed, json_file)
+    return bench_command.bench(setup, configurations, controller, rules, plan, timed, json_file)
 
 
 @app.command()
@@ -154,6 +157,7 @@ def plan(
     candidates: a.Candidates = None,
     fidelity: a.Fidelity = None,
     objective: a.Objective = "progress",
+    rules: a.PlanRules = None,
     options: a.TaskOptions = None,
     folder: a.Folder = None,
     seed: a.Seed = 0,
@@ -164,7 +168,7 @@ def plan(
     its profile to runs/."""
     from gradwire.cli import scheduler_commands
 
-    wanted = {"candidates": candidates, "fidelity": fidelity, "objective": objective}
+    wanted = {"candidates": candidates, "fidelity": fidelity, "objective": objective, "rules": rules or []}
     scheduler_commands.find_plan(task, model, hosts, link, wanted, options, folder, seed, device, out)
 
 

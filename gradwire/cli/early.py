@@ -67,7 +67,7 @@ def configurations(texts: Sequence[str]) -> None:
     for text in texts:
         if text.startswith(PLAN):
             continue
-        head, *others = text.partition("@")[0].split("+")
+        head, *others = text.partition(";")[0].partition("@")[0].split("+")
         # local steps may stand before a compressor
         if others and _name(head) == LOCAL:
             head, *others = others

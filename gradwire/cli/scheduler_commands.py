@@ -12,7 +12,7 @@ from gradwire.cli.console import console, mistakes, progress_bars, show
 from gradwire.cli.run_setup import cluster_of, run_folder, writing_to
 from gradwire.cli.wanted import described
 from gradwire.lab.configuration import saved_plan
-from gradwire.lab.jobs.plan_job import MOST_STEPS, Planned, PlanSpec, candidate, plan
+from gradwire.lab.jobs.plan_job import MOST_STEPS, Planned, PlanSpec, plan
 from gradwire.lab.jobs.plan_job import candidates as candidates_of
 from gradwire.lab.launch.runner import Runner, runner
 from gradwire.lab.network.link import Link
@@ -22,7 +22,6 @@ from gradwire.plans import Plan, from_file
 from gradwire.report import plan_report, simulation_report
 from gradwire.schedule.profile import Profile
 from gradwire.schedule.simulate import Cluster, Outcome, latency_of, simulate
-from gradwire.tuner import Auto
 from gradwire.tuner.candidate_plans import check_wanted
 from gradwire.unknown import unknown
 
@@ -39,7 +38,7 @@ def find_plan(
     device: str,
     out: Path,
 ) -> None:
-    """Finds the plan for a task on a network; `wanted` has `candidates`, `fidelity` and `objective`."""
+    """Finds the plan for a task on a network; `wanted` has `candidates`, `fidelity`, `objective` and `rules`."""
     with mistakes():
         # what can be refused is refused before ranks start
         cluster = cluster_of(hosts, link, device)
@@ -50,7 +49,7 @@ def find_plan(
         wanted = wanted | {"candidates": candidates_of(named) if named else []}
         spec = PlanSpec(task=trained.task, options=list(trained.options), seed=seed, **wanted)
         # refuses what plans cannot be chosen by
-        Auto([candidate(text) for text in spec.candidates], spec.fidelity, spec.objective)
+        spec.controller()
         next(make_task(spec.task, spec.options).batches(0, cluster.ranks, seed))
     # ranks measure; the process that leads writes and shows
     with runner(cluster) as ranks:
@@ -77,6 +76,8 @@ def predict(
     with mistakes():
         # the profile, and the clusters to predict
         measured, chosen = _read(job)
+        if any(candidate.way.rule for candidate in measured.candidates):
+            raise ValueError(f"{job} was planned under rules by layer, which are not searched for other clusters")
         if objective:
             check_wanted((), None, objective)
             measured = replace(measured, objective=objective)

@@ -5,12 +5,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from gradwire.lab.configuration import controlled
 from gradwire.lab.experiments.comparison import Comparison
 from gradwire.lab.experiments.presets import preset as preset_of
 from gradwire.lab.experiments.training import Training
 from gradwire.lab.launch.lab_cluster import LabCluster
-from gradwire.lab.names import PLAN
+from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM, PLAN
+from gradwire.lab.torch_hooks import TORCH_HOOKS
 from gradwire.lab.workloads import Own
 
 
@@ -21,6 +21,7 @@ class Wanted:
     configurations: Sequence[str] | None
     options: Sequence[str] | None
     controller: str | None
+    rules: Sequence[str] | None
     plan: Path | None
     model: str | None
     preset: str | None
@@ -38,7 +39,7 @@ class Wanted:
 
     def check_for_suite(self, suite: str) -> None:
         """Raises ValueError for options that a suite has by itself."""
-        own = (self.configurations, self.options, self.controller, self.plan)
+        own = (self.configurations, self.options, self.controller, self.rules, self.plan)
         if any((*own, self.model, self.preset, self.pretrained)):
             raise ValueError(f"suite {suite} has configurations and options of its own: give none")
 
@@ -47,7 +48,7 @@ class Wanted:
 
         Raises ValueError for what cannot be."""
         # the user's configurations in place of the training's; options in place of single values
-        chosen = texts(self.configurations, self.controller, self.plan, training.configurations)
+        chosen = texts(self.configurations, self.controller, self.rules, self.plan, training.configurations)
         options = [*(self.options or []), *([f"pretrained={self.pretrained}"] if self.pretrained else [])]
         altered = training.altered(options=options, configurations=chosen, **self.recipe)
         return altered.comparison(cluster.ranks, self.seed, self.checkpoint_every, cluster.shard)
@@ -75,15 +76,40 @@ def described(task: str | None, model: str | None, preset: str | None, folder: P
 
 
 def texts(
-    configurations: Sequence[str] | None, controller: str | None, plan: Path | None, others: Sequence[str] = ()
+    configurations: Sequence[str] | None,
+    controller: str | None,
+    rules: Sequence[str] | None,
+    plan: Path | None,
+    others: Sequence[str] = (),
 ) -> list[str]:
     """The configurations to compare, as text. Raises ValueError for none, where there are no `others` to fall back on,
-    and for a controller that controls nothing."""
+    and for a controller and rules that change nothing."""
     # a controller for each configuration that compresses
-    named = [controlled(text, controller) for text in configurations or []]
+    named = [_controlled(text, controller) for text in configurations or []]
     if controller and named == list(configurations or []):
         raise ValueError(f"--controller {controller} has no CONFIG that compresses: name one, such as topk:0.01")
+    plain, named = named, [_ruled(text, rules or []) for text in named]
+    if rules and named == plain:
+        raise ValueError(f"--rule {rules[0]} has no CONFIG that compresses: name one, such as topk:0.01")
     named += [f"{PLAN}{plan}"] if plan else []
     if not named and not others:
         raise ValueError("CONFIG is missing: name what to compare, or a --plan")
     return named
+
+
+def _controlled(text: str, controller: str | None) -> str:
+    """The configuration with this controller; unchanged for dense ones, torch's hooks, plans and local steps."""
+    plain, semicolon, rules = text.partition(";")
+    head, at, groups = plain.partition("@")
+    own = head.lower() in (DENSE, DDP, NOCOMM, AUTO) or head.lower().startswith((PLAN, LOCAL, *TORCH_HOOKS))
+    alone = controller is None or own
+    return text if alone else f"{head}+{controller}{at}{groups}{semicolon}{rules}"
+
+
+def _ruled(text: str, rules: Sequence[str]) -> str:
+    """The configuration with these rules, which come before its own; unchanged for dense ones, torch's hooks and
+    plans."""
+    head, *own = text.split(";")
+    if head.lower().partition("@")[0] in (DENSE, DDP, NOCOMM) or head.lower().startswith((PLAN, *TORCH_HOOKS)):
+        return text
+    return ";".join((head, *rules, *own))

@@ -1,7 +1,7 @@
 """L-GreCo: layer-wise compression, chosen by the bytes and errors of each layer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any, ClassVar, Literal, TypeGuard
 
@@ -234,7 +234,7 @@ def _joined(plan: Plan) -> Plan:
     if len(plan.groups) <= MOST_GROUPS:
         return plan
     # the layers of each way to compress
-    names: dict[tuple[Any, ...], list[str]] = {}
+    names: dict[Group, list[str]] = {}
     for group in plan.groups:
-        names.setdefault((group.compressor, group.memory, group.communicator), []).extend(group.slots)
-    return Plan(tuple(Group(tuple(own), *parts) for parts, own in names.items()))
+        names.setdefault(replace(group, slots=()), []).extend(group.slots)
+    return Plan(tuple(replace(way, slots=tuple(own)) for way, own in names.items()))

@@ -20,7 +20,9 @@ def _parts(group: Group, compressor_of: Callable[[Group, str], Compressor]) -> l
     for name in group.slots:
         names.setdefault(compressor_of(group, name), []).append(name)
     return [
-        Group(tuple(own), compressor, group.memory, _communicator(group.communicator, compressor))
+        replace(
+            group, slots=tuple(own), compressor=compressor, communicator=_communicator(group.communicator, compressor)
+        )
         for compressor, own in names.items()
     ]
 

@@ -15,6 +15,7 @@ from gradwire.frontends.handle import Handle
 from gradwire.frontends.idle import Nothing
 from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.shards import attach_shards
+from gradwire.frontends.sparse import sparse_in
 from gradwire.options import called_as, check_type, one_line
 from gradwire.plans import Plan
 from gradwire.torch_private.autograd import uncompiled
@@ -38,8 +39,9 @@ def attach(
     wrapped; train as before. Either may be compiled. In a process alone any model will do, and nothing is reduced.
 
     A compressor may be written as on the command line, "topk:0.01+residual". A `Plan` in its place says all group by
-    group. Without one, the plan with the most progress per second is found while training: see `gradwire.Auto`. The
-    options are memory, communicator, dense, groups, transport, seed, candidates, fidelity, controller,
+    group; `rules` say it layer by layer, as in [("*.norm.*", gw.FP32()), ("numel>65535", gw.PowerSGD(4))]. Without
+    one, the plan with the most progress per second is found while training: see `gradwire.Auto`. The
+    options are memory, communicator, dense, groups, rules, transport, seed, candidates, fidelity, controller,
     find_unused_parameters, scaler and elastic; `gradwire.frontends.choices` describes each.
 
     For FSDP2, `mesh` is the mesh of all ranks, whose first dimension counts replicas (hosts); the model was wrapped on
@@ -88,7 +90,7 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
     # the ranks meet over the store: they compare model, plan and options, or all of them raise
     runtime = choices.runtime(
         "DDP", parameters, slots_of(parameters), mesh, others=others,
-        can_be_native=not (ddp.static_graph or choices.elastic),
+        can_be_native=not (ddp.static_graph or choices.elastic), sparse=sparse_in(ddp.module, parameters),
     )  # fmt: skip
     # from here on gradients go to the runtime
     front_end.hook_in(runtime, parameters, managed)

@@ -65,10 +65,23 @@ class Buckets:
 
     def complete(self, bucket: GradBucket) -> None:
         """Hands a complete bucket to the runtime, where all its slots are then there."""
-        if self.fixed:
+        if bucket.buffer().is_sparse:
+            self._submit_sparse(bucket)
+        elif self.fixed:
             self._arrive(bucket)
         else:
             self._submit(bucket)
+        # all buckets have stayed since the step before: their places count as fixed
+        if bucket.is_last() and self._stayed and not self.fixed and not self._static_graph:
+            self.fixed = True
+            self._runtime.fix_places(True)
+
+    def _submit_sparse(self, bucket: GradBucket) -> None:
+        """Submits a sparse gradient, which is alone in its bucket and another tensor in each step."""
+        slot = self._slot[bucket.parameters()[0]]
+        if self._static_graph:
+            self._note(slot)
+        self._runtime.submit(slot, bucket.buffer())
 
     def _submit(self, bucket: GradBucket) -> None:
         """Submits slot by slot, while buckets may move."""
@@ -85,13 +98,10 @@ class Buckets:
                 self._runtime.submit(slot, gradient)
             else:
                 self._runtime.submit_absent(slot, gradient)
-        # after the last bucket: where all have stayed since the step before, they count as fixed
+        # has the bucket stayed since the step before?
         place, index = BucketPlace(bucket.buffer().data_ptr(), tuple(slots)), bucket.index()
         self._stayed = self._stayed and self._places.get(index) == place
         self._places[index] = place
-        if bucket.is_last() and self._stayed and not self._static_graph:
-            self.fixed = True
-            self._runtime.fix_places(True)
 
     def _arrive(self, bucket: GradBucket) -> None:
         """Completes the bucket's slots: those that have not arrived have no gradient of this pass."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, Self, TypedDict
+from typing import Any, ClassVar, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,16 @@ from torch import Tensor, nn
 from gradwire.communicators import Communicator
 from gradwire.compressors import FP32, Compressor
 from gradwire.controllers import Controller
+from gradwire.frontends.ruled import GivenRule, facts_of, planned, planned_by, rules_of
+from gradwire.frontends.sparse import check_sparse
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
-from gradwire.notation import read
+from gradwire.notation import read, way_of
 from gradwire.ops.host import number_in
 from gradwire.ops.vectors import Scalar
 from gradwire.options import check_type, one_line
-from gradwire.plans import Group, Plan, uniform
+from gradwire.plans import Group, Plan
+from gradwire.rules import Rule
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
@@ -40,6 +43,9 @@ class PlanOptions(TypedDict, total=False):
     """`dense(name, parameter)`: whether a parameter travels uncompressed; by default those of fewer than two axes."""
     groups: Grouping | None
     """Which gradients travel together; by default some 8 groups of 8 MB or more."""
+    rules: Sequence[GivenRule]
+    """Pairs of a pattern of parameters and a way to send them, of which the first that matches counts; what none
+    matches is sent by `compressor`. A list of ways, or "auto", leaves the choice to the automatic plan."""
     transport: Transport | Mesh | None
     """Carries the collectives; by default a process group of its own. Gradwire does not close yours."""
     seed: int
@@ -72,8 +78,11 @@ class Choices:
     communicator: Communicator | None = None
     dense: Dense | None = None
     groups: Grouping | None = None
+    rules: Sequence[GivenRule] = ()
     transport: Transport | Mesh | None = None
     seed: int = 0
+    finds_plans: ClassVar[bool] = False
+    """There may be an automatic plan."""
 
     @classmethod
     def of(cls, compressor: Compressor | Plan | str | None, also: Sequence[str] = (), **options: Any) -> Self:
@@ -108,13 +117,25 @@ class Choices:
             raise ValueError(
                 f"dense={one_line(self.dense)} is no function; pass e.g. dense=lambda name, parameter: True"
             )
-        if self.fixed_plan and (self.memory or self.communicator or self.dense or self.groups):
-            raise ValueError("a Plan says memory, communicator, groups and what is dense itself; pass the Plan alone")
+        if self.fixed_plan and (self.memory or self.communicator or self.dense or self.groups or self.rules):
+            raise ValueError("a Plan says memory, communicator, groups, rules and what is dense; pass it alone")
+        if self.rules and not self.compressor and (self.memory or self.communicator):
+            raise ValueError("a rule has a memory and a communicator of its own, as in ('*', 'topk:0.01+residual')")
+        if not self.finds_plans and (open_one := next((rule for rule in self.by_layer if not rule.fixed), None)):
+            raise ValueError(f"there is no automatic plan here; name one compressor for {open_one.pattern!r}")
 
     @property
     def fixed_plan(self) -> Plan | None:
         """The plan that the user gave in place of a compressor."""
         return self.compressor if isinstance(self.compressor, Plan) else None
+
+    @property
+    def by_layer(self) -> tuple[Rule, ...]:
+        """The user's rules, the last of which has the compressor for what none of them matches."""
+        if not self.rules:
+            return ()
+        parts = self.memory, self.communicator
+        return rules_of(self.rules, way_of(self.compressor, *parts) if self.compressor else None)  # pyright: ignore[reportArgumentType]
 
     def plan(self, parameters: Mapping[str, nn.Parameter]) -> Callable[[list[Slot]], Plan]:
         """A function that makes the plan of some slots, given in the order in which they become ready."""
@@ -123,7 +144,9 @@ class Choices:
             return lambda slots: compressor
         is_dense = self.dense
         dense = None if is_dense is None else lambda slot: is_dense(slot.name, parameters[slot.name])
-        return partial(_planned, compressor, self.memory, self.communicator, dense, self.groups)
+        if rules := self.by_layer:
+            return partial(planned_by, rules, dense, self.groups)
+        return partial(planned, compressor, self.memory, self.communicator, dense, self.groups)
 
     def mesh(self, own: Callable[[], Transport | Mesh], device: torch.device) -> Mesh:
         """The user's mesh, or one of the job's `own`. Raises ValueError where it cannot carry tensors on `device`."""
@@ -157,30 +180,40 @@ class StepChoices(Choices):
     find_unused_parameters: bool = False
     scaler: torch.amp.GradScaler | None = None
     elastic: bool = False
+    finds_plans: ClassVar[bool] = True
+
+    @property
+    def automatic(self) -> bool:
+        """Whether the plan is found while training."""
+        rules = self.by_layer
+        return not all(rule.fixed for rule in rules) if rules else self.compressor is None
 
     def check(self) -> None:
         super().check()
         # each option by itself
         check_type("controller", self.controller, (Controller,), "gw.GraVAC()")
+        check_type("candidates", self.candidates, (list, tuple), "[gw.BF16(), gw.TopK(0.01)]", optional=False)
         check_type("scaler", self.scaler, (torch.amp.GradScaler,), "torch.amp.GradScaler()")
         check_type("elastic", self.elastic, (bool,), "True", optional=False)
         check_type("find_unused_parameters", self.find_unused_parameters, (bool,), "True", optional=False)
         # options that exclude each other
-        if self.compressor is None and self.controller:
+        if self.automatic and self.controller:
             name = type(self.controller).__name__
             raise ValueError(f"{name} needs a compressor to start from; name one as well")
+        if self.rules and self.candidates:
+            raise ValueError("with rules each has candidates of its own; write ('*', [gw.BF16(), gw.TopK(0.01)])")
         if self.compressor is not None and self.candidates:
             raise ValueError("candidates are for the automatic plan; leave the compressor out, or name it alone")
-        if self.compressor is not None and self.fidelity is not None:
+        if not self.automatic and self.fidelity is not None:
             raise ValueError("fidelity bounds what the automatic plan may lose; leave the compressor out, or fidelity")
-        if self.elastic and self.compressor is None:
+        if self.elastic and self.automatic:
             raise ValueError("elastic=True cannot find a plan meanwhile; name a compressor, such as gw.TopK(0.01)")
         # what Auto refuses is refused before anything is opened
         self.controlled_by()
 
     def controlled_by(self) -> Controller | None:
-        """The controller that changes the plan while training: `Auto`, where no compressor is named."""
-        return Auto(self.candidates, self.fidelity) if self.compressor is None else self.controller
+        """The controller that changes the plan while training: `Auto`, where a compressor is to be chosen."""
+        return Auto(self.candidates, self.fidelity, rules=self.by_layer) if self.automatic else self.controller
 
     def try_out(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Raises ValueError as with several ranks, where plan, model and controller do not fit."""
@@ -197,37 +230,29 @@ class StepChoices(Choices):
         *,
         planned: Sequence[Slot] | None = None,
         trained: Collection[str] | None = None,
+        sparse: Collection[str] = (),
         **options: Any,
     ) -> Runtime:
         """The runtime of a job that reduces every step. `planned` are the slots that plans are made for, where they are
-        not those of this rank; `trained` and `options` are as in `JobOptions`."""
+        not those of this rank; `trained`, `sparse` and `options` are as in `JobOptions`."""
         # plans are made for the parameters that are trained now; the others have slots as well
         plan, whole = self.plan(parameters), list(slots if planned is None else planned)
-        first = [slot for slot in whole if trained is None or slot.name in trained]
-        device = device_of({slot.name: parameters[slot.name] for slot in first})
+        now = [slot for slot in whole if trained is None or slot.name in trained]
+        first = [slot for slot in now if slot.name not in sparse]
+        device = device_of({slot.name: parameters[slot.name] for slot in now})
         # the ranks compare these when they meet
         facts = {
             "front end": front_end, "find_unused_parameters": str(self.find_unused_parameters),
-            "scaler": "yes" if self.scaler else "no", "elastic": str(self.elastic),
+            "scaler": "yes" if self.scaler else "no", "elastic": str(self.elastic), **facts_of(self.by_layer),
+            "sparse gradients": ", ".join(sorted(sparse)),
         }  # fmt: skip
         return Runtime(partial(plan, first), slots, mesh, device, JobOptions(
             seed=self.seed, controller=self.controlled_by(), profiler=profiler_for(whole, mesh, device),
             follow_order=None if self.fixed_plan or self.elastic else plan,
             scale=scale_from(self.scaler), planned=planned, elastic=self.elastic, trained=trained, plan_for=plan,
-            find_unused=self.find_unused_parameters, owns_mesh=self.owns_mesh, facts=facts, **options,
+            find_unused=self.find_unused_parameters, owns_mesh=self.owns_mesh, facts=facts, sparse=sparse,
+            fits=lambda _: check_sparse(sparse, first, mesh), **options,
         ))  # fmt: skip
-
-
-def _planned(
-    compressor: Compressor,
-    memory: Memory | None,
-    communicator: Communicator | None,
-    dense: Callable[[Slot], bool] | None,
-    groups: Grouping | None,
-    slots: list[Slot],
-) -> Plan:
-    plan = uniform(slots, compressor, memory, communicator, dense)
-    return groups.regroup(plan, slots, compressor) if groups else plan
 
 
 def _needs_gradient(parameter: nn.Parameter) -> bool:

@@ -150,7 +150,7 @@ class DDPFrontEnd:
         runtime, buckets = self.runtime, self._buckets
         assert runtime is not None
         assert buckets is not None
-        arrive, became_ready = runtime.arrive, runtime.became_ready
+        arrive, became_ready, sparse = runtime.arrive, runtime.became_ready, runtime.slots[slot].name in runtime.sparse
 
         def ready(parameter: Tensor) -> None:  # runs for each parameter and step: nothing else belongs here
             if not self._open and not self._backward_begins():
@@ -159,7 +159,7 @@ class DDPFrontEnd:
             if buckets.notes:
                 became_ready(slot)
             # the gradient before this one is in its bucket by now; this one will be when the next hook runs
-            if buckets.fixed:
+            if buckets.fixed and not sparse:
                 late, buckets.late = buckets.late, slot
                 if late is not None:
                     arrive(late)

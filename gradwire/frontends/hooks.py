@@ -1,6 +1,6 @@
 """Gradients taken by autograd hooks, of a model that no framework reduces, or one only inside replicas."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gradwire.frontends.hook import Hook, RegisteredHooks
 from gradwire.frontends.owners import own
 from gradwire.frontends.paused import paused
+from gradwire.frontends.sparse import no_rows
 from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.frontends.trained import TrainedParameters
 from gradwire.runtime.runtime import Runtime
@@ -41,7 +42,10 @@ class GradientAccess(Protocol):
 
 
 class Whole:
-    """Access to gradients of whole parameters, `p.grad`."""
+    """Access to gradients of whole parameters, `p.grad`; those of some parameters are `sparse`."""
+
+    def __init__(self, sparse: Collection[Tensor] = ()) -> None:
+        self._sparse = sparse
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         if parameter.grad is not None and parameter.grad.is_conj():
@@ -50,6 +54,8 @@ class Whole:
         return parameter.grad
 
     def zeros(self, parameter: Tensor) -> Tensor:
+        if parameter in self._sparse:
+            return no_rows(parameter)
         return torch.zeros_like(parameter)
 
     def put(self, parameter: Tensor, gradient: Tensor) -> None:

@@ -48,6 +48,7 @@ class Idle:
 
     plan = None
     elastic = False
+    sparse = ()
     numel: ClassVar[dict[str, int]] = {}
 
     def __init__(self) -> None:

@@ -22,6 +22,7 @@ from gradwire.frontends.handle import Handle
 from gradwire.frontends.model_replica import replica_of
 from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.rounds import OuterOptimizer, Rounds
+from gradwire.frontends.ruled import facts_of
 from gradwire.frontends.shards import reshard
 from gradwire.frontends.stateful_rounds import DistributedRounds, rounds_in
 from gradwire.frontends.trained import add_to, check_held
@@ -72,7 +73,7 @@ class LocalSteps(Wrapper):
     With `ChunkTopK(64, of=4096, bits=2)`, `Residual(decay=0.95)` and `Outer(1.0, momentum=0)`:
     SparseLoCo (Sarfi et al., 2025, https://arxiv.org/abs/2508.15706).
 
-    Compressor and options are as in `gradwire.attach`: memory, communicator, dense, groups, transport and seed.
+    Compressor and options are as in `gradwire.attach`: memory, communicator, dense, groups, rules, transport and seed.
     With FSDP2, `mesh` is as in `attach` too: its first dimension counts replicas, which ranks along the others hold
     together. Parameters and buffers are the first replica's from the start; buffers are not averaged. A round in which
     a replica's numbers are not finite is dropped: all replicas go back to the shared parameters.
@@ -138,7 +139,10 @@ class LocalSteps(Wrapper):
         runtime = Runtime(plan, replica.slots, axes, device, JobOptions(
             seed=choices.seed, others=replica.others, owns_mesh=choices.owns_mesh, planned=replica.planned,
             values=values, trained=trained.keys(), plan_for=parts.plan, fits=parts.check_fits,
-            facts={"front end": "LocalSteps", "inner_steps, delay, mix and eager": schedule},
+            facts={
+                "front end": "LocalSteps", "inner_steps, delay, mix and eager": schedule,
+                **facts_of(choices.by_layer),
+            },
         ))  # fmt: skip
         share_values(self._model, axes, device)
         return runtime

@@ -14,6 +14,7 @@ from gradwire.frontends.choices import AttachOptions, StepChoices, device_of, sl
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks, Whole
 from gradwire.frontends.owners import check_free
+from gradwire.frontends.sparse import sparse_in
 from gradwire.frontends.trained import HeldParameters, TrainedParameters, add_to, check_held, on_one_device
 from gradwire.frontends.values import share_values, values_of
 from gradwire.frontends.wrapper import Wrapper
@@ -32,6 +33,8 @@ class DistributedOptimizer(Wrapper):
     After `loss.backward()` every `p.grad` is the mean, so that clipping, GradScaler and schedulers work as with
     one process. Parameters and buffers are rank 0's from the start. Accumulate gradients under `no_sync()`.
     The arguments are those of `gradwire.attach`; `handle` is what that returns.
+
+    Gradients of `model`'s Embedding(sparse=True) stay sparse: their rows travel as they are, beside the plan.
 
     Without `model`, parameters are called by the names that the optimizer was given, or by their places in it; no other
     can be added, and buffers, such as BatchNorm's, start as each rank has them.
@@ -64,14 +67,16 @@ class DistributedOptimizer(Wrapper):
         values, device = values_of(model), device_of(parameters)
         mesh = choices.mesh(partial(ProcessGroup.own, process_group), device)
         find_unused = choices.find_unused_parameters
-        self._front_end = GradientHooks(trained.fit, model, Whole(), find_unused, process_group, trained)
+        sparse = sparse_in(model, trained.fit)
+        places = Whole({trained.fit[name] for name in sparse})
+        self._front_end = GradientHooks(trained.fit, model, places, find_unused, process_group, trained)
         runtime = None
         if mesh.ranks == 1 and not choices.elastic:
             choices.let_go(mesh)
         else:
             runtime = choices.runtime(
                 "DistributedOptimizer", trained.fit, slots_of(trained.fit), mesh, trained=parameters.keys(),
-                others=trained.others, values=values,
+                others=trained.others, values=values, sparse=sparse,
             )  # fmt: skip
             share_values(model, mesh, device)
             self._front_end.hook_in(runtime)

@@ -1,25 +1,28 @@
 """A table of a job's plan and statistics."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from gradwire.plans import Plan
 from gradwire.runtime.stats import Stats
 
-HEADINGS = ("group", "tensors", "elements", "compressor", "memory", "communicator")
+HEADINGS = ("group", "tensors", "elements", "compressor", "memory", "communicator", "rule")
 
 
-def table(plan: Plan, numel: Mapping[str, int], stats: Stats) -> str:
-    """The plan group by group, with tensors of so many elements, then what a step sent and where its time
-    went; of an automatic plan also how it was chosen."""
+def table(plan: Plan, numel: Mapping[str, int], stats: Stats, sparse: Collection[str] = ()) -> str:
+    """The plan group by group, with tensors of so many elements, and the `sparse` gradients beside it; then what a step
+    sent and where its time went; of an automatic plan also how it was chosen."""
     rows = [
         (
             str(index), str(len(group.slots)), f"{sum(numel[name] for name in group.slots):,}", str(group.compressor),
-            str(group.memory), str(group.communicator),
+            str(group.memory), str(group.communicator), group.rule,
         )
         for index, group in enumerate(plan.groups)
     ]  # fmt: skip
     elements = sum(numel[name] for group in plan.groups for name in group.slots)
-    return "\n".join([*(_aligned([HEADINGS, *rows]) if rows else [plan.describe()]), *_figures(stats, elements)])
+    # without rules there is no column of theirs
+    shown = [cells[: None if any(group.rule for group in plan.groups) else -1] for cells in (HEADINGS, *rows)]
+    beside = [f"as sparse rows: {', '.join(sorted(sparse))}"] if sparse else []
+    return "\n".join([*(_aligned(shown) if rows else [plan.describe()]), *beside, *_figures(stats, elements)])
 
 
 def _figures(stats: Stats, elements: int) -> list[str]:

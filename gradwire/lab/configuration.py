@@ -7,7 +7,9 @@ such as `topk:0.01`, `topk:ratio=0.01+residual+allgather`, `powersgd:4`, `topk:0
 `@25mb`, `@4` or `@hybrid` after a compressor say how it groups gradients: up to 25 MB each, 4 groups, or small matrices
 dense; `dense@25mb` sets DDP's. `topk:0.01@planned` has `Auto` choose the groups for the shortest step; `auto` has it
 choose all, for the most progress per second. `torch-fp16`, `torch-bf16` and `torch-powersgd:4` are torch's own hooks of
-DDP. `plan:FILE` is a plan that was saved.
+DDP. `plan:FILE` is a plan that was saved. Behind `;` come rules by layer, as in `topk:0.01;*.norm.*=fp32;dim<2=bf16`:
+what matches such a pattern first is sent in its way; of `bf16|qsgd`, or all that `auto` has, the automatic plan
+chooses.
 """
 
 import re
@@ -28,13 +30,14 @@ from gradwire.compressors import FP32, Compressor
 from gradwire.construct import construct
 from gradwire.controllers import Controller
 from gradwire.frontends import Handle, LocalSteps, Outer, attach
+from gradwire.frontends.ruled import GivenRule, rules_of
 from gradwire.groups import Grouping
 from gradwire.importing import imported
 from gradwire.lab.local import Local
 from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM, PLAN, PLANNED
 from gradwire.lab.torch_hooks import TORCH_HOOKS, TorchHook
 from gradwire.memories import Memory
-from gradwire.notation import lowered, read_grouping, read_parts
+from gradwire.notation import lowered, read_grouping, read_parts, read_rule, way_of
 from gradwire.plans import Group, Plan, default_communicator, default_memory, from_file
 from gradwire.slots import Slot
 from gradwire.transports import Mesh, Transport
@@ -60,6 +63,8 @@ class Configuration:
     """Local steps, after which pseudo-gradients are reduced."""
     hook: TorchHook | None = None
     """A hook of torch's, in place of all the above but the size of DDP's buckets."""
+    rules: tuple[GivenRule, ...] = ()
+    """By layer; the compressor is for the rest."""
 
     @property
     def silent(self) -> bool:
@@ -112,7 +117,7 @@ class Configuration:
             return None
         return attach(
             ddp, self.compressor, memory=self.memory, communicator=self.communicator, groups=self.grouping,
-            transport=transport, seed=seed, controller=controller, scaler=scaler,
+            rules=self.rules, transport=transport, seed=seed, controller=controller, scaler=scaler,
         )  # fmt: skip
 
     def attach_shards(
@@ -131,7 +136,7 @@ class Configuration:
             return None
         return attach(
             model, self.compressor, memory=self.memory, communicator=self.communicator, groups=self.grouping,
-            mesh=mesh, seed=seed, controller=controller, scaler=scaler,
+            rules=self.rules, mesh=mesh, seed=seed, controller=controller, scaler=scaler,
         )  # fmt: skip
 
     def local_steps(
@@ -148,8 +153,8 @@ class Configuration:
             return None
         return LocalSteps(
             inner, model, self.compressor, memory=self.memory, communicator=self.communicator, groups=self.grouping,
-            inner_steps=local.inner_steps, outer=Outer(local.lr, local.momentum), fragments=local.fragments,
-            delay=local.delay, mix=local.mix, transport=transport, mesh=mesh, seed=seed,
+            rules=self.rules, inner_steps=local.inner_steps, outer=Outer(local.lr, local.momentum),
+            fragments=local.fragments, delay=local.delay, mix=local.mix, transport=transport, mesh=mesh, seed=seed,
         )  # fmt: skip
 
 
@@ -159,6 +164,10 @@ def parse(text: str) -> Configuration:
     Raises ValueError for an unknown name, a value that does not fit, and a pairing that makes no sense."""
     if text.startswith(PLAN):
         return Configuration(text, plan=saved_plan(text.removeprefix(PLAN)))
+    return _ruled(*text.split(";")) if ";" in text else _plain(text)
+
+
+def _plain(text: str) -> Configuration:
     # a plan, or groups and parts
     text = re.sub(rf"^{DDP}(?=[@+]|$)", DENSE, lowered(text))
     parts, at, groups = text.partition("@")
@@ -210,18 +219,28 @@ def saved_plan(path: str) -> Plan:
     return from_file(path, read)
 
 
-def candidate(compressor: Compressor, memory: Memory | None, communicator: Communicator | None) -> Compressor | Group:
-    """A candidate of `Auto`: the compressor, which goes with what suits it, or with the parts that are named."""
-    if not (memory or communicator):
-        return compressor
-    memory, communicator = memory or default_memory(compressor), communicator or default_communicator(compressor)
-    return Group((), compressor, memory, communicator)
+def _ruled(head: str, *given: str) -> Configuration:
+    """`head` with rules, each as PATTERN=WAY."""
+    plain = parse(head)
+    # what no rule matches goes by the head
+    if not plain.compressor or (isinstance(plain.controller, Auto) and plain.text != AUTO):
+        raise ValueError(f"{head} takes no rules, which are for compressors and {AUTO}: leave {given[0]!r} out")
+    pairs = list(map(read_rule, given))
+    rest = AUTO if plain.text == AUTO else way_of(plain.compressor, plain.memory, plain.communicator)
+    rules, text = rules_of([*pairs, ("*", rest)]), ";".join((plain.text, *given))
+    if all(rule.fixed for rule in rules):
+        return replace(plain, text=text, rules=tuple(pairs))
+    # an automatic plan begins dense
+    if plain.local or plain.grouping or (plain.controller and plain.text != AUTO):
+        raise ValueError(f"{text!r} leaves a choice to the automatic plan, which {plain.text} has no room for")
+    dense: list[GivenRule] = [(pattern, FP32()) for pattern, _ in pairs]
+    return Configuration(text, FP32(), controller=Auto(rules=rules), rules=tuple(dense))
 
 
 def _planned(text: str, other: Controller | Local | None, compressor: Compressor, *parts: Any) -> Configuration:
     if other:
         raise ValueError(f"{text!r} cannot be: @{PLANNED} has a controller of its own, for exchanges of every step")
-    return Configuration(text, FP32(), controller=Auto([candidate(compressor, *parts)], objective="step"))
+    return Configuration(text, FP32(), controller=Auto([way_of(compressor, *parts)], objective="step"))
 
 
 def _hooked(text: str, head: str, grouping: Grouping | None, *, alone: bool) -> Configuration:
@@ -274,11 +293,3 @@ def check_autocast(configurations: Sequence[Configuration], autocast: str | None
         raise unknown("autocast to", autocast, ("bf16", "fp16"))
     if autocast == "fp16" and (local := next((each.text for each in configurations if each.local), None)):
         raise ValueError(f"{local} takes steps rank by rank, which float16's overflows would skip on one of them: bf16")
-
-
-def controlled(text: str, controller: str | None) -> str:
-    """The configuration with this controller; unchanged for dense ones, torch's hooks, plans and local steps."""
-    head, at, groups = text.partition("@")
-    own = head.lower() in (DENSE, DDP, NOCOMM, AUTO) or head.lower().startswith((PLAN, LOCAL, *TORCH_HOOKS))
-    alone = controller is None or own
-    return text if alone else f"{head}+{controller}{at}{groups}"

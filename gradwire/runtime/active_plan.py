@@ -34,7 +34,7 @@ class ActivePlan:
 
     def __init__(self, make: Callable[[], Plan], agreement: Agreement, options: JobOptions, slots: list[Slot]) -> None:
         self._agreement, self._options, self._slots = agreement, options, slots
-        self.trained = [slot for slot in slots if options.trained is None or slot.name in options.trained]
+        self._train({slot.name for slot in slots} if options.trained is None else options.trained)
         self._chosen: Plan | None = None
         self.native_steps, self.plan, self.origin = None, NATIVE, NATIVE
         # all ranks meet here: they begin with equal plans, or none begins
@@ -49,13 +49,18 @@ class ActivePlan:
         # these three need the first plan themselves, so they come after it
         self._steps, self._control, self._pipeline = steps, control, pipeline
         control.paused = self.follows_order
+        steps.store.train(self._names)
         self._install(self.first)
         steps.close()
 
     def agreed(self, make: Callable[[], Plan]) -> Plan:
         """The plan that `make` returns, once all ranks have the same. Raises ValueError, on all, where they do not."""
-        trained = [slot.name for slot in self.trained]
-        return self._agreement.on_plan(lambda: self._begin(make()), self._options.controller, trained)
+        return self._agreement.on_plan(lambda: self._begin(make()), self._options.controller, self._names)
+
+    def _train(self, names: Collection[str]) -> None:
+        self._names = set(names)
+        sparse = self._options.sparse
+        self.trained = [slot for slot in self._slots if slot.name in names and slot.name not in sparse]
 
     @property
     def follows_order(self) -> bool:
@@ -75,8 +80,8 @@ class ActivePlan:
         """The plan for newly chosen parameters, once all ranks have the same. Raises ValueError, on all of them, naming
         a parameter that some ranks train and others do not."""
         # the ranks meet, with the parameters that are trained now
-        changed = min({slot.name for slot in self.trained} ^ set(trained))
-        self.trained = [slot for slot in self._slots if slot.name in trained]
+        changed = min(self._names ^ set(trained))
+        self._train(trained)
         # a rank whose requires_grad did not change does not come: name the parameter, too
         try:
             return self._agreement.on_plan(
@@ -89,6 +94,7 @@ class ActivePlan:
 
     def follow(self, plan: Plan) -> None:
         """Puts a plan in force for the parameters that are trained now."""
+        self._steps.store.train(self._names)
         # the controller begins anew, with slots of which it has seen nothing
         self._control.restart(self.trained)
         self.native_steps = None

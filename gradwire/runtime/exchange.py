@@ -98,8 +98,8 @@ class GroupExchange(ABC):
     """The collectives that a step takes."""
     compresses: bool = True
     """This rank encodes, and its memory is in use."""
-    sums_inside_hosts: ClassVar[bool] = False
-    """Ranks of a host first sum their gradients."""
+    why_not_recorded: ClassVar[str] = ""
+    """Why its turns are never recorded on a GPU; empty where they may be."""
     input: GroupInput | None = None
     """The present step's."""
 
@@ -126,6 +126,12 @@ class GroupExchange(ABC):
                 # velocity and the like stay as they were
                 else:
                     after[slot].copy_(before[slot])
+
+    def poison(self, nonfinite: Tensor | None) -> None:
+        """Makes the means NaN; on a GPU where `nonfinite` (1,) is."""
+        assert self.input is not None
+        gradients = self.input.gradients
+        gradients.poison() if nonfinite is None else gradients.poison_where(nonfinite)
 
     def means(self) -> dict[str, Tensor]:
         """The step's means by parameter."""

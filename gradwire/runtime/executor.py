@@ -25,6 +25,7 @@ from torch import Tensor
 from gradwire.ops.host import to_device, to_host
 from gradwire.runtime.graphs import CUDAGraphs, Graphs
 from gradwire.runtime.waits import Waits
+from gradwire.torch_private.foreach import memory_of
 
 T = TypeVar("T")
 
@@ -163,8 +164,8 @@ class Executor:
     def keep(self, tensors: Iterable[Tensor]) -> None:
         """Keeps the memory of these tensors, allocated on another stream, until the worker's stream has used them."""
         if self._stream:
-            for tensor in tensors:
-                tensor.record_stream(self._stream)
+            for part in (part for tensor in tensors for part in memory_of(tensor)):
+                part.record_stream(self._stream)
 
     def order_behind(self, point: Point | None = None) -> None:
         """Orders the current stream's work from now on behind the worker's so far, or before a flushed `point`."""

@@ -12,6 +12,7 @@ from gradwire.ops.gradients import Gradients
 from gradwire.plans import Group, Plan
 from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext, ReplicaExchange
 from gradwire.runtime.flags import flagged
+from gradwire.runtime.row_exchange import RowExchange
 from gradwire.runtime.store import Store, StoredGroup
 
 
@@ -20,7 +21,7 @@ class HostExchange(GroupExchange):
     broadcasts the mean inside the host. Groups have leaders in turn. A residual that another rank still has, of a plan
     in which it was the leader, goes out with the next sum."""
 
-    sums_inside_hosts: ClassVar[bool] = True
+    why_not_recorded: ClassVar[str] = 'groups that are summed along the axis "host" are not recorded'
 
     def __init__(self, group: Group, index: int, stored: StoredGroup, job: JobContext) -> None:
         assert job.mesh.host is not None
@@ -76,13 +77,13 @@ class HostExchange(GroupExchange):
 
 
 def exchanges_for(plan: Plan, store: Store, job: JobContext) -> list[GroupExchange]:
-    """The exchanges of a plan's groups, for which the store is arranged."""
-    kind = HostExchange if job.mesh.host else ReplicaExchange
+    """The exchanges of a plan's groups and of sparse gradients, for which the store is arranged."""
+    dense = HostExchange if job.mesh.host else ReplicaExchange
     # where there is a memory, a mean of any group that is not finite makes the step bad for all
     job = replace(job, keeps_state=lambda: store.keeps_state)
     return [
-        kind(group, index, stored, job)
-        for index, (group, stored) in enumerate(zip(plan.groups, store.groups, strict=True))
+        (dense if index < len(plan.groups) else RowExchange)(group, index, stored, job)
+        for index, (group, stored) in enumerate(zip(store.whole(plan).groups, store.groups, strict=True))
     ]
 
 

@@ -60,7 +60,7 @@ class StepFutures:
                 future.set_exception(error)  # pyright: ignore[reportArgumentType]
             else:
                 # a torch future takes no SystemExit; the framework goes on with NaN
-                future.set_result(buffer.fill_(torch.nan))
+                future.set_result(buffer if buffer.is_sparse else buffer.fill_(torch.nan))
 
 
 class Intake:
@@ -165,9 +165,13 @@ class Intake:
         self.ended, self._recorder.doing = self.step, BETWEEN
 
     def submit(self, slot: int, gradient: Tensor) -> None:
-        """Takes a slot's gradient, which the mean replaces in place. Raises ValueError where it is sparse."""
-        if gradient.is_sparse:
-            raise ValueError(f"parameter {self.slots[slot].name!r} has a sparse gradient; use Embedding(sparse=False)")
+        """Takes a slot's gradient, which the mean replaces in place. Raises ValueError for one that is sparse and was
+        not expected to be."""
+        if gradient.is_sparse and slot not in self._steps.store.sparse:
+            raise ValueError(
+                f"parameter {self.slots[slot].name!r} has a sparse gradient, and there is no nn.Embedding(sparse=True) "
+                "that it is the weight of in the model that was passed; pass the model, or use sparse=False"
+            )
         self._tensors[slot] = gradient
         self.arrivals.arrive(slot)
 
@@ -186,7 +190,7 @@ class Intake:
 
     def forward_begins(self) -> None:
         """Notes the beginning of a forward pass, for traces."""
-        self._recorder.forward_begins(self._active.plan)
+        self._recorder.forward_begins(self._steps.store.whole(self._active.plan))
 
     def wants_readiness(self) -> bool:
         """Whether the moments when gradients become ready are needed, for the plan's order or a trace."""
@@ -214,11 +218,13 @@ class Intake:
             self.begun_s = monotonic()
             self._executor.post(partial(self._steps.begin, self.groups, self.step))
         members, tensors = self._members[group], None
+        # a sparse gradient is another tensor in each step
+        fixed = self._fixed and members[0] not in self._steps.store.sparse
         # places are sent along until the worker knows them
         if group not in self._known:
             tensors = [self._tensors[slot] for slot in members]
-            if self._fixed:
+            if fixed:
                 self._known.add(group)
         # to the worker, in the order in which groups are complete
         missing = [members.index(slot) for slot in absent]
-        self._executor.post(partial(self._steps.complete, group, tensors, missing, self._fixed, self._recorder.mark()))
+        self._executor.post(partial(self._steps.complete, group, tensors, missing, fixed, self._recorder.mark()))

@@ -53,6 +53,8 @@ class JobOptions:
     """The parameters that are trained at first, of all that have slots; by default all."""
     plan_for: Callable[[list[Slot]], Plan] | None = None
     """Makes the plan when other parameters are trained."""
+    sparse: Collection[str] = ()
+    """Parameters whose gradients are sparse. No plan has them: their rows travel as they are."""
     elastic: bool = False
     """Ranks confirm at the end of each step that they have all of it: it counts on all that are left, or on none."""
     voted: bool = False

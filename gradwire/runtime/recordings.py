@@ -243,8 +243,8 @@ class Recordings:
 
 def _why_never(exchange: GroupExchange) -> str:
     """Why a group's turns are never recorded; "" where they may be."""
-    if exchange.sums_inside_hosts:
-        return 'groups that are summed along the axis "host" are not recorded'
+    if exchange.why_not_recorded:
+        return exchange.why_not_recorded
     group = exchange.group
     other = [part for part in (group.compressor, group.memory, group.communicator) if not part.recordable]
     return f"{other[0]} is not recordable" if other else ""

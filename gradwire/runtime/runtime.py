@@ -53,7 +53,7 @@ class Runtime:
     def __init__(
         self, plan: Callable[[], Plan], slots: Sequence[Slot], mesh: Mesh, device: torch.device, options: JobOptions
     ) -> None:
-        self.slots, self.mesh, self._options = list(slots), mesh.for_job(), options
+        self.slots, self.mesh, self._options, self.sparse = list(slots), mesh.for_job(), options, options.sparse
         self.numel, self.elastic = {slot.name: slot.numel for slot in slots}, options.elastic
         # locks and counters, which errors need from the beginning
         self._failing, self._futures, self._reduced = Lock(), StepFutures(), ReducedSteps(self.slots, mesh.averaged)
@@ -74,8 +74,8 @@ class Runtime:
         # the parts of a step, all on the worker
         self._recorder = Recorder(self._executor.mark, mesh.rank)
         self._pipeline = Pipeline(self.mesh, self._recorder)
-        control = Control(options, planned, self._pipeline, self._executor)
-        self._steps = Steps(Store(self.slots, device), self._pipeline, self._executor, control, options)
+        control = Control(options, self._active.trained, self._pipeline, self._executor)
+        self._steps = Steps(Store(self.slots, device, options.sparse), self._pipeline, self._executor, control, options)
         self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
         # those of the thread that trains, and the end
         self._states = States(self._steps, self._active, self._agreement, options)

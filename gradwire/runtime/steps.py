@@ -289,11 +289,7 @@ class Steps:
         if self.executor.is_immediate and nonfinite.isfinite():
             return
         for exchange in self._active:
-            assert exchange.input is not None
-            if self.executor.is_immediate:
-                exchange.input.gradients.poison()
-            else:
-                exchange.input.gradients.poison_where(nonfinite)
+            exchange.poison(None if self.executor.is_immediate else nonfinite)
 
     def _means(self) -> Mapping[str, Tensor]:
         """The step's means by parameter."""

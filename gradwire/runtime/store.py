@@ -4,7 +4,7 @@ State of gradient size lies in state buffers; a group's part is a slice of them.
 compressors moves nothing; one that groups or orders slots anew moves them once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from zlib import crc32
 
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from gradwire.checkpoint import GROUP, SHARED
-from gradwire.compressors import DoubleBuffer, GroupState, SlotState
-from gradwire.memories import RESIDUAL
+from gradwire.communicators import AllGather
+from gradwire.compressors import FP32, DoubleBuffer, GroupState, SlotState
+from gradwire.memories import RESIDUAL, NoMemory
 from gradwire.ops.gradients import Gradients, GradientSplit
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan
@@ -105,8 +106,11 @@ class Store:
     """The state of all `slots`, arranged for the `groups` of a plan. It belongs to the worker; any other thread holds
     `Steps.changing` while it looks."""
 
-    def __init__(self, slots: Sequence[Slot], device: torch.device) -> None:
+    def __init__(self, slots: Sequence[Slot], device: torch.device, sparse: Collection[str] = ()) -> None:
         self.slots, self.device = list(slots), device
+        # slots whose gradients are sparse, which no plan has; and those of them that are trained
+        self.sparse = {i for i, slot in enumerate(slots) if slot.name in sparse}
+        self._rows: tuple[int, ...] = ()
         self.groups: list[StoredGroup] = []
         # whether any rank may have state of gradient size; the same on all, which have the same plans and load together
         self.keeps_state = False
@@ -121,9 +125,20 @@ class Store:
         """Bytes of all state and scratch of the groups."""
         return self._buffers.nbytes + sum(stored.slot_state.nbytes + stored.buffers.nbytes for stored in self.groups)
 
+    def train(self, names: Collection[str]) -> None:
+        """Has the sparse gradients of these parameters alone take part in steps, from the next `arrange` on."""
+        self._rows = tuple(i for i in sorted(self.sparse) if self.slots[i].name in names)
+
+    def whole(self, plan: Plan) -> Plan:
+        """The plan, with one more group of all sparse gradients, if there are any."""
+        if plan.native or not self._rows:
+            return plan
+        names = tuple(self.slots[i].name for i in self._rows)
+        return Plan((*plan.groups, Group(names, FP32(), NoMemory(), AllGather())))
+
     def members(self, plan: Plan) -> list[tuple[int, ...]]:
-        """The slots of each of the plan's groups."""
-        return [tuple(self._index[name] for name in group.slots) for group in plan.groups]
+        """The slots of each of these groups."""
+        return [tuple(self._index[name] for name in group.slots) for group in self.whole(plan).groups]
 
     def arrange(self, plan: Plan) -> None:
         """Arranges the state for a plan's groups; every slot keeps its own. Without groups all stays where it is."""
@@ -132,16 +147,15 @@ class Store:
         self._write_back()
         before = {stored.slots: stored for stored in self.groups}
         if members:
-            self._buffers.follow(members)
+            self._buffers.follow(members[: len(plan.groups)])
         # buffers of kinds that this plan needs for the first time
         for group in plan.groups:
             for kind in _kinds(group):
                 self._buffers.need(kind)
                 self.keeps_state = True
         # groups with the same slots as before keep their scratch
-        self.groups = [
-            self._stored(group, own, before.get(own)) for group, own in zip(plan.groups, members, strict=True)
-        ]
+        groups = zip(self.whole(plan).groups, members, strict=True)
+        self.groups = [self._stored(group, own, before.get(own)) for group, own in groups]
 
     def export(self) -> Exported:
         """All state, as views."""
@@ -186,7 +200,8 @@ class Store:
         return StoredGroup(members, split, kinds, parts, slot_state, group_state, Workspace(self.device))
 
     def _parts(self, kinds: tuple[str, ...], members: Sequence[int]) -> dict[str, BufferPart]:
-        wanted = [kind for kind in self._buffers.kinds if kind in (*kinds, RESIDUAL)]
+        # sparse gradients have no state
+        wanted = [kind for kind in self._buffers.kinds if kind in (*kinds, RESIDUAL) and members != self._rows]
         return {kind: self._buffers.part(kind, members) for kind in wanted}
 
     def _init_slot(self, i: int, group: Group) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from gradwire.plans import Group, Plan, check_version, from_file, sized_by_elements
+from gradwire.rules import sort_by
 from gradwire.schedule.costs import NOTHING, Affine, Chain, CostTable, Total, from_data
 from gradwire.schedule.problem import Choice, Option, Problem
 from gradwire.slots import Layout, Slot
@@ -37,6 +38,10 @@ class SlotTime:
     @property
     def numel(self) -> int:
         return prod(self.shape)
+
+    @property
+    def dim(self) -> int:
+        return len(self.shape)
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,8 @@ class Profile:
     device: str = "cpu"
     """The kind on which it was measured."""
     objective: Objective = "progress"
-    """With "step" every candidate's efficiency counts as 1, and those that are `unasked` carry small slots alone."""
+    """With "step" every candidate's efficiency counts as 1, and those that are `unasked` carry small slots alone, as
+    under rules."""
 
     def __post_init__(self) -> None:
         if not self.candidates:
@@ -116,13 +122,14 @@ class Profile:
         # a slot counts as ready once all before it are, as groups are runs of neighbours
         small = np.array([len(slot.shape) < 2 for slot in self.slots])
         options = tuple(self._option(candidate) for candidate in self.candidates)
-        # where all slots are small, or nothing else is left, what fills up is an option like others
         if self.objective == "step":
-            alone = small.all() or all(candidate.unasked for candidate in self.candidates)
-            options = tuple(
-                dataclasses.replace(option, efficiency=1.0, filler=candidate.unasked and not alone)
-                for option, candidate in zip(options, self.candidates, strict=True)
-            )
+            options = tuple(dataclasses.replace(option, efficiency=1.0) for option in options)
+        # where all slots are small, or nothing else is left, what fills up is an option like others
+        alone = small.all() or all(candidate.unasked for candidate in self.candidates)
+        options = tuple(
+            dataclasses.replace(option, filler=self._fills(candidate) and not alone)
+            for option, candidate in zip(options, self.candidates, strict=True)
+        )
         return Problem(
             ready_s=np.maximum.accumulate(np.array([slot.ready_s for slot in self.slots])),
             elements=np.array([float(slot.numel) for slot in self.slots]),
@@ -130,6 +137,23 @@ class Profile:
             options=options,
             around_s=self.forward_s + self.optimizer_s,
         )
+
+    def _fills(self, candidate: Candidate) -> bool:
+        return candidate.unasked and (self.objective == "step" or candidate.way.rule != "")
+
+    def by_rule(self) -> "list[Profile]":
+        """The profile of each rule's slots, with its candidates alone."""
+        of: dict[str, list[Candidate]] = {}
+        for candidate in self.candidates:
+            of.setdefault(candidate.way.rule, []).append(candidate)
+        if of.keys() == {""}:
+            return [self]
+        sorted_slots = sort_by(of, self.slots)
+        return [
+            dataclasses.replace(self, slots=tuple(slots), candidates=tuple(of[rule]))
+            for rule, slots in sorted_slots.items()
+            if slots
+        ]
 
     def plan(self, groups: Sequence[Choice]) -> Plan:
         return Plan(tuple(

@@ -43,7 +43,7 @@ def search_progress(problem: Problem, regime: Regime, eps: float = 0.0, known: S
 def levels(problem: Problem) -> list[float]:
     """The least efficiencies to search with: one of those that hardly differ, and none that harms training."""
     levels: list[float] = []
-    for efficiency in sorted({option.efficiency for option in problem.options if option.efficiency}):
+    for efficiency in sorted({problem.options[each].efficiency for each in problem.chosen_from} - {0.0}):
         if not levels or efficiency > SAME_EFFICIENCY * levels[-1]:
             levels.append(efficiency)
     return levels or [0.0]

@@ -216,8 +216,10 @@ def latency_of(profile: Profile) -> float:
 
 
 def names(candidates: Sequence[Candidate]) -> list[str]:
-    """Names of candidates: their compressors, with the communicator where two have the same."""
-    short = [_name(candidate.way.compressor) for candidate in candidates]
+    """Names of candidates: their compressors, with the rule if there is one, and the communicator where two have the
+    same."""
+    rules = [f" for {candidate.way.rule!r}" if candidate.way.rule else "" for candidate in candidates]
+    short = [_name(each.way.compressor) + rule for each, rule in zip(candidates, rules, strict=True)]
     return [
         f"{name} by {candidate.way.communicator.name}" if short.count(name) > 1 else name
         for name, candidate in zip(short, candidates, strict=True)

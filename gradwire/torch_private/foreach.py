@@ -46,6 +46,11 @@ def norms_of(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(list(tensors)))  # pyright: ignore[reportPrivateImportUsage]
 
 
+def memory_of(tensor: Tensor) -> list[Tensor]:
+    """The tensors that a sparse one is made of; of any other itself."""
+    return [tensor._indices(), tensor._values()] if tensor.is_sparse else [tensor]
+
+
 def plain_tensors(tensor: Tensor) -> list[Tensor]:
     """The tensors in which a subclass such as DTensor, or a quantized weight, keeps its values; of any other itself."""
     if not is_traceable_wrapper_subclass(tensor):

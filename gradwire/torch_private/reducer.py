@@ -32,15 +32,24 @@ def is_joining(ddp: DistributedDataParallel) -> bool:
 def managed_by(ddp: DistributedDataParallel) -> set[Tensor]:
     """The parameters in its buckets: those that needed a gradient, and were not to be ignored, when it was made.
 
-    Raises ValueError where it expects sparse gradients, or reduces every parameter outside of its buckets."""
+    Raises ValueError where it reduces every parameter outside of its buckets."""
     if ddp._delay_all_reduce_all_params:
         raise ValueError("delay_all_reduce_named_params has DDP reduce every parameter by itself; leave some out of it")
+    # tensors are compared by identity here
     try:
         buckets = ddp.reducer._get_zeros_like_grad_buckets()
-    except RuntimeError as error:  # the bucket of a sparse gradient has no buffer
-        raise ValueError("DDP expects a sparse gradient; use Embedding(sparse=False)") from error
-    # tensors are compared by identity here
-    return {parameter for bucket in buckets for parameter in bucket.parameters()}
+        return {parameter for bucket in buckets for parameter in bucket.parameters()}
+    except RuntimeError:  # before the first step the bucket of a sparse gradient has no buffer
+        return _trained_since_made(ddp)
+
+
+def _trained_since_made(ddp: Any) -> set[Tensor]:
+    """The parameters that need a gradient now. Raises ValueError where these are more or fewer than when DDP was
+    made."""
+    parameters = set(ddp._build_params_for_reducer()[0])
+    if len(parameters) != ddp._get_ddp_logging_data()["num_parameter_tensors"]:
+        raise ValueError("DDP has sparse gradients, and parameters were frozen or thawed since; make it anew")
+    return parameters
 
 
 def delayed_by(ddp: DistributedDataParallel) -> list[Tensor]:
@@ -75,7 +84,9 @@ def without_hook(ddp: DistributedDataParallel, managed: Collection[Tensor]) -> N
     need a gradient now."""
     it: Any = ddp
     named = {name: p for name, p in it.module.named_parameters() if p in managed}
-    it._ddp_init_helper([*named.values()], [False] * len(named), dict(enumerate(named)), it.static_graph)
+    sparse = dict(zip(*it._build_params_for_reducer(), strict=True))
+    flags = [sparse.get(parameter, False) for parameter in named.values()]
+    it._ddp_init_helper([*named.values()], flags, dict(enumerate(named)), it.static_graph)
 
 
 def with_hook(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:

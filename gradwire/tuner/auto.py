@@ -10,25 +10,24 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors import FP32, Compressor
+from gradwire.compressors import Compressor
 from gradwire.controllers import Controller, Decision, Observation, StepView
 from gradwire.controllers.requests import Change, NativeRequest, Profiled, ProfileRequest
 from gradwire.plans import NATIVE, Group, Plan
-from gradwire.schedule import Objective, Profile, Solution, Worker, search_progress
+from gradwire.rules import Rule
+from gradwire.schedule import Objective, Profile, Solution, Worker, search_profile
 from gradwire.tuner import messages
 from gradwire.tuner.candidate_plans import (
     allowed,
     by_objective,
     check_wanted,
-    compressor_of,
     efficiency_of_plan,
     is_dense,
     learnt,
+    may_be_dense,
     quiet,
-    safe,
     shortlist,
-    unasked,
-    ways_of,
+    ways_by,
     with_efficiencies,
 )
 from gradwire.tuner.trials import FAR, SETTLE, STILL_CLOSE, TRIED, Trials, step_s, turns_in
@@ -62,6 +61,8 @@ class Auto(Controller):
     those that need no tuning: fp32, bf16, and 8 bits with a residual. With the objective "step" it is the plan with the
     shortest steps, whatever their progress, of the candidates alone; vectors travel in float32 if none is a cast.
 
+    With `rules` each has candidates of its own, or one way; plans are searched rule by rule, and tried as a whole.
+
     Where nothing beats DDP without a hook, the plan is native: DDP reduces alone, and Auto only watches steps' times.
 
     `chosen` says whether it has settled on a plan, with which it expects steps of `expected_s`, where dense ones took
@@ -77,12 +78,13 @@ class Auto(Controller):
         candidates: Sequence[Compressor | Group] = (),
         fidelity: float | None = None,
         objective: Objective = "progress",
+        rules: Sequence[Rule] = (),
     ) -> None:
-        check_wanted(candidates, fidelity, objective)
-        self.fidelity, self._unasked = fidelity, unasked(candidates)
+        self.rules, self.fidelity = tuple(rules) or (Rule("", tuple(candidates)),), fidelity
+        for rule in self.rules:
+            check_wanted(rule.candidates, fidelity, objective)
         self.objective: Objective = objective
-        self.candidates = [*self._unasked, *candidates]
-        self._may_be_dense = objective == "progress" or not candidates or FP32() in map(compressor_of, candidates)
+        self._may_be_dense = (objective == "progress" and not rules) or all(may_be_dense(rule) for rule in self.rules)
         self.measured: Profile | None = None
         self.profile: Profile | None = None
         self.regime = Worker()
@@ -108,7 +110,8 @@ class Auto(Controller):
         return messages.account(self.dense_s, self.tried, self.decisions)
 
     def describe(self) -> str:
-        return f"Auto(candidates={self.candidates!r}, fidelity={self.fidelity!r}, objective={self.objective!r})"
+        rules = "; ".join(map(str, self.rules))
+        return f"Auto({rules}, fidelity={self.fidelity!r}, objective={self.objective!r})"
 
     def check(self, plan: Plan) -> None:
         if not is_dense(plan):
@@ -160,17 +163,15 @@ class Auto(Controller):
 
     def _ask_for_profile(self, seen: Observation, plan: Plan) -> Change:
         self._phase = "profile"
-        known = self.candidates or safe(seen.replicas)
-        ways = [way for candidate in known for way in ways_of(candidate, seen.replicas)]
-        return ProfileRequest(quiet(plan), tuple(ways), TRACED)
+        return ProfileRequest(quiet(plan), ways_by(self.rules, seen.replicas), TRACED)
 
     def _profiled(self, seen: Observation, answer: Profiled) -> Change | None:
         profile = answer.profile
         if self.measured and not is_dense(seen.plan):  # no dense steps were traced
             profile = with_efficiencies(profile, self.measured)
-        self.measured, self.regime = by_objective(profile, self.objective, self._unasked), Worker(answer.contention)
+        self.measured, self.regime = by_objective(profile, self.objective, self.rules), Worker(answer.contention)
         self.profile = allowed(self.measured, self.fidelity)
-        self.found = search_progress(self.profile.problem(), self.regime, EPS[self.objective])
+        self.found = search_profile(self.profile, self.regime, EPS[self.objective])
         self.predicted_s = self.found.step_s
         self._turns_left = turns_in(CHOOSING_STEPS - BEFORE_TRIALS, seen.next_step - seen.step)
         self._log(seen, messages.efficiencies(self.measured, self.profile))
@@ -210,8 +211,7 @@ class Auto(Controller):
 
     def _learn(self, seen: Observation) -> Change | None:
         """Corrects the profile by the tried plans, and tries others that look better by it."""
-        tried = self._trials
-        rivals = shortlist(*self._search_again(), self.regime, STILL_CLOSE)
+        tried, rivals = self._trials, shortlist(*self._search_again(), self.regime, STILL_CLOSE)
         if new := [plan for plan in rivals if plan not in tried.plans][:MOST_LEARNT]:
             return self._begin_trials("more trials", [tried.plans[tried.best], *new], LEFT_FOR_DUEL, seen)
         return self._compare_with_dense(seen)
@@ -221,7 +221,7 @@ class Auto(Controller):
         tried = self._trials
         profile, seconds = allowed(self.measured, self.fidelity), [*map(tried.step_s, range(len(tried.plans)))]
         self.profile = learnt(profile, self.regime, tried.plans, seconds, tried.best)
-        self.found = search_progress(self.profile.problem(), self.regime, EPS[self.objective])
+        self.found = search_profile(self.profile, self.regime, EPS[self.objective])
         return self.profile, self.found
 
     def _compare_with_dense(self, seen: Observation) -> Change | None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
+from sys import float_info
 from typing import get_args
 
 import numpy as np
@@ -11,6 +13,7 @@ from gradwire.compressors import BF16, FP32, QSGD, Compressor, MultiLevel
 from gradwire.memories import NoMemory, Residual
 from gradwire.options import check_type
 from gradwire.plans import Group, Plan, default_memory
+from gradwire.rules import Rule, joined
 from gradwire.schedule import (
     Objective,
     Problem,
@@ -19,6 +22,7 @@ from gradwire.schedule import (
     Solution,
     Worker,
     baselines,
+    evaluate,
     plan_efficiency,
     theil_sen,
     timeline,
@@ -54,9 +58,15 @@ def unasked(candidates: Sequence[Compressor | Group]) -> list[Compressor | Group
     return [] if not candidates or any(compressor_of(each).is_cast for each in candidates) else [FP32()]
 
 
-def by_objective(profile: Profile, objective: Objective, unasked: Sequence[Compressor | Group]) -> Profile:
+def may_be_dense(rule: Rule) -> bool:
+    """Whether a rule leaves what matches it to float32, if that is best."""
+    return not rule.candidates or FP32() in map(compressor_of, rule.candidates)
+
+
+def by_objective(profile: Profile, objective: Objective, rules: Sequence[Rule]) -> Profile:
     """The profile, from which plans are chosen by this objective."""
-    marked = (replace(each, unasked=each.way.compressor in unasked) for each in profile.candidates)
+    beside = {rule.pattern: unasked(rule.candidates) for rule in rules}
+    marked = (replace(each, unasked=each.way.compressor in beside[each.way.rule]) for each in profile.candidates)
     return replace(profile, objective=objective, candidates=tuple(marked))
 
 
@@ -69,6 +79,16 @@ def with_efficiencies(profile: Profile, known: Profile) -> Profile:
 def safe(world: int) -> list[Compressor | Group]:
     """The default candidates, which need no tuning: fp32, bf16, and 8 bits with a residual."""
     return [FP32(), BF16(), *(replace(way, memory=Residual()) for way in ways_of(QSGD(), world))]
+
+
+def ways_by(rules: Sequence[Rule], world: int) -> tuple[Group, ...]:
+    """The ways to send what matches each rule."""
+    return tuple(
+        replace(way, rule=rule.pattern)
+        for rule in rules
+        for candidate in [*unasked(rule.candidates), *(rule.candidates or safe(world))]
+        for way in ways_of(candidate, world)
+    )
 
 
 def ways_of(candidate: Compressor | Group, world: int) -> list[Group]:
@@ -87,11 +107,16 @@ def ways_of(candidate: Compressor | Group, world: int) -> list[Group]:
 
 def allowed(profile: Profile, fidelity: float | None) -> Profile:
     """The profile without candidates that lose more than this share of training's progress, or that harm it, unless
-    the step alone counts."""
+    the step alone counts. A rule keeps the most efficient of its own."""
     least = 0.0 if fidelity is None else 1 - fidelity
-    kept = [candidate for candidate in profile.candidates if candidate.efficiency >= least]
     if profile.objective == "progress":
-        kept = [candidate for candidate in kept if candidate.efficiency]
+        least = max(least, float_info.min)
+    # a rule's best, of those that the user named
+    best: dict[str, float] = {}
+    for each in profile.candidates:
+        if each.way.rule and not each.unasked:
+            best[each.way.rule] = max(each.efficiency, best.get(each.way.rule, 0.0))
+    kept = [each for each in profile.candidates if each.efficiency >= min(least, best.get(each.way.rule, least))]
     return replace(profile, candidates=tuple(kept))
 
 
@@ -102,11 +127,25 @@ def efficiency_of_plan(profile: Profile, plan: Plan) -> float:
 
 
 def shortlist(profile: Profile, found: Solution, regime: Regime, margin: float) -> list[Plan]:
-    """The plans to try: the best one; the two best candidates alone in DDP's buckets, small slots in the same
+    """The plans to try: the best one; and its rivals, which differ from it in one rule's slots, the first of each rule
+    before any second."""
+    best, slots = profile.plan(found.groups), profile.slots
+    rivals: list[list[Plan]] = []
+    for part in profile.by_rule():
+        own = {slot.name for slot in part.slots}
+        others = best.only({slot.name for slot in slots} - own)
+        rivals.append([joined([rival, others], slots) for rival in _rivals(part, best.only(own), regime, margin)])
+    turns = [plan for turn in zip_longest(*rivals) for plan in turn if plan]
+    return list(dict.fromkeys([best, *turns]))[:MOST_TRIED]
+
+
+def _rivals(profile: Profile, chosen: Plan, regime: Regime, margin: float) -> list[Plan]:
+    """The plans to try beside the best: the two best candidates alone in DDP's buckets, small slots in the same
     ones, for where groups and computing beside backward cost more than the model knows; and, nearest first, each
     candidate alone in its best buckets and layer by layer, for where it costs less, whose progress per second the model
     says is `margin` times less, or nearer."""
     problem = profile.problem()
+    found = evaluate(problem, profile.choices(chosen), regime)
 
     def rate(each: Solution) -> float:
         return plan_efficiency(problem, each.groups) / each.step_s
@@ -120,8 +159,7 @@ def shortlist(profile: Profile, found: Solution, regime: Regime, margin: float) 
     rivals = [*alone.values(), *(baselines.layer_wise(problem, regime, option) for option in options)]
     # near enough to be tried
     close = sorted((rival for rival in rivals if margin * rate(rival) > rate(found)), key=rate, reverse=True)
-    plans = [profile.plan(each.groups) for each in [found, *whole, *close]]
-    return [plan for i, plan in enumerate(plans) if plan not in plans[:i]][:MOST_TRIED]
+    return [profile.plan(each.groups) for each in [*whole, *close]]
 
 
 def learnt(profile: Profile, regime: Worker, plans: Sequence[Plan], seconds: Sequence[float], best: int) -> Profile:

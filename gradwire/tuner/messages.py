@@ -49,6 +49,8 @@ def account(dense_s: float, tried: Sequence[Trials], decisions: Sequence[Decisio
 
 def proved(found: Solution) -> str:
     """The bound on better plans that the search has proved, as a clause."""
+    if not isfinite(found.bound):
+        return "nothing is proved of plans made rule by rule"
     most = max(100 * (found.bound - 1), 0.01)
     return f"by the profile no plan of these candidates is more than {most:.2g} % faster than the one searched"
 

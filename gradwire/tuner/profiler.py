@@ -51,9 +51,12 @@ def profiler_for(slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Pro
         # network: every way at several sizes, all ranks together
         sizes = [_first(ordered, elements) for elements in PROBED_ELEMENTS]
         pieces = [own for i, own in enumerate(sizes) if not i or own != sizes[i - 1]]
-        samples = [[measure(way, own, mesh, device) for own in pieces] for way in request.ways]
+        bare = [replace(way, rule="") for way in request.ways]
+        ways = list(dict.fromkeys(bare))  # those of several rules once
+        sampled = {way: [measure(way, own, mesh, device) for own in pieces] for way in ways}
         # rehearsals, each rank alone
-        efficiencies = _efficiencies(request.ways, gradients, trained, mesh, device)
+        efficiency = dict(zip(ways, _efficiencies(ways, gradients, trained, mesh, device), strict=True))
+        samples, efficiencies = [sampled[way] for way in bare], [efficiency[way] for way in bare]
         found = _profile(request.ways, samples, efficiencies, ordered, times, mesh, device)
         return Profiled(found, contention(mesh, device))
 
@@ -81,7 +84,7 @@ class Times:
             forward.append(began)
             optimizer.append(sum(s.end_s - s.start_s for s in spans if s.lane == "optimizer"))
             for span in spans:
-                if span.lane == "backward" and span.slots:
+                if span.lane == "backward" and span.slots and span.slots[0] in ready:  # not a sparse gradient
                     ready[span.slots[0]].append(span.end_s - began)
         # a parameter may get no gradient
         last_s = max(median(seconds) for seconds in ready.values() if seconds)

@@ -13,6 +13,7 @@ import torch
 import gradwire as gw
 from gradwire.cli import main, train_command
 from gradwire.cli.run_setup import cluster_of, run_folder
+from gradwire.cli.wanted import texts
 from gradwire.lab.catalogue import catalogue
 from gradwire.lab.configuration import parse
 from gradwire.lab.jobs.bench_job import TimedSteps
@@ -76,6 +77,14 @@ BAD = [
     ("dense@planned", "only dense and compressors have groups"),
     ("torch-fp16@planned", "write torch-fp16 alone"),
     ("torch-powersg:4", "did you mean torch-powersgd?"),
+    ("topk;*.norm.*", "'*.norm.*' is no rule: write PATTERN=COMPRESSOR"),
+    ("topk;*.norm.*=fp3", "there is no compressor 'fp3': did you mean fp32?"),
+    ("topk;numel<>3=fp32", "'numel<>3' cannot be read"),
+    ("topk;*=fp32", "two rules are for '*'"),
+    ("dense;*.norm.*=fp32", "dense takes no rules"),
+    ("topk@planned;*.norm.*=fp32", "topk@planned takes no rules"),
+    ("localsteps:3;*.norm.*=auto", "leaves a choice to the automatic plan"),
+    ("topk@25mb;*.norm.*=auto", "leaves a choice to the automatic plan"),
 ]
 
 
@@ -86,6 +95,25 @@ def test_configurations_are_read(text, compressor, memory, communicator) -> None
     assert configuration.memory == memory
     assert configuration.communicator == communicator
     assert configuration.silent == (text == "nocomm")
+
+
+def test_rules_follow_a_configuration_and_keep_their_patterns() -> None:
+    read = parse("TopK:0.01+residual@25mb;*.Norm.*=FP32;dim<2&numel>9=quantized:4+nomemory")
+    assert read.text == "topk:0.01+residual@25mb;*.Norm.*=FP32;dim<2&numel>9=quantized:4+nomemory"
+    assert read.rules == (("*.Norm.*", "FP32"), ("dim<2&numel>9", "quantized:4+nomemory"))
+    assert (read.compressor, read.controller) == (gw.TopK(0.01), None)
+    for text in ("auto;*.norm.*=fp32", "topk:0.01;*.norm.*=bf16|fp32"):
+        chosen = parse(text)
+        assert isinstance(chosen.controller, gw.Auto)
+        assert [rule.pattern for rule in chosen.controller.rules] == ["*.norm.*", "*"]
+        assert chosen.rules == (("*.norm.*", gw.FP32()),)
+
+
+def test_rules_of_the_command_line_are_for_all_that_compresses() -> None:
+    configurations = ["dense", "topk@4", "localsteps:3+topk;dim<2=bf16", "torch-fp16"]
+    assert texts(configurations, "gravac", ["*.norm.*=fp32"], None) == [
+        "dense", "topk+gravac@4;*.norm.*=fp32", "localsteps:3+topk;*.norm.*=fp32;dim<2=bf16", "torch-fp16",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "message"), BAD)
@@ -144,6 +172,8 @@ MISTAKES = [
     (["train", "torch-fp16", "--shard", "2"], "torch-fp16 is a hook of torch's DDP, and --shard takes FSDP2"),
     (["train", "torch-powersgd", "--checkpoint-every", "5"], "torch-powersgd has state that no checkpoint"),
     (["train", "torch-fp16", "--controller", "gravac"], "has no CONFIG that compresses"),
+    (["bench", "dense", "--rule", "*.norm.*=fp32"], "--rule *.norm.*=fp32 has no CONFIG that compresses"),
+    (["train", "--resume", "runs/x", "--rule", "*=fp32"], "give nothing else"),
     (["train", "dense", "--autocast", "fp8"], "there is no autocast to 'fp8': there are bf16, fp16"),
     (["bench", "dense", "--autocast", "half"], "there is no autocast to 'half': there are bf16, fp16"),
     (["bench", "localsteps:3", "--autocast", "fp16"], "which float16's overflows would skip on one of them: bf16"),

@@ -235,8 +235,6 @@ def what_cannot_be_reduced_is_one_clear_line() -> None:
     last = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     every = {"delay_all_reduce_named_params": last, "param_to_hook_all_reduce": model[4].weight}
     refused(ValueError, "leave some out of it", partial(attach, DistributedDataParallel(model, **every)))
-    sparse = DistributedDataParallel(nn.Embedding(8, 4, sparse=True))
-    refused(ValueError, "use Embedding(sparse=False)", partial(attach, sparse))
     replaced = DistributedDataParallel(network())
     replaced.module[4] = nn.Linear(60, 5)
     refused(ValueError, "make DDP anew", partial(attach, replaced))

@@ -189,6 +189,10 @@ def test_candidates_are_cut_where_the_next_begins():
     ]  # fmt: skip
 
 
+def ruled(candidate: Candidate) -> Candidate:
+    return replace(candidate, way=replace(candidate.way, rule="*"))
+
+
 def broken(tmp_path: Path) -> dict[str, Path]:
     """Files that are not what they should be."""
     data = json.loads(JOB.to_json())
@@ -201,6 +205,7 @@ def broken(tmp_path: Path) -> dict[str, Path]:
         "no candidates": json.dumps(data | {"candidates": []}),
         "foreign": of_other_slots.to_json(),
         "a profile": JOB.to_json(),
+        "with rules": replace(JOB, candidates=tuple(map(ruled, JOB.candidates))).to_json(),
     }
     for name, text in texts.items():
         (tmp_path / f"{name}.json").write_text(text)
@@ -229,6 +234,10 @@ MISTAKES = [
     (["plan", "--candidates", "topk+allreduce"], "cannot be added by an all-reduce"),
     (["plan", "--candidates", "dense"], "'dense' is no candidate"),
     (["plan", "--candidates", "bf16,topk:0.01@4"], "is no candidate"),
+    (["plan", "--rule", "dim<2"], "'dim<2' is no rule: write PATTERN=COMPRESSOR"),
+    (["plan", "--rule", "*.norm.*=fp3"], "did you mean fp32?"),
+    (["plan", "--rule", "*=fp32"], "two rules are for '*'"),
+    (["simulate", "<with rules>"], "was planned under rules by layer"),
     (["plan", "--task", "digit"], "did you mean digits?"),
     (["train", "--task", "digits"], "CONFIG is missing"),
     (["train", "--task", "digits", "--plan", "<no json>"], "is no JSON"),
@@ -261,6 +270,21 @@ def test_simulate_writes_a_table_a_picture_and_figures(tmp_path: Path, capsys: p
     figures = json.loads((run / "simulation.json").read_text())
     assert len(figures["outcomes"]) == 4 * (len(CANDIDATES) + 1)
     assert "best plan" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_a_plan_under_rules_is_found_written_and_used(tmp_path: Path, capsys):
+    digits = ["--task", "digits", "--set", "width=4", "--out", str(tmp_path)]
+    rules = ["--rule", "dim<2=bf16", "--rule", "dim>3=quantized:8"]
+    assert main(["plan", *digits, *rules, "--candidates", "topk:0.1,efsignsgd", "--objective", "step"]) == 0
+    assert "nothing is proved of plans made rule by rule" in capsys.readouterr().out
+    (run,) = tmp_path.iterdir()
+    plan, profile = gw.Plan.load(run / "plan.json"), Profile.load(run / "profile.json")
+    assert {candidate.way.rule for candidate in profile.candidates} == {"dim<2", "dim>3", "*"}
+    of = {group.rule: type(group.compressor) for group in plan.groups}
+    assert (of["dim<2"], of["dim>3"]) == (gw.BF16, gw.Quantized)
+    assert of["*"] in (gw.TopK, gw.EFSignSGD)
+    assert main(["train", "--plan", str(run / "plan.json"), *digits, "--steps", "3"]) == 0
 
 
 def test_the_shortest_step_of_one_compressor_is_planned_and_simulated(tmp_path: Path, capsys):

@@ -17,9 +17,11 @@ import gradwire as gw
 from gradwire.frontends.choices import StepChoices
 from gradwire.frontends.handle import Handle
 from gradwire.plans import Plan, uniform
+from gradwire.rules import Rule, joined, sort_by
+from gradwire.schedule import Profile
 from gradwire.tuner import CHOOSING_STEPS, Auto
 from gradwire.tuner.auto import TIMED, TRACED, WARM
-from gradwire.tuner.candidate_plans import quiet, safe, ways_of
+from gradwire.tuner.candidate_plans import quiet, safe, ways_by, ways_of
 from gradwire.tuner.profiler import ReductionTimes, _collectives
 from gradwire.tuner.trials import SETTLE, TRIED, Trials
 from tests.support.harness import SMALL, Job, draw, hand_over, hosts, raising, slots_of, together, total
@@ -177,8 +179,11 @@ def test_a_compressor_whose_cost_nobody_knows_is_no_candidate():
 
 
 def test_a_dense_candidate_is_always_there():
-    assert gw.FP32() in Auto([gw.TopK(0.1)]).candidates
-    assert gw.FP32() not in Auto([gw.BF16()]).candidates
+    def candidates(given: gw.Compressor) -> list[gw.Compressor]:
+        return [way.compressor for way in ways_by(Auto([given]).rules, 2)]
+
+    assert gw.FP32() in candidates(gw.TopK(0.1))
+    assert gw.FP32() not in candidates(gw.BF16())
 
 
 def test_auto_begins_with_dense_steps_alone():
@@ -281,3 +286,42 @@ def test_a_model_that_was_attached_can_be_freed():
     del ddp, handle
     gc.collect()
     assert gone() is None
+
+
+def test_under_rules_each_layer_keeps_to_its_own_candidates():
+    rules = (Rule("body.*", (gw.Quantized(8),)), Rule("dim<2", (gw.BF16(),)), Rule("*", (gw.TopK(0.1), gw.FP16())))
+    dense = joined(
+        [
+            Plan(tuple(replace(group, rule=pattern) for group in uniform(slots, gw.FP32()).groups))
+            for pattern, slots in sort_by([rule.pattern for rule in rules], SLOTS).items()
+        ],
+        SLOTS,
+    )
+    running = Job(dense, SLOTS, 2, controllers=[Auto(rules=rules) for _ in range(2)])
+    choose(running)
+    first, other = running.controllers
+    assert first.tried == other.tried
+    assert Profile.from_json(first.profile.to_json()) == first.profile
+    own = {rule.pattern: {*rule.candidates} for rule in rules}
+    small = {slot.name for slot in SLOTS if slot.dim < 2}
+    plans = [plan for trials in first.tried for plan in trials.plans]
+    assert len(plans) > 1
+    for plan in plans:
+        plan.check(SLOTS)
+        for group in plan.groups:
+            assert group.compressor in own[group.rule] or (group.rule == "body.*" and {*group.slots} <= small)
+            assert all(name in {s.name for s in sort_by(own, SLOTS)[group.rule]} for name in group.slots)
+    running.close()
+
+
+def test_a_rule_with_one_way_keeps_it_however_much_it_loses():
+    chosen = Auto(rules=(Rule("*", (gw.TopK(0.01),)),), fidelity=0.001)
+    running = Job(
+        Plan(tuple(replace(group, rule="*") for group in DENSE.groups)), SLOTS, 2,
+        controllers=[chosen, Auto(rules=(Rule("*", (gw.TopK(0.01),)),), fidelity=0.001)],
+    )  # fmt: skip
+    choose(running)
+    matrices = {slot.name for slot in SLOTS if slot.dim > 1}
+    plans = [plan for trials in chosen.tried for plan in trials.plans]
+    assert all(g.compressor == gw.TopK(0.01) for plan in plans for g in plan.groups if matrices & {*g.slots})
+    running.close()

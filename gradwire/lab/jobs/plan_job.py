@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -13,13 +13,14 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.checkpoint import letters, text_of
 from gradwire.compressors import FP32, Compressor
 from gradwire.frontends import Handle, attach
-from gradwire.lab.configuration import candidate as candidate_of
+from gradwire.frontends.ruled import GivenRule, rules_of
 from gradwire.lab.configuration import parse
 from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank
 from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.make_task import make_task
 from gradwire.lab.workloads.to_device import to_device
+from gradwire.notation import read_rule, way_of
 from gradwire.plans import Group, Plan
 from gradwire.schedule import Objective, Profile, Span, Timeline
 from gradwire.transports import Mesh
@@ -42,6 +43,19 @@ class PlanSpec(Spec):
     candidates: list[str]
     fidelity: float | None = None
     objective: Objective = "progress"
+    rules: list[str] = field(default_factory=list)
+    """By layer, as PATTERN=WAY; the candidates are for the rest."""
+
+    def controller(self) -> Auto:
+        """Finds the plan. Raises ValueError for what none can be found by."""
+        accepted = [candidate(text) for text in self.candidates]
+        if accepted and FP32() not in accepted and self.objective == "progress":
+            # the first plan, and the one to go back to
+            accepted.append(FP32())
+        if not self.rules:
+            return Auto(accepted, self.fidelity, self.objective)
+        rules = rules_of([*map(read_rule, self.rules), ("*", accepted)])
+        return Auto(fidelity=self.fidelity, objective=self.objective, rules=rules)
 
 
 @dataclass(frozen=True)
@@ -106,21 +120,18 @@ def candidates(text: str) -> list[str]:
 def candidate(text: str) -> Compressor | Group:
     """One candidate: a compressor, or with the memory and communicator that it names."""
     read = parse(text)
-    if not read.compressor or read.grouping or read.controller or read.local:
+    if not read.compressor or read.grouping or read.rules or read.controller or read.local:
         raise ValueError(f"{text!r} is no candidate: write compressor[:value,...][+memory][+communicator], as in fp32")
-    return candidate_of(read.compressor, read.memory, read.communicator)
+    return way_of(read.compressor, read.memory, read.communicator)
 
 
 def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
     """Trains until a plan is found; `log` gets a line for each step, and at last a `Planned`."""
     task = make_task(spec.task, spec.options)
     ddp = DistributedDataParallel(task.build_model(spec.seed).to(peers.device))
-    accepted = [candidate(text) for text in spec.candidates]
-    if accepted and FP32() not in accepted and spec.objective == "progress":
-        # the first plan, and the one to go back to
-        accepted.append(FP32())
-    controller = Auto(accepted, spec.fidelity, spec.objective)
-    handle = attach(ddp, FP32(), controller=controller, transport=peers.transport, seed=spec.seed)
+    controller = spec.controller()
+    dense: list[GivenRule] = [(pattern, FP32()) for pattern, _ in map(read_rule, spec.rules)]
+    handle = attach(ddp, FP32(), rules=dense, controller=controller, transport=peers.transport, seed=spec.seed)
     steps = _steps(task, ddp, peers, spec.seed)
     # try plans
     for number, _ in enumerate(steps, 1):

@@ -1,0 +1,80 @@
+"""A user's rules by layer, read, and the plans that follow from them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gradwire.communicators import Communicator
+from gradwire.compressors import FP32, Compressor
+from gradwire.groups import Grouping
+from gradwire.memories import Memory
+from gradwire.notation import read_ways
+from gradwire.plans import Group, Plan, uniform
+from gradwire.rules import Rule, joined, sort_by
+from gradwire.slots import Slot
+
+Way = Compressor | Group | str
+GivenRule = tuple[str, Way | Sequence[Way]]
+"""A pattern, and how what matches it is sent; of a list the automatic plan chooses."""
+Dense = Callable[[Slot], bool] | None
+EXAMPLE = "rules=[('*.norm.*', gw.FP32()), ('*', gw.TopK(0.01))]"
+
+
+def rules_of(given: Sequence[GivenRule], rest: Compressor | Group | None = None) -> tuple[Rule, ...]:
+    """A user's rules, and one for the rest. Raises ValueError, naming one that works, for what is no rule, and for two
+    of one pattern."""
+    if not isinstance(given, list | tuple):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"rules={given!r} is no list; pass e.g. {EXAMPLE}")
+    rules = (*map(_rule, given), *([Rule("*", (rest,))] if rest else []))
+    patterns = [rule.pattern for rule in rules]
+    if twice := next((pattern for pattern in patterns if patterns.count(pattern) > 1), None):
+        raise ValueError(f"two rules are for {twice!r}, and the first one counts; keep one")
+    return rules
+
+
+def facts_of(rules: Sequence[Rule]) -> Mapping[str, str]:
+    """The rules as ranks compare them."""
+    return {f"rule {number}": str(rule) for number, rule in enumerate(rules, 1)}
+
+
+def planned_by(rules: Sequence[Rule], dense: Dense, groups: Grouping | None, slots: list[Slot]) -> Plan:
+    """The plan in which each rule's slots have groups of their own; dense where the automatic plan is to choose."""
+    chosen = all(rule.fixed for rule in rules)
+    sorted_slots = sort_by([rule.pattern for rule in rules], slots)
+    plans: list[Plan] = []
+    for rule in rules:
+        way = rule.candidates[0] if chosen else FP32()
+        parts = (way.compressor, way.memory, way.communicator) if isinstance(way, Group) else (way, None, None)
+        plan = planned(*parts, dense, groups, sorted_slots[rule.pattern])
+        plans.append(Plan(tuple(replace(group, rule=rule.pattern) for group in plan.groups)))
+    return joined(plans, slots)
+
+
+def planned(
+    compressor: Compressor,
+    memory: Memory | None,
+    communicator: Communicator | None,
+    dense: Dense,
+    groups: Grouping | None,
+    slots: list[Slot],
+) -> Plan:
+    """The plan in which all slots are sent in one way."""
+    plan = uniform(slots, compressor, memory, communicator, dense)
+    return groups.regroup(plan, slots, compressor) if groups and slots else plan
+
+
+def _rule(given: Any) -> Rule:
+    match given:
+        case (str(pattern), str() | Compressor() | Group() | list() | tuple() as ways) if pattern:
+            each = ways if isinstance(ways, list | tuple) else [ways]
+            return Rule(pattern, tuple(way for one in each for way in _ways(one)))
+        case _:
+            raise ValueError(f"{given!r} is no rule; pass pairs of a pattern and a compressor, {EXAMPLE}")
+
+
+def _ways(given: Any) -> Sequence[Compressor | Group]:
+    if isinstance(given, str):
+        return read_ways(given)
+    if not isinstance(given, Compressor | Group):
+        raise ValueError(f"a rule has {given!r} in place of a compressor, such as gw.TopK(0.01)")
+    return [given]

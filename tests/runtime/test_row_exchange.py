@@ -1,0 +1,84 @@
+"""Sparse gradients: the mean of rows is that of the dense gradients, whatever rows the ranks have."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.plans import uniform
+from gradwire.slots import Slot
+from tests.support.harness import job, slots_of
+
+SHAPES = {"table": (9, 4), "column": (7,), "cube": (5, 2, 3)}
+DENSE = {"weight": torch.empty(6, 6), "bias": torch.empty(6)}
+
+
+def slots(dtype: torch.dtype) -> list[Slot]:
+    return slots_of(DENSE | {name: torch.empty(shape, dtype=dtype) for name, shape in SHAPES.items()})
+
+
+def sparse(slot: Slot, rows: int, generator: torch.Generator) -> Tensor:
+    """So many rows, some of them of the same index."""
+    indices = torch.randint(slot.shape[0], (1, rows), generator=generator)
+    values = torch.randn(rows, *slot.shape[1:], generator=generator).to(slot.dtype)
+    return torch.sparse_coo_tensor(indices, values, slot.shape, check_invariants=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("world", [2, 3])
+def test_the_mean_is_that_of_the_dense_gradients(world: int, dtype: torch.dtype):
+    generator, every = torch.Generator().manual_seed(world), slots(dtype)
+    plan = uniform(every[: len(DENSE)], gw.FP32())
+    with job(plan, every, world, sparse=SHAPES.keys()) as running:
+        # rows of all ranks, of one rank alone, and of none
+        for rows_of in ([3] * world, [0] * (world - 1) + [4], [0] * world):
+            given = [
+                [torch.randn(slot.shape, generator=generator) for slot in every[: len(DENSE)]]
+                + [sparse(slot, rows, generator) for slot in every[len(DENSE) :]]
+                for rows in rows_of
+            ]
+            means = running.step(given)
+            for at, _ in enumerate(every):
+                dense = [own[at].to_dense().double() if own[at].is_sparse else own[at].double() for own in given]
+                expected = torch.stack(dense).mean(0)
+                for own in means:
+                    mean = own[at].to_dense() if own[at].is_sparse else own[at]
+                    close = (2e-2, 2e-2) if dtype == torch.bfloat16 else (1e-5, 1e-6)
+                    torch.testing.assert_close(mean.double(), expected, rtol=close[0], atol=close[1])
+                    assert own[at].is_sparse == (at >= len(DENSE))
+                first = means[0][at].to_dense()
+                assert all(torch.equal(own[at].to_dense(), first) for own in means)
+
+
+def test_a_dense_gradient_takes_part_and_stays_dense():
+    every, generator = slots(torch.float32), torch.Generator().manual_seed(0)
+    with job(uniform(every[: len(DENSE)], gw.FP32()), every, 2, sparse=SHAPES.keys()) as running:
+        rows = [sparse(slot, 3, generator) for slot in every[len(DENSE) :]]
+        given = [[torch.ones(slot.shape) for slot in every], [torch.ones(s.shape) for s in every[: len(DENSE)]] + rows]
+        means = running.step(given)
+        exchange = running.runtimes[0]._steps.exchanges[-1]
+        for own, row in zip(means[0][len(DENSE) :], rows, strict=True):
+            assert not own.is_sparse
+            torch.testing.assert_close(own, (1 + row.to_dense()) / 2)
+        # as a GPU spoils a step, without reading its verdict
+        for nonfinite, spoilt in ((0.0, False), (torch.nan, True)):
+            exchange.poison(torch.tensor([nonfinite]))
+            assert all(bool(own.isnan().all()) == spoilt for own in means[0][len(DENSE) :])
+
+
+def test_no_plan_and_no_checkpoint_has_them():
+    every = slots(torch.float32)
+    plan = uniform(every, gw.TopK(0.5))
+    with job(plan, every, 2, sparse=SHAPES.keys()) as running:
+        assert not SHAPES.keys() & {name for group in running.runtimes[0].plan.groups for name in group.slots}
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(2):
+            running.step([
+                [torch.ones(slot.shape) for slot in every[: len(DENSE)]]
+                + [sparse(slot, 2, generator) for slot in every[len(DENSE) :]]
+                for _ in range(2)
+            ])  # fmt: skip
+        buffers = running.runtimes[0]._states._steps.store._buffers
+        assert sum(every[slot].numel for slot in buffers.order) == 42
+        running.skip()
+        running.load(running.states())
