@@ -133,16 +133,19 @@ class Choices:
         parts = self.memory, self.communicator
         return rules_of(self.rules, way_of(self.compressor, *parts) if self.compressor else None)  # pyright: ignore[reportArgumentType]
 
-    def plan(self, parameters: Mapping[str, nn.Parameter]) -> Callable[[list[Slot]], Plan]:
-        """A function that makes the plan of some slots, given in the order in which they become ready."""
+    def plan(
+        self, parameters: Mapping[str, nn.Parameter], ranks: Callable[[], int] = lambda: 1
+    ) -> Callable[[list[Slot]], Plan]:
+        """A function that makes the plan of some slots, given in the order in which they become ready, among so many
+        ranks."""
         compressor = FP32() if self.compressor is None else self.compressor
         if isinstance(compressor, Plan):
             return lambda slots: compressor
         is_dense = self.dense
         dense = None if is_dense is None else lambda slot: is_dense(slot.name, parameters[slot.name])
         if rules := self.by_layer:
-            return partial(planned_by, rules, dense, self.groups)
-        return partial(planned, compressor, self.memory, self.communicator, dense, self.groups)
+            return partial(planned_by, rules, dense, self.groups, ranks)
+        return partial(planned, compressor, self.memory, self.communicator, dense, self.groups, ranks)
 
     def mesh(self, own: Callable[[], Transport | Mesh], device: torch.device) -> Mesh:
         """The user's mesh, or one of the job's `own`. Raises ValueError where it cannot carry tensors on `device`."""
@@ -226,7 +229,8 @@ class StepChoices(Choices):
         """The runtime of a job that reduces every step. `planned` are the slots that plans are made for, where they are
         not those of this rank; `trained`, `sparse` and `options` are as in `JobOptions`."""
         # plans are made for the parameters that are trained now; the others have slots as well
-        plan, whole = self.plan(parameters), list(slots if planned is None else planned)
+        ranks = mesh.replica.world
+        plan, whole = self.plan(parameters, lambda: ranks), list(slots if planned is None else planned)
         now = [slot for slot in whole if trained is None or slot.name in trained]
         first = [slot for slot in now if slot.name not in sparse]
         device = device_of({slot.name: parameters[slot.name] for slot in now})
