@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
-from gradwire.communicators import AllGather, AllReduce, Communicator
+from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
 from gradwire.compressors import FP32, Codec, Compressor, Predictable
 from gradwire.memories import Memory, NoMemory, Residual
 from gradwire.options import Options, check_type, names, one_line
@@ -182,19 +182,21 @@ def uniform(
     memory: Memory | None = None,
     communicator: Communicator | None = None,
     dense: Callable[[Slot], bool] | None = None,
+    ranks: int = 1,
 ) -> Plan:
     """One way for all: slots in the given order, cut into groups of 8 MB of gradient or more, the last of them smaller;
     where the wire sets the pace of 4 MB or more, the first of them smaller.
 
     Slots for which `dense` holds travel uncompressed in a group of their own, sent last: their bytes do not
     matter, their accuracy does. By default these are the vectors, unless the compressor carries them itself.
+    The default communicator is chosen for so many `ranks`.
     """
     dense = dense or (lambda slot: slot.is_vector and not compressor.carries_dense)
     memory = memory or default_memory(compressor)
     # small vectors travel uncompressed, in one group
-    communicator = communicator or default_communicator(compressor)
     small = [] if compressor.is_cast else [slot for slot in slots if dense(slot)]
     large = [slot for slot in slots if slot not in small]
+    communicator = communicator or default_communicator(compressor, large, ranks)
     # the rest in groups that are worth a collective
     groups = [Group(names, compressor, memory, communicator) for names in _cut(large, bulky(compressor, large))]
     if small:
@@ -212,9 +214,17 @@ def default_memory(compressor: Compressor) -> Memory:
     return Residual() if compressor.biased else NoMemory()
 
 
-def default_communicator(compressor: Compressor) -> Communicator:
-    """All-reduce where payloads can be added, all-gather where not."""
-    return AllReduce() if compressor.summable else AllGather()
+def default_communicator(compressor: Compressor, slots: Sequence[Slot] = (), ranks: int = 1) -> Communicator:
+    """All-reduce where payloads can be added, all-gather where not; scatter-reduce where it fits and by all-gather each
+    of so many `ranks` would receive more of these slots than by a dense all-reduce."""
+    if compressor.summable:
+        return AllReduce()
+    if slots and sizes_follow_from_shapes(compressor) and ScatterReduce().takes(compressor):
+        layout = Layout(tuple(slots))
+        gathered, dense = AllGather().wire(compressor, layout, ranks), AllReduce().wire(FP32(), layout, ranks)
+        if gathered.wire_bytes > dense.wire_bytes:
+            return ScatterReduce()
+    return AllGather()
 
 
 def bulky(compressor: Compressor, slots: Sequence[Slot]) -> bool:

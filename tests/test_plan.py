@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.plans import uniform
+from gradwire.compressors import Predictable
+from gradwire.plans import sizes_follow_from_shapes, uniform
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
+from gradwire.slots import Layout
 from tests.support.cases import CASES, Case
 from tests.support.harness import CPU, SMALL, job, plan_of, raising, slots_of, together
 
@@ -230,3 +232,39 @@ def test_a_new_plan_that_differs_is_refused_on_all_ranks_and_the_old_one_stays()
 def test_what_a_fuzzer_found_to_be_no_plan_is_refused(text: str):
     with pytest.raises(ValueError, match="no plan that"):
         gw.Plan.from_json(text)
+
+
+BIG = slots_of({"a.weight": torch.empty(512, 2048), "b.weight": torch.empty(2048, 512)})
+
+
+SMALLER = [
+    compressor
+    for compressor in dict.fromkeys(case.compressor for case in CASES)
+    if sizes_follow_from_shapes(compressor) and compressor.group_bytes(Layout(tuple(BIG)), 0) < 4 << 20
+]
+"""Those whose payload takes no more than half of the gradient."""
+
+
+@pytest.mark.parametrize("compressor", SMALLER, ids=str)
+def test_by_default_no_rank_receives_more_than_by_a_dense_all_reduce(compressor: Predictable):
+    """Unless nothing but an all-gather carries the compressor."""
+    layout = Layout(tuple(BIG))
+    for ranks in (2, 8, 64, 1024):
+        (group, *_) = uniform(BIG, compressor, ranks=ranks).groups
+        if isinstance(group.communicator, gw.AllGather) and not gw.ScatterReduce().takes(compressor):
+            continue
+        sent = group.communicator.wire(compressor, layout, ranks).wire_bytes
+        assert sent <= 1.05 * gw.AllReduce().wire(gw.FP32(), layout, ranks).wire_bytes, ranks
+
+
+@pytest.mark.parametrize(("ranks", "kind"), [(4, gw.AllGather), (64, gw.ScatterReduce)])
+def test_front_ends_know_how_many_ranks_there_are(ranks: int, kind: type):
+    transport, model = gw.Played(ranks, gw.Card(0.0, 1e12)), torch.nn.Linear(64, 32)
+    inner = torch.optim.SGD(model.parameters())
+    for wrap in (gw.DistributedOptimizer, gw.LocalSteps):
+        handle = wrap(inner, model, gw.Quantized(4), transport=transport).handle
+        assert isinstance(handle.plan.groups[0].communicator, kind)
+        handle.detach()
+    named = gw.DistributedOptimizer(inner, model, gw.Quantized(4), communicator=gw.AllGather(), transport=transport)
+    assert isinstance(named.handle.plan.groups[0].communicator, gw.AllGather)
+    named.handle.detach()

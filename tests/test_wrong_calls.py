@@ -103,7 +103,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "a controller's class": (attach(K, controller=gw.GraVAC), "such as controller=gw.GraVAC()"),
     "no controller for it": (attach(gw.BF16(), controller=gw.GraVAC()), "use attach(ddp, TopK(0.1), controller="),
     "groups as a number": (attach(K, groups=4), "such as groups=gw.groups.of(megabytes=25)"),
-    "dense as names": (attach(K, dense=["weight"]), "pass e.g. dense=lambda name, parameter: True"),
+    "dense as names": (attach(K, dense=["weight"]), "pass e.g. dense=lambda name, p: True"),
     "seed as text": (attach(K, seed="7"), "seed='7' is no int; pass one, such as seed=0"),
     "torch's group": (attach(K, transport=object()), "such as transport=gw.ProcessGroup.own()"),
     "a scale": (attach(K, scaler=1024.0), "such as scaler=torch.amp.GradScaler()"),

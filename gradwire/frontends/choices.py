@@ -87,11 +87,9 @@ class Choices:
     @classmethod
     def of(cls, compressor: Compressor | Plan | str | None, also: Sequence[str] = (), **options: Any) -> Self:
         """The choices that a user's arguments make. A text is read by `gradwire.notation`. Raises TypeError for an
-        unknown option, naming those of the front end `also`, and ValueError for a text that cannot be read or that
-        names a part which an option names too."""
+        unknown option (`also` names the front end's own), ValueError for a text that is none or repeats an option."""
         # by name, so that a wrong one is refused before anything is made
-        names = [field.name for field in fields(cls)][1:]
-        if wrong := options.keys() - names:
+        if wrong := options.keys() - (names := [field.name for field in fields(cls)][1:]):
             raise TypeError(str(unknown("option named", min(wrong), [*names, *also])))
         if not isinstance(compressor, str):
             return cls(compressor=compressor, **options)
@@ -114,9 +112,7 @@ class Choices:
         check_type("seed", self.seed, (int,), "0", optional=False)
         # options that exclude each other
         if self.dense is not None and not callable(self.dense):
-            raise ValueError(
-                f"dense={one_line(self.dense)} is no function; pass e.g. dense=lambda name, parameter: True"
-            )
+            raise ValueError(f"dense={one_line(self.dense)} is no function; pass e.g. dense=lambda name, p: True")
         if self.fixed_plan and (self.memory or self.communicator or self.dense or self.groups or self.rules):
             raise ValueError("a Plan says memory, communicator, groups, rules and what is dense; pass it alone")
         if self.rules and not self.compressor and (self.memory or self.communicator):
@@ -137,16 +133,19 @@ class Choices:
         parts = self.memory, self.communicator
         return rules_of(self.rules, way_of(self.compressor, *parts) if self.compressor else None)  # pyright: ignore[reportArgumentType]
 
-    def plan(self, parameters: Mapping[str, nn.Parameter]) -> Callable[[list[Slot]], Plan]:
-        """A function that makes the plan of some slots, given in the order in which they become ready."""
+    def plan(
+        self, parameters: Mapping[str, nn.Parameter], ranks: Callable[[], int] = lambda: 1
+    ) -> Callable[[list[Slot]], Plan]:
+        """A function that makes the plan of some slots, given in the order in which they become ready, among so many
+        ranks."""
         compressor = FP32() if self.compressor is None else self.compressor
         if isinstance(compressor, Plan):
             return lambda slots: compressor
         is_dense = self.dense
         dense = None if is_dense is None else lambda slot: is_dense(slot.name, parameters[slot.name])
         if rules := self.by_layer:
-            return partial(planned_by, rules, dense, self.groups)
-        return partial(planned, compressor, self.memory, self.communicator, dense, self.groups)
+            return partial(planned_by, rules, dense, self.groups, ranks)
+        return partial(planned, compressor, self.memory, self.communicator, dense, self.groups, ranks)
 
     def mesh(self, own: Callable[[], Transport | Mesh], device: torch.device) -> Mesh:
         """The user's mesh, or one of the job's `own`. Raises ValueError where it cannot carry tensors on `device`."""
@@ -236,7 +235,8 @@ class StepChoices(Choices):
         """The runtime of a job that reduces every step. `planned` are the slots that plans are made for, where they are
         not those of this rank; `trained`, `sparse` and `options` are as in `JobOptions`."""
         # plans are made for the parameters that are trained now; the others have slots as well
-        plan, whole = self.plan(parameters), list(slots if planned is None else planned)
+        ranks = mesh.replica.world
+        plan, whole = self.plan(parameters, lambda: ranks), list(slots if planned is None else planned)
         now = [slot for slot in whole if trained is None or slot.name in trained]
         first = [slot for slot in now if slot.name not in sparse]
         device = device_of({slot.name: parameters[slot.name] for slot in now})

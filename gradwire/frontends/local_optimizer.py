@@ -108,7 +108,8 @@ class LocalSteps(Wrapper):
         check_free(replica.trained.held())
         schedule_of = partial(Schedule, inner_steps, delay=delay, mix=mix, eager=eager)
         self._model, self._replica = model, replica
-        self._fragments = parts = FragmentedModel(model, replica, fragments, choices.plan(replica.parameters))
+        planned = choices.plan(replica.parameters, lambda: self._ranks)
+        self._fragments = parts = FragmentedModel(model, replica, fragments, planned)
 
         def plan() -> Plan:
             # on all ranks together: what one of them refuses, all refuse
@@ -136,6 +137,7 @@ class LocalSteps(Wrapper):
         replica, parts, trained = self._replica, self._fragments, self._replica.trained.parameters()
         # open the axes, agree, and only then take over the first replica's values
         axes = choices.mesh(replica.axes, device := device_of(trained))
+        self._ranks = axes.replica.world
         runtime = Runtime(plan, replica.slots, axes, device, JobOptions(
             seed=choices.seed, others=replica.others, owns_mesh=choices.owns_mesh, planned=replica.planned,
             values=values, trained=trained.keys(), plan_for=parts.plan, fits=parts.check_fits,

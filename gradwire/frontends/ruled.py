@@ -37,7 +37,9 @@ def facts_of(rules: Sequence[Rule]) -> Mapping[str, str]:
     return {f"rule {number}": str(rule) for number, rule in enumerate(rules, 1)}
 
 
-def planned_by(rules: Sequence[Rule], dense: Dense, groups: Grouping | None, slots: list[Slot]) -> Plan:
+def planned_by(
+    rules: Sequence[Rule], dense: Dense, groups: Grouping | None, ranks: Callable[[], int], slots: list[Slot]
+) -> Plan:
     """The plan in which each rule's slots have groups of their own; dense where the automatic plan is to choose."""
     chosen = all(rule.fixed for rule in rules)
     sorted_slots = sort_by([rule.pattern for rule in rules], slots)
@@ -45,7 +47,7 @@ def planned_by(rules: Sequence[Rule], dense: Dense, groups: Grouping | None, slo
     for rule in rules:
         way = rule.candidates[0] if chosen else FP32()
         parts = (way.compressor, way.memory, way.communicator) if isinstance(way, Group) else (way, None, None)
-        plan = planned(*parts, dense, groups, sorted_slots[rule.pattern])
+        plan = planned(*parts, dense, groups, ranks, sorted_slots[rule.pattern])
         plans.append(Plan(tuple(replace(group, rule=rule.pattern) for group in plan.groups)))
     return joined(plans, slots)
 
@@ -56,10 +58,11 @@ def planned(
     communicator: Communicator | None,
     dense: Dense,
     groups: Grouping | None,
+    ranks: Callable[[], int],
     slots: list[Slot],
 ) -> Plan:
-    """The plan in which all slots are sent in one way."""
-    plan = uniform(slots, compressor, memory, communicator, dense)
+    """The plan in which all slots are sent in one way among so many ranks."""
+    plan = uniform(slots, compressor, memory, communicator, dense, ranks())
     return groups.regroup(plan, slots, compressor) if groups and slots else plan
 
 
