@@ -46,15 +46,16 @@ class StepFutures:
             self._futures.append((step, future, buffer))
 
     def complete(self, ended: int, error: BaseException | None) -> None:
-        """Completes the futures of the steps up to `ended`, and with an `error` all. One that is no Exception, such as
-        SystemExit, is left to the thread that trains, to raise behind the framework's own end of the step."""
+        """Completes the futures of the steps up to `ended`, and all others with the `error`, if there is one. One that is
+        no Exception, such as SystemExit, is left to the thread that trains, to raise behind the framework's own end of
+        the step."""
         with self._changing:
             # not while futures complete: callbacks run here, and may add others
             done = [each for each in self._futures if error or each[0] <= ended]
             self._futures = [each for each in self._futures if not error and each[0] > ended]
         # outside the lock: a callback may add another future
-        for _, future, buffer in done:
-            if error is None:
+        for step, future, buffer in done:
+            if error is None or step <= ended:
                 future.set_result(buffer)
             elif isinstance(error, Exception):
                 future.set_exception(error)  # pyright: ignore[reportArgumentType]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import Lock
-from typing import NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from gradwire import checkpoint
 from gradwire.plans import Plan
 from gradwire.runtime.active_plan import ActivePlan
 from gradwire.runtime.control import Control
-from gradwire.runtime.executor import Executor, Point
+from gradwire.runtime.executor import Executor, Place
 from gradwire.runtime.failures import Ending, Left, clear_frames
 from gradwire.runtime.intake import Intake, StepFutures
 from gradwire.runtime.job_options import JobOptions
@@ -30,8 +30,20 @@ from gradwire.runtime.trace import Recorder, Trace
 from gradwire.runtime.turns import Together, Turns
 from gradwire.slots import Slot
 from gradwire.transports import Mesh, forked
+from gradwire.transports.bounded_calls import run_bounded
 
 T = TypeVar("T")
+END_S = 2.0
+"""How long to wait for the last step's verdict, on a GPU whose collectives were aborted."""
+
+
+class Point(NamedTuple):
+    """A point behind some steps."""
+
+    place: Place
+    """In the worker's queue."""
+    step: int
+    """The last of these steps, as `Intake` counts."""
 
 
 class Runtime:
@@ -86,7 +98,7 @@ class Runtime:
         forked.register(self)
         # calls for every gradient go straight to where they are handled
         self.submit, self.submit_absent, self.is_reduced = intake.submit, intake.submit_absent, intake.is_reduced
-        arrivals, self.fix_places, self.point = intake.arrivals, intake.fix_places, self._executor.point
+        arrivals, self.fix_places = intake.arrivals, intake.fix_places
         self.arrived, self.arrive, self.absent = arrivals.there, arrivals.arrive, arrivals.absent
         self.forward_begins, self.forward_ends = self._intake.forward_begins, self._recorder.forward_ends
         self.became_ready, self.wants_readiness = self._intake.became_ready, self._intake.wants_readiness
@@ -113,10 +125,26 @@ class Runtime:
         return future.then(Future.value)  # where `future` fails, only this way does DDP raise the error itself
 
     def finish(self, point: Point | None = None) -> None:
-        """Returns when the means of all steps, or of those up to `point`, are in place; raises what went wrong."""
-        self._executor.flush(point)
-        self.raise_error()
-        self._executor.order_behind(point)
+        """Returns when the means of all steps, or of those up to `point`, are in place; raises what went wrong, unless
+        these steps are whole."""
+        try:
+            self._executor.flush(point and point.place)
+        except BaseException as error:
+            if error is not self.error:  # such as Ctrl-C
+                raise
+        self.check_whole(point)
+        self._executor.order_behind(None if self.error else point and point.place)
+
+    def point(self) -> Point:
+        """A point behind all steps that were opened so far."""
+        return Point(self._executor.place(), self._intake.step)
+
+    def check_whole(self, point: Point | None = None) -> None:
+        """Raises the job's error unless the steps up to `point`, or all of them, are whole on this rank. Where they
+        are, memories have taken them, and parameters are to follow: then the next call raises it."""
+        with self._failing:  # waits until it is known who is to blame
+            if self.error and self._steps.whole < (point.step if point else self._intake.step):
+                raise self.error
 
     def commit(self) -> None:
         """Counts the step whose means are in place. Needed where steps are `voted` on."""
@@ -260,8 +288,9 @@ class Runtime:
             clear_frames(error)
             # all ranks: their collectives end, and so does, mostly, the worker's wait; they agree on who is to blame
             self._ending.end(error)
-            # this rank's threads that wait for the worker
-            self._futures.complete(self._intake.ended, error)
+            # no step counts any more: this rank's threads that wait for a whole one get it, all others the error
+            run_bounded([self._steps.end], END_S)
+            self._futures.complete(self._steps.whole, error)
             self._executor.give_up(error)
 
     def _call(self, task: Callable[[], T]) -> T:
@@ -292,7 +321,7 @@ class Runtime:
     def _complete_futures(self) -> None:
         with self._failing:  # waits until it is known who is to blame
             error = self.error
-        self._futures.complete(self._intake.ended, error)
+        self._futures.complete(self._steps.whole if error else self._intake.ended, error)
 
 
 def _fail(runtime: "weakref.ref[Runtime]", error: BaseException) -> None:
