@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from gradwire.ops.host import to_device, to_host
+from gradwire.ops.host import to_host
 from gradwire.runtime.graphs import CUDAGraphs, Graphs
 from gradwire.runtime.waits import Waits
 from gradwire.torch_private.foreach import memory_of
@@ -84,6 +84,7 @@ class Executor:
         self.waits = Waits()
         # a word on the host, which a GPU reads when its stream comes there
         self._spoilt = torch.zeros(1, dtype=torch.float32, device="cpu", pin_memory=self._cuda)
+        self._step_spoilt = torch.zeros(1, dtype=torch.float32, device=device)
         self._tasks: queue.SimpleQueue[tuple[Callable[[], None], Any] | None] = queue.SimpleQueue()
         self.fail: Callable[[BaseException], None] = lambda error: None
         self._awaited: set[Future[Any]] = set()
@@ -180,9 +181,13 @@ class Executor:
         self._spoilt.fill_(torch.nan)
 
     def spoilt(self) -> Tensor:
-        """NaN (1,) where collectives that the current stream has waited for may have been ended, else 0. The stream
-        reads that when it comes here."""
-        return to_device(self._spoilt, self.device)
+        """NaN (1,) where collectives that the current stream has waited for may have been ended, else 0, until this is
+        called again. The stream reads that when it comes here."""
+        return self._step_spoilt.copy_(self._spoilt, non_blocking=True)
+
+    def lost(self) -> Tensor:
+        """1 () where the last `spoilt` was NaN, else 0."""
+        return self._step_spoilt.isnan().float().view(())
 
     def on_host(self, tensor: Tensor, ends_step: bool = False) -> Callable[[], Tensor]:
         """A function that returns the tensor's present value on the host. An early call waits for the GPU."""

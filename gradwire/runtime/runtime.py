@@ -98,7 +98,7 @@ class Runtime:
         forked.register(self)
         # calls for every gradient go straight to where they are handled
         self.submit, self.submit_absent, self.is_reduced = intake.submit, intake.submit_absent, intake.is_reduced
-        arrivals, self.fix_places = intake.arrivals, intake.fix_places
+        arrivals, self.fix_places, self.lost = intake.arrivals, intake.fix_places, self._executor.lost
         self.arrived, self.arrive, self.absent = arrivals.there, arrivals.arrive, arrivals.absent
         self.forward_begins, self.forward_ends = self._intake.forward_begins, self._recorder.forward_ends
         self.became_ready, self.wants_readiness = self._intake.became_ready, self._intake.wants_readiness
@@ -161,6 +161,11 @@ class Runtime:
             if taken_back:
                 with self._ending_job():
                     self._agreement.on(lambda: {"step that skip() takes back": str(self._steps.number - 1)}, "skip()")
+
+    @property
+    def is_immediate(self) -> bool:
+        """Whether means are there when `finish` returns; on a GPU `lost()` is then 1 () where they are not whole."""
+        return self._executor.is_immediate
 
     # Between steps
 

@@ -26,6 +26,7 @@ from gradwire.transports import Threads
 from tests.support.harness import WAIT_S, raising, together
 
 WORLD, WHOLE, STEPS = 2, 2, 4
+IN_WAIT, BEFORE, AFTER = "in the wait", "before optimizer.step()", "after optimizer.step()"
 MODEL = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
 SMALL_GROUPS = gw.groups.of(megabytes=1e-5)
 
@@ -68,7 +69,7 @@ class Losing(Threads):
     """Threads of which some lose a rank at collective number `at`."""
 
     runtime: Any = None
-    at, moment, raises = 1 << 30, "", True
+    at, moment, raises, hears = 1 << 30, "", True, ""
     heard = False
 
     def start(self, op: Any) -> Any:
@@ -89,6 +90,8 @@ class Losing(Threads):
         if self.raises:
             raise RuntimeError("the connection broke")
         self.runtime._executor.abort()
+        if self.hears == IN_WAIT:
+            self.hear()
 
     def hear(self) -> None:
         """As the monitor's thread does."""
@@ -108,12 +111,11 @@ class Loss:
     moment: str = ""
     raises: bool = True
     deaf: tuple[int, ...] = ()
+    hears: str = ""
+    """When a rank whose waits raise nothing hears of it."""
 
-    def __str__(self) -> str:
-        return f"{self.moment} collective {self.at}, raises={self.raises}, on {self.deaf}"
 
-
-@dataclass
+@dataclass(repr=False)
 class Rank:
     """A training loop as users write it, which keeps a copy of all after each step."""
 
@@ -129,7 +131,7 @@ class Rank:
     def train(self) -> "Rank":
         self.model = deepcopy(MODEL)
         self.forward, self.optimizer, self.handle, self.inner = self.make(self.model, self.transport, self.fused)
-        self.transport.runtime = self.handle._runtime
+        self.transport.runtime, self.transport.hears = self.handle._runtime, self.loss.hears
         self._plant()
         self._keep()
         try:
@@ -147,10 +149,14 @@ class Rank:
         self.optimizer.zero_grad()
         draw = torch.Generator().manual_seed(step * WORLD + self.number)
         (self.forward(torch.randn(3, 6, generator=draw)) ** 2).sum().backward()
-        if step == WHOLE and self._suffers("before optimizer.step()"):
-            self.transport.hear()
+        self._hear(step, BEFORE)
         if not self.checks or all(p.grad.isfinite().all() for p in self.model.parameters()):
             self.optimizer.step()
+        self._hear(step, AFTER)
+
+    def _hear(self, step: int, moment: str) -> None:
+        if step == WHOLE and (self._suffers(moment) or self.loss.hears == moment):
+            self.transport.hear()
 
     def _suffers(self, moment: str) -> bool:
         return self.loss.moment == moment and self.number in self.loss.deaf
@@ -165,7 +171,7 @@ class Rank:
                 setattr(steps, name, partial(self._first, getattr(steps, name)))
 
     def _first(self, call: Callable[..., None], *arguments: Any) -> None:
-        if self.transport.runtime._steps.taken + (self.loss.moment == "before counting") == WHOLE + 1:
+        if self.transport.runtime._steps.number + (self.loss.moment == "before counting") == WHOLE + 1:
             self.transport.hear()
         call(*arguments)
 
@@ -183,8 +189,9 @@ class Rank:
         return torch.load(file, weights_only=True)
 
     def _keep(self) -> None:
-        saved = self.checkpoint()
-        self.history[taken(saved)] = saved
+        if not self.loss.deaf:
+            saved = self.checkpoint()
+            self.history[taken(saved)] = saved
 
 
 def taken(saved: dict[str, Any]) -> int:
@@ -208,6 +215,13 @@ def of_optimizer(model: nn.Module, transport: Losing, fused: bool, **options: An
 FRONT_ENDS = {"DDP": of_ddp, "DistributedOptimizer": of_optimizer}
 
 
+CASES = [
+    pytest.param(front_end, plan, marks=[] if plan == "all-gather" else [pytest.mark.long])
+    for front_end in FRONT_ENDS
+    for plan in PLANS
+]
+
+
 def run(make: Callable[..., Any], loss: Loss, **options: Any) -> list[Rank]:
     transports = Losing.group(WORLD)
     return raising(
@@ -229,40 +243,73 @@ def collectives(ranks: list[Rank]) -> int:
     return len(ranks[0].transport.started) // STEPS
 
 
-def moments(count: int, raises: bool) -> list[Loss]:
-    deaf = [(0,), (0, 1)]
-    inside = [Loss(at, moment, raises, own) for at in range(count) for moment in ("before", "half", "after") for own in deaf]
-    return inside + [
-        Loss(moment=moment, raises=raises, deaf=own)
-        for moment in ("before counting", "after counting", "before optimizer.step()")
-        for own in deaf
-    ]
+DEAF = [(0,), (0, 1)]
+
+
+def inside(count: int, moment: str, **options: Any) -> list[Loss]:
+    """Losses at each collective of a step, on one rank or on all."""
+    return [Loss(at, moment, deaf=DEAF[at % len(DEAF)], **options) for at in range(count)]
+
+
+def around() -> list[Loss]:
+    """Losses that are heard of when all collectives are over."""
+    return [Loss(moment=moment, deaf=deaf) for moment in ("before counting", "after counting", BEFORE) for deaf in DEAF]
 
 
 def same(one: Any, other: Any) -> None:
-    torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=False)
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def check(rank: Rank, whole: Rank, loss: Loss) -> None:
     """What it saved is what an undisturbed training has after so many steps."""
     assert rank.error, loss
     expected = whole.history[taken(rank.saved)]
-    for part in ("model", "optimizer"):
-        try:
+    try:
+        for part in ("model", "optimizer"):
             same(rank.saved[part], expected[part])
-        except AssertionError as error:
-            raise AssertionError(f"{part} of rank {rank.number} after {taken(rank.saved)} steps: {loss}") from error
-    mine, its = (
-        {key: t for key, t in saved["gradwire"].items() if "//" in key} for saved in (rank.saved, expected)
-    )
-    same(mine, its)
+        same(*(kept(saved["gradwire"]) for saved in (rank.saved, expected)))
+    except AssertionError as error:
+        raise AssertionError(f"rank {rank.number} after {taken(rank.saved)} steps: {loss}: {error}") from None
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def kept(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: tensor for key, tensor in state.items() if "//" in key}
+
+
+def check_all(make: Callable[..., Any], losses: list[Loss], whole: list[Rank], **options: Any) -> None:
+    for loss in losses:
+        for rank, undisturbed in zip(run(make, loss, **options), whole, strict=True):
+            check(rank, undisturbed, loss)
+
+
+@pytest.mark.parametrize(("front_end", "plan"), CASES)
 def test_over_gloo(front_end: str, plan: str):
     make = partial(FRONT_ENDS[front_end], **PLANS[plan])
     whole = run(make, Loss())
-    for loss in moments(collectives(whole), raises=True):
-        for rank, undisturbed in zip(run(make, loss), whole, strict=True):
-            check(rank, undisturbed, loss)
+    losses = [loss for moment in ("before", "half", "after") for loss in inside(collectives(whole), moment)]
+    check_all(make, losses + around(), whole)
+
+
+@pytest.mark.parametrize(("front_end", "plan"), CASES)
+def test_over_nccl(front_end: str, plan: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Executor, "is_immediate", False)
+    make = partial(FRONT_ENDS[front_end], **PLANS[plan])
+    whole = run(make, Loss())
+    losses = [
+        loss for hears in (IN_WAIT, BEFORE, AFTER)
+        for loss in inside(collectives(whole), "half", raises=False, hears=hears)
+    ]  # fmt: skip
+    check_all(make, losses + around(), whole, checks=True)
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_an_optimizer_that_nothing_checks_over_nccl(front_end: str, monkeypatch: pytest.MonkeyPatch):
+    """It is called with an error that is known, and a fused one's kernels look themselves."""
+    monkeypatch.setattr(Executor, "is_immediate", False)
+    make = partial(FRONT_ENDS[front_end], **PLANS["all-gather"])
+    for fused, moments in {False: (IN_WAIT, BEFORE), True: (IN_WAIT, BEFORE, AFTER)}.items():
+        whole = run(make, Loss(), fused=fused)
+        losses = [
+            loss for hears in moments for loss in inside(collectives(whole), "half", raises=False, hears=hears)
+        ]
+        check_all(make, losses, whole, fused=fused)
