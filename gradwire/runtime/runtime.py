@@ -127,40 +127,30 @@ class Runtime:
     def finish(self, point: Point | None = None) -> None:
         """Returns when the means of all steps, or of those up to `point`, are in place; raises what went wrong, unless
         these steps are whole."""
+        if not self.has(point):
+            self.raise_error()
+
+    def has(self, point: Point | None = None) -> bool:
+        """Waits for the means of all steps, or of those up to `point`; returns False where the job failed before they
+        were whole on this rank. Where they are, memories have taken them, and parameters are to follow."""
         try:
             self._executor.flush(point and point.place)
         except BaseException as error:
             if error is not self.error:  # such as Ctrl-C
                 raise
-        self.check_whole(point)
+        with self._failing:  # waits until it is known who is to blame
+            whole = self.error is None or self._steps.whole >= (point.step if point else self._intake.step)
         self._executor.order_behind(None if self.error else point and point.place)
+        return whole
+
+    def check_whole(self) -> None:
+        """Raises the job's error, if there is one, unless the last step is whole: then the next call raises it."""
+        if self.error and not self.has():
+            self.raise_error()
 
     def point(self) -> Point:
         """A point behind all steps that were opened so far."""
         return Point(self._executor.place(), self._intake.step)
-
-    def check_whole(self, point: Point | None = None) -> None:
-        """Raises the job's error unless the steps up to `point`, or all of them, are whole on this rank. Where they
-        are, memories have taken them, and parameters are to follow: then the next call raises it."""
-        with self._failing:  # waits until it is known who is to blame
-            if self.error and self._steps.whole < (point.step if point else self._intake.step):
-                raise self.error
-
-    def commit(self) -> None:
-        """Counts the step whose means are in place. Needed where steps are `voted` on."""
-        self._call(self._steps.count)
-        self._call(self._active.step_ended)
-
-    def skip(self) -> None:
-        """Takes back the last step, on all ranks together. Raises ValueError in backward, and without a step."""
-        with self._turns.own("skip()"):
-            if self.error is None:
-                self.finish()
-            taken_back = self._steps.take_back()  # first, as on all ranks: their states agree even if one is lost now
-            self.raise_error()
-            if taken_back:
-                with self._ending_job():
-                    self._agreement.on(lambda: {"step that skip() takes back": str(self._steps.number - 1)}, "skip()")
 
     @property
     def is_immediate(self) -> bool:

@@ -25,7 +25,7 @@ from gradwire.runtime.failures import Interrupted
 from gradwire.transports import Threads
 from tests.support.harness import WAIT_S, raising, together
 
-WORLD, WHOLE, STEPS = 2, 2, 4
+WORLD, WHOLE, STEPS = 2, 2, 5
 IN_WAIT, BEFORE, AFTER = "in the wait", "before optimizer.step()", "after optimizer.step()"
 MODEL = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
 SMALL_GROUPS = gw.groups.of(megabytes=1e-5)
@@ -145,6 +145,7 @@ class Rank:
 
     def _step(self, step: int) -> None:
         if step == WHOLE:
+            self.transport.runtime._executor.flush()
             self.transport.at = len(self.transport.started) + self.loss.at
         self.optimizer.zero_grad()
         draw = torch.Generator().manual_seed(step * WORLD + self.number)
@@ -313,3 +314,52 @@ def test_an_optimizer_that_nothing_checks_over_nccl(front_end: str, monkeypatch:
             loss for hears in moments for loss in inside(collectives(whole), "half", raises=False, hears=hears)
         ]
         check_all(make, losses, whole, fused=fused)
+
+
+
+# Local steps: every inner step ends a round
+
+
+def of_local(model: nn.Module, transport: Losing, fused: bool, **options: Any) -> Any:
+    inner = torch.optim.Adam(model.parameters(), 0.1, fused=fused)
+    plan = {"groups": SMALL_GROUPS, **PLANS["all-gather"]}
+    optimizer = gw.LocalSteps(inner, model, inner_steps=1, transport=transport, **plan, **options)
+    return model, optimizer, optimizer.handle, optimizer
+
+
+def check_rounds(rank: Rank, whole: Rank, loss: Loss, delay: int, eager: bool) -> None:
+    """Anchors and outer optimizer have taken the rounds that memories have, but for means that are under way."""
+    assert rank.error, loss
+    rounds, count = rank.saved["optimizer"]["local_steps"], taken(rank.saved)
+    same(kept(rounds["memory"]), kept(whole.history[count]["optimizer"]["local_steps"]["memory"]))
+    assert all(parameter.isfinite().all() for parameter in rank.model.parameters()), loss
+    if eager:  # a step is taken with this replica's part of a round before that is there
+        lost = any(mean.isnan().any() for mean in rounds["eager"][0]["means"].values())
+        expected = whole.history[count + lost]["optimizer"]["local_steps"]
+        assert lost or same(rounds["eager"], expected["eager"]) is None
+    else:
+        under_way = rounds["under way"]
+        expected = whole.history[count - len(under_way) + delay]["optimizer"]["local_steps"]
+        for one, other in zip(under_way, whole.history[count]["optimizer"]["local_steps"]["under way"], strict=False):
+            same(one["means"], other["means"])
+    for part in ("anchors", "outer"):
+        same(rounds[part], expected[part])
+
+
+@pytest.mark.parametrize("over", ["gloo", "nccl"])
+@pytest.mark.parametrize(("delay", "eager"), [(0, False), (1, False), (0, True)])
+def test_local_steps(delay: int, eager: bool, over: str, monkeypatch: pytest.MonkeyPatch):
+    nccl = over == "nccl"
+    monkeypatch.setattr(Executor, "is_immediate", not nccl)
+    make = partial(of_local, delay=delay, eager=eager)
+    whole = run(make, Loss())
+    losses = [
+        loss for hears in ([IN_WAIT, AFTER][: 2 - eager] if nccl else [""])
+        for loss in inside(collectives(whole), "half", raises=not nccl, hears=hears)
+    ]  # fmt: skip
+    for loss in losses + around():
+        for rank, undisturbed in zip(run(make, loss), whole, strict=True):
+            try:
+                check_rounds(rank, undisturbed, loss, delay, eager)
+            except AssertionError as error:
+                raise AssertionError(f"rank {rank.number} after {taken(rank.saved)} rounds: {loss}: {error}") from None
