@@ -23,7 +23,8 @@ from gradwire.frontends.fragments import Fragment, Schedule, groups_of
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.paused import paused
 from gradwire.frontends.stateful import Placed
-from gradwire.runtime.runtime import Point, Runtime
+from gradwire.runtime.intake import Point
+from gradwire.runtime.runtime import Runtime
 
 OuterOptimizer = Callable[[list[Tensor]], Optimizer]
 """Makes the optimizer of the anchors: a class of torch's, or a function."""

@@ -43,7 +43,7 @@ class States:
             states = [self.save()]
             # this rank has promised the step: the others may have counted it already
             if self._steps.promised:
-                self._steps.count_last()
+                self._steps.count(last=True)
                 states.append(self.save())
         return states
 

@@ -80,8 +80,7 @@ class Steps:
         self.skip_reason, self.last_arrival = "", EPOCH
         self.members, self.ended = [], lambda: None
         self.exchanges: list[GroupExchange] = []
-        self._scale, self._elastic = options.scale, options.elastic
-        self._voted = options.voted
+        self._scale, self._elastic, self._voted = options.scale, options.elastic, options.voted
         self.promised = self.over = False
         # what all groups share
         self.job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), look=control.look)
@@ -150,10 +149,9 @@ class Steps:
             if self._next is None and not self.promised:
                 self.recordings.record()
 
-    def native_step_ended(self) -> None:
+    def native_step_ended(self, opened: int) -> None:
         """Counts a step that the framework has reduced by itself."""
-        self.number += 1
-        self.taken += 1
+        self.number, self.taken, self.whole = self.number + 1, self.taken + 1, opened
 
     def lose(self) -> None:
         """Marks the step that is under way, or begins next, as one that no rank takes."""
@@ -165,7 +163,8 @@ class Steps:
         with self.changing:
             self.close()
             if self.promised:  # the vote on the step before did not come
-                self._forget()
+                for exchange in self._active:
+                    exchange.forget()
                 self.promised = False
         self.opened = opened
         self._active = [self.exchanges[group] for group in groups]
@@ -208,21 +207,13 @@ class Steps:
         self.skipped += 1
         self.skip_reason = f"{self.skipped} skipped, the last step {self.number - 1} {why}"
 
-    def _forget(self) -> None:
-        for exchange in self._active:
-            exchange.forget()
-
     def _gradients(self, group: int, tensors: Sequence[Tensor] | None, fixed: bool) -> Gradients:
         stored = self.store.groups[group]
         if tensors is None:
             assert stored.fixed is not None
             return stored.fixed
         self.executor.keep(tensors)
-        if not fixed:
-            return Gradients(stored.split, tensors)
-        stored.fix(tensors)
-        assert stored.fixed is not None
-        return stored.fixed
+        return stored.fix(tensors) if fixed else Gradients(stored.split, tensors)
 
     def _carry_out(self, entry: Entry) -> None:
         exchange = self.exchanges[entry.group]
@@ -265,23 +256,20 @@ class Steps:
         if votes or self.count():
             self.ended()
 
-    def count(self) -> bool:
-        """Counts the reduced step; returns False where the job is over."""
+    def count(self, last: bool = False) -> bool:
+        """Counts the reduced step; returns False where the job is over, unless this is to be its `last`."""
         with self.changing:  # a state_dict() of another thread has the step before or this one
-            if not self.over:
-                self.count_last()
-            return not self.over
-
-    def count_last(self) -> None:
-        """Counts the reduced step, even where the job is over."""
-        self.promised = False
-        self._verdict = self.executor.on_host(self._flags, ends_step=True)
-        self.number += 1
-        if self.executor.is_immediate:
-            self.settle()
+            if self.over and not last:
+                return False
+            self.promised = False
+            self._verdict = self.executor.on_host(self._flags, ends_step=True)
+            self.number += 1
+            if self.executor.is_immediate:
+                self.settle()
+            return True
 
     def end(self) -> None:
-        """Has no step count any more, when the job has failed: from here on `whole` stays as it is."""
+        """Counts no step any more, as the job has failed: from here on `whole` stays as it is."""
         with self.changing:
             self.over = True
             self.settle()

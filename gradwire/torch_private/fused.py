@@ -8,8 +8,8 @@ from torch.optim import Optimizer
 
 
 def skip_where(optimizer: Optimizer, flag: Callable[[], Tensor]) -> None:
-    """Has the next step of a fused optimizer do nothing where `flag()` is 1 (), not 0. Others, and those that GradScaler
-    has looked after already, are left alone."""
+    """Has the next step of a fused optimizer do nothing where `flag()` is 1 (), not 0. Others are left alone, and those
+    that GradScaler has given such a flag."""
     fused: Any = optimizer
     if getattr(fused, "_step_supports_amp_scaling", False) and not hasattr(fused, "grad_scale"):
         fused.found_inf = flag()

@@ -225,9 +225,7 @@ CASES = [
 
 def run(make: Callable[..., Any], loss: Loss, **options: Any) -> list[Rank]:
     transports = Losing.group(WORLD)
-    return raising(
-        together(WORLD, lambda n: Rank(n, transports[n], make, loss=loss, **options).train())
-    )
+    return raising(together(WORLD, lambda n: Rank(n, transports[n], make, loss=loss, **options).train()))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -310,11 +308,8 @@ def test_an_optimizer_that_nothing_checks_over_nccl(front_end: str, monkeypatch:
     make = partial(FRONT_ENDS[front_end], **PLANS["all-gather"])
     for fused, moments in {False: (IN_WAIT, BEFORE), True: (IN_WAIT, BEFORE, AFTER)}.items():
         whole = run(make, Loss(), fused=fused)
-        losses = [
-            loss for hears in moments for loss in inside(collectives(whole), "half", raises=False, hears=hears)
-        ]
+        losses = [loss for hears in moments for loss in inside(collectives(whole), "half", raises=False, hears=hears)]
         check_all(make, losses, whole, fused=fused)
-
 
 
 # Local steps: every inner step ends a round
