@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -37,7 +37,7 @@ from gradwire.runtime.meeting import Meeting
 from gradwire.runtime.monitor import period_s
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
-from gradwire.transports import process_group, threads
+from gradwire.transports import process_group
 from gradwire.transports.transport import Done
 
 WATCH_S, ASK_S = 10.0, 3.0
@@ -164,24 +164,35 @@ def processes(ranks: int) -> tuple[list[dict[str, Any]], float]:
     return found, sum(own["speed"]["add"] for own in found) / ASK_S
 
 
-class InMemory(threads._Store):
-    """Counts what is asked of it."""
+class InMemory:
+    """A store for threads, which counts what is asked of it; who waits for a key is woken by that key alone."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.asked = 0
+        self._words: dict[str, str] = {}
+        self._numbers = Counter[str]()
+        self._there: defaultdict[str, threading.Event] = defaultdict(threading.Event)
+        self._lock = threading.Lock()
 
     def set(self, key: str, value: str) -> None:
-        self.asked += 1
-        super().set(key, value)
+        with self._lock:
+            self.asked += 1
+            self._words[key] = value
+            there = self._there[key]
+        there.set()
 
     def get(self, key: str, timeout_s: float) -> str | None:
-        self.asked += 1
-        return super().get(key, timeout_s)
+        with self._lock:
+            self.asked += 1
+            there = self._there[key]
+        there.wait(timeout_s)
+        return self._words.get(key)
 
     def add(self, key: str, number: int) -> int:
-        self.asked += 1
-        return super().add(key, number)
+        with self._lock:
+            self.asked += 1
+            self._numbers[key] += number
+            return self._numbers[key]
 
 
 def together(ranks: list[int], body: Callable[[int], None]) -> None:

@@ -76,7 +76,9 @@ def saved(model: nn.Module, optimizer: torch.optim.Optimizer, handle: gw.Handle)
 
 def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
     memories = [{k: t for k, t in each["gradwire"].items() if "//" in k} for each in (one, other)]
-    flat = [{**each, **memory, "gradwire": torch.zeros(())} for each, memory in zip((one, other), memories, strict=True)]
+    flat = [
+        {**each, **memory, "gradwire": torch.zeros(())} for each, memory in zip((one, other), memories, strict=True)
+    ]
     return flat[0].keys() == flat[1].keys() and all(torch.equal(flat[0][key], flat[1][key]) for key in flat[0])
 
 

@@ -163,6 +163,31 @@ def test_kernels_that_wait_for_a_slow_link_hold_few_multiprocessors(monkeypatch:
     assert few._timeout == timedelta(seconds=60)
 
 
+@pytest.mark.parametrize("local", [1, 2])
+def test_only_axes_between_hosts_of_several_ranks_wait_for_a_slow_link(local: int, monkeypatch: pytest.MonkeyPatch):
+    """The options with which torch is asked for the groups of rank 1 of four: one over all ranks, or by members."""
+    asked: list[tuple[list[int], Options]] = []
+
+    def new_group(ranks: list[int], *, timeout: timedelta, pg_options: Options) -> Group:
+        asked.append((ranks, pg_options))
+        return Group(1, 4)
+
+    def new_group_of_members(name: str, ranks: list[int], like: Group, few: bool) -> Group:
+        return new_group(ranks, timeout=timedelta(), pg_options=process_groups.options_of(like, few))
+
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=Options), raising=False)
+    monkeypatch.setattr(dist, "new_group", new_group)
+    monkeypatch.setattr("gradwire.transports.torch_store.default_store", dist.HashStore)
+    monkeypatch.setattr(process_group, "world_or", lambda group: Group(1, 4))
+    for name, value in {"get_rank": 1, "get_world_size": 4, "get_process_group_ranks": [0, 1, 2, 3]}.items():
+        monkeypatch.setattr(dist, name, lambda *given, value=value: value)
+    monkeypatch.setattr(process_group, "new_group_of_members", new_group_of_members)
+    gw.ProcessGroup.by_host(local)
+    few = [(ranks, options.config.max_ctas == process_groups.FEW_CTAS) for ranks, options in asked]
+    assert few == {1: [([0, 1, 2, 3], False), ([1], False)], 2: [([1, 3], True), ([0, 1], False)]}[local]
+    assert all(options.is_high_priority_stream for _, options in asked)
+
+
 def test_ranks_that_come_and_go_over_nccl_need_torchs_watchdog_off(monkeypatch: pytest.MonkeyPatch):
     for name in OFF:
         monkeypatch.delenv(name, raising=False)
