@@ -195,7 +195,7 @@ class InMemory:
             return self._numbers[key]
 
 
-def together(ranks: list[int], body: Callable[[int], None]) -> None:
+def together(ranks: list[int], body: Callable[[int], object]) -> None:
     running = [threading.Thread(target=body, args=(rank,)) for rank in ranks]
     for thread in running:
         thread.start()
@@ -213,7 +213,7 @@ def simulated(ranks: int) -> dict[str, float]:
         )
 
     meeting = InMemory()
-    together(list(range(ranks)), lambda rank: Meeting(mesh(rank, meeting)).gather({"plan": "p" * 1000}) and None)
+    together(list(range(ranks)), lambda rank: Meeting(mesh(rank, meeting)).gather({"plan": "p" * 1000}))
     ending, lost = InMemory(), ranks // 3
     errors = {rank: Interrupted("reducing ended", "timed out") for rank in range(ranks) if rank != lost}
     together(list(errors), lambda rank: Ending(mesh(rank, ending), list, float, float).end(errors[rank]))

@@ -23,6 +23,7 @@ class Group:
 
     def __init__(self, rank: int = 0, world: int = 2) -> None:
         self._rank, self._world, self.error = rank, world, "SUCCESS"
+        self.bound_device_id: torch.device | None = torch.device("cuda:0")
         self._device_types = [torch.device("cuda")]
         self.options = SimpleNamespace(_timeout=timedelta(seconds=60))
 
@@ -163,6 +164,10 @@ def test_kernels_that_wait_for_a_slow_link_hold_few_multiprocessors(monkeypatch:
     assert few._timeout == timedelta(seconds=60)
 
 
+def no_threads() -> None:
+    raise AssertionError("NCCL connects at once, and its own threads are not ours")
+
+
 @pytest.mark.parametrize("local", [1, 2])
 def test_only_axes_between_hosts_of_several_ranks_wait_for_a_slow_link(local: int, monkeypatch: pytest.MonkeyPatch):
     """The options with which torch is asked for the groups of rank 1 of four: one over all ranks, or by members."""
@@ -182,6 +187,7 @@ def test_only_axes_between_hosts_of_several_ranks_wait_for_a_slow_link(local: in
     for name, value in {"get_rank": 1, "get_world_size": 4, "get_process_group_ranks": [0, 1, 2, 3]}.items():
         monkeypatch.setattr(dist, name, lambda *given, value=value: value)
     monkeypatch.setattr(process_group, "new_group_of_members", new_group_of_members)
+    monkeypatch.setattr(process_group, "in_batch", no_threads)
     gw.ProcessGroup.by_host(local)
     few = [(ranks, options.config.max_ctas == process_groups.FEW_CTAS) for ranks, options in asked]
     assert few == {1: [([0, 1, 2, 3], False), ([1], False)], 2: [([1, 3], True), ([0, 1], False)]}[local]
