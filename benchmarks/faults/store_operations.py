@@ -221,6 +221,12 @@ def simulated(ranks: int) -> dict[str, float]:
     return {"meeting": meeting.asked / ranks, "ending": ending.asked / ranks}
 
 
+def calls_of(found: list[dict[str, Any]], what: str) -> dict[str, float]:
+    """How often a rank calls each method of its client, in the mean."""
+    total = sum((Counter(own[what]) for own in found), Counter[str]())
+    return {name: round(count / len(found), 2) for name, count in total.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=64)
@@ -245,7 +251,7 @@ def main() -> None:
     save(
         "store_operations.json", ranks=given.ranks, rows=rows, watched_per_s=watched, answered_per_s=per_s,
         silent_s=process_group.SILENT_S, heard_s=heard, ended_s=ended, simulated_ranks=given.simulated,
-        simulated=played | {"beats a second": beats}, found=found,
+        simulated=played | {"beats a second": beats}, calls={what: calls_of(found, what) for what in rows},
     )  # fmt: skip
 
 
