@@ -1,7 +1,7 @@
 """The transport of processes: torch.distributed over gloo or NCCL. Over gloo, GPU tensors are staged on the host."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -25,9 +25,8 @@ from gradwire.torch_private.process_groups import (
     timeout_of,
 )
 from gradwire.transports import forked
-from gradwire.transports.batch_threads import in_batch
 from gradwire.transports.bounded_calls import run_bounded
-from gradwire.transports.connections import Connections, let_go
+from gradwire.transports.connections import Connections, connections_of, let_go
 from gradwire.transports.heartbeat import Heartbeat, raise_alarm
 from gradwire.transports.mesh import Mesh
 from gradwire.transports.staged import Staging
@@ -95,7 +94,7 @@ class ProcessGroup(Transport):
         """A new group with the ranks, the backends and the timeout of `group`, over the store that this was made with;
         torch.distributed need not know of it. All of its ranks must call this together, once."""
         name, store = "gradwire", store_of(group)
-        with _noted(group) as connections:
+        with connections_of(group) as connections:
             made = new_group_over(store, name, group.rank(), list(range(group.size())), group)
         transport = cls(made, name, store)
         transport._connections = connections
@@ -136,7 +135,7 @@ class ProcessGroup(Transport):
         """A group of these ranks. With `few`, its kernels hold few multiprocessors while they wait for a slow link."""
         name = cls._name(ranks)
         # all members come here in the same order, as new_group wants it
-        with _noted(parent) as connections:
+        with connections_of(parent) as connections:
             group: Any
             if len(ranks) == dist.get_world_size():
                 group = dist.new_group(ranks, timeout=timeout_of(parent), pg_options=options_of(parent, few))
@@ -281,17 +280,6 @@ class ProcessGroup(Transport):
         if (group := self._group) and (error := error_of(group)):
             return f"NCCL reports {error} on rank {self.rank}; NCCL_DEBUG=WARN has it say more"
         return None if silent is None else f"a rank was lost ({silent} has given no sign of life for {SILENT_S:.0f} s)"
-
-
-@contextmanager
-def _noted(like: dist.ProcessGroup) -> Iterator[Connections]:
-    """The sockets of a group like this one that is made inside, whose threads are to wait for their turn. They are
-    gloo's: those of an NCCL that connects at once, as with `device_id`, NCCL itself ends and schedules."""
-    if backend_of(like, GPU) == "nccl" and like.bound_device_id is not None:
-        yield Connections()
-        return
-    with Connections() as connections, in_batch():
-        yield connections
 
 
 def world_or(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

@@ -14,7 +14,7 @@ import gradwire as gw
 from gradwire.collective import Collective, Message, Sum
 from gradwire.frontends.rendezvous import OFF
 from gradwire.torch_private import process_groups
-from gradwire.transports import process_group
+from gradwire.transports import connections, process_group
 from tests.support.harness import SMALL, job, plan_of, slots_of
 
 
@@ -187,7 +187,7 @@ def test_only_axes_between_hosts_of_several_ranks_wait_for_a_slow_link(local: in
     for name, value in {"get_rank": 1, "get_world_size": 4, "get_process_group_ranks": [0, 1, 2, 3]}.items():
         monkeypatch.setattr(dist, name, lambda *given, value=value: value)
     monkeypatch.setattr(process_group, "new_group_of_members", new_group_of_members)
-    monkeypatch.setattr(process_group, "in_batch", no_threads)
+    monkeypatch.setattr(connections, "in_batch", no_threads)
     gw.ProcessGroup.by_host(local)
     few = [(ranks, options.config.max_ctas == process_groups.FEW_CTAS) for ranks, options in asked]
     assert few == {1: [([0, 1, 2, 3], False), ([1], False)], 2: [([1, 3], True), ([0, 1], False)]}[local]
