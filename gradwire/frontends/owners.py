@@ -16,8 +16,8 @@ from gradwire.torch_private.fused import skip_no_more, skip_where
 
 _OWNERS = WeakIdKeyDictionary()
 """By parameter a weak reference to its job's runtime, and the front end's name; so it keeps nothing alive."""
-_JOBS = weakref.WeakSet[Runtime]()
-"""Those that own parameters."""
+_JOBS: list[weakref.ref[Runtime]] = []
+"""Those that own parameters; a list, for other threads may add to it while one goes through a copy."""
 
 
 def check_free(parameters: Mapping[str, Tensor], beside: str = "") -> None:
@@ -37,7 +37,8 @@ def check_free(parameters: Mapping[str, Tensor], beside: str = "") -> None:
 
 def own(parameters: Iterable[Tensor], runtime: Runtime, kind: str) -> None:
     """Claims parameters for the job of `runtime`, until it is closed or gone; users call it `kind`."""
-    _JOBS.add(runtime)
+    if (job := weakref.ref(runtime, _JOBS.remove)) not in _JOBS:
+        _JOBS.append(job)
     _guard_optimizers()
     for parameter in parameters:
         _OWNERS[parameter] = weakref.ref(runtime), kind
@@ -51,7 +52,7 @@ def _guard_optimizers() -> None:
 
 
 def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-    for job in [job for job in _JOBS if job.error or not job.is_immediate]:
+    for job in [job for each in list(_JOBS) if (job := each()) and (job.error or not job.is_immediate)]:
         if not job.closed and _owns(job, optimizer):
             # the job has failed, and this rank has not all of the step: its error
             job.check_whole()
