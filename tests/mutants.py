@@ -158,6 +158,8 @@ FAULTS = [
     Fault("runtime/row_exchange.py", "torch.div(rows, self._world, out=rows_there)", "rows_there.copy_(rows)"),
     Fault("runtime/row_exchange.py", "mean.values().sum(dtype=torch.float32) * 0", "0"),
     Fault("rules.py", "return value < limit if", "return value <= limit if"),
+    Fault("runtime/steps.py", "            if self.over and not last:\n", "            if False:\n"),
+    Fault("frontends/owners.py", "    register_optimizer_step_pre_hook(_before_step)\n", "    pass\n"),
     Fault("runtime/steps.py", "            exchange.commit() if whole else exchange.forget()",
           "            exchange.commit()"),
     Fault("runtime/machine.py", "if entry.turn == 0 and entry.group not in self._complete:",

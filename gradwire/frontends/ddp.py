@@ -185,7 +185,7 @@ class DDPFrontEnd:
             self._native_steps.reduces(runtime)
         # the backward pass ends: errors of the worker are raised on this thread
         if bucket.is_last() and in_backward():  # behind DDP's own end of backward, to which SystemExit is no error
-            when_backward_ends(partial(when_backward_ends, runtime.raise_error))
+            when_backward_ends(partial(when_backward_ends, runtime.check_whole))
         if bucket.is_last():  # DDP, too, ignores what backward does from here to the next forward pass
             self._synchronising = self._open = False
             buckets.end()

@@ -230,6 +230,10 @@ class Fragment:
             self.last_own[name].copy_(own)
         return gradients
 
+    def lose(self) -> None:
+        """Makes all `pseudo_gradients` NaN, as those of a round that no replica takes."""
+        self._flat.fill_(torch.nan)
+
     def is_finite(self) -> bool:
         """Whether all `pseudo_gradients` are finite. Waits for a GPU."""
         return bool(torch.linalg.vector_norm(self._flat, torch.inf).isfinite())

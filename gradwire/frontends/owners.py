@@ -1,15 +1,23 @@
-"""Owners of parameters: one job at a time averages their gradients, for a second one would compress means."""
+"""Owners of parameters: one job at a time averages their gradients, for a second one would compress means; and before
+an optimizer steps them, that job says whether they are whole."""
 
 import weakref
 from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gradwire.runtime.runtime import Runtime
+from gradwire.torch_private.fused import skip_no_more, skip_where
 
 _OWNERS = WeakIdKeyDictionary()
 """By parameter a weak reference to its job's runtime, and the front end's name; so it keeps nothing alive."""
+_JOBS: list[weakref.ref[Runtime]] = []
+"""Those that own parameters; a list, for other threads may add to it while one goes through a copy."""
 
 
 def check_free(parameters: Mapping[str, Tensor], beside: str = "") -> None:
@@ -29,5 +37,30 @@ def check_free(parameters: Mapping[str, Tensor], beside: str = "") -> None:
 
 def own(parameters: Iterable[Tensor], runtime: Runtime, kind: str) -> None:
     """Claims parameters for the job of `runtime`, until it is closed or gone; users call it `kind`."""
+    if (job := weakref.ref(runtime, _JOBS.remove)) not in _JOBS:
+        _JOBS.append(job)
+    _guard_optimizers()
     for parameter in parameters:
         _OWNERS[parameter] = weakref.ref(runtime), kind
+
+
+@cache
+def _guard_optimizers() -> None:
+    """Has no optimizer, of whatever class, step parameters by what a lost rank has left in their gradients."""
+    register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_post_hook(lambda optimizer, arguments, options: skip_no_more(optimizer))
+
+
+def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    for job in [job for each in list(_JOBS) if (job := each()) and (job.error or not job.is_immediate)]:
+        if not job.closed and _owns(job, optimizer):
+            # the job has failed, and this rank has not all of the step: its error
+            job.check_whole()
+            # on a GPU the kernels may be queued before that is known
+            if not job.is_immediate:
+                skip_where(optimizer, job.lost)
+
+
+def _owns(job: Runtime, optimizer: Optimizer) -> bool:
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return any((entry := _OWNERS.get(parameter)) and entry[0]() is job for parameter in parameters)

@@ -23,7 +23,7 @@ from gradwire.frontends.fragments import Fragment, Schedule, groups_of
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.paused import paused
 from gradwire.frontends.stateful import Placed
-from gradwire.runtime.executor import Point
+from gradwire.runtime.intake import Point
 from gradwire.runtime.runtime import Runtime
 
 OuterOptimizer = Callable[[list[Tensor]], Optimizer]
@@ -146,8 +146,9 @@ class Rounds:
 
     def _wait(self, index: int) -> None:
         """Returns when a fragment's mean is there; later ones go on."""
-        if (sent := self.under_way.pop(index, None)) and sent.point:
+        if (sent := self.under_way.get(index)) and sent.point:
             self.runtime.finish(sent.point)
+        self.under_way.pop(index, None)
 
     def _send(self, index: int) -> None:
         runtime, pseudo_gradients = self.runtime, self.fragments[index].pseudo_gradients
@@ -165,15 +166,20 @@ class Rounds:
         if not fragment.is_finite():
             # this replica's own part; the others see it by the mean, a round later
             self._skip()
-        # send the new pseudo-gradients, which travel for a round
-        self._send(index)
-        # and step at once
-        self._outer_step(fragment, gradients)
-        fragment.merge(None)
+        # send the new pseudo-gradients, which travel for a round, and step at once, even where the job has failed
+        try:
+            self._send(index)
+        except BaseException:
+            fragment.lose()
+            raise
+        finally:
+            self._outer_step(fragment, gradients)
+            fragment.merge(None)
 
     def _receive(self, fragment: Fragment) -> None:
-        # the mean is not finite on any replica: all go back to the anchors
+        # the mean is not finite on any replica: all go back to the anchors, unless it was lost
         if not fragment.is_finite():
+            self.runtime.check_whole()
             self._skip()
             return
         # the outer step moves the anchors, parameters follow
@@ -207,9 +213,11 @@ class Rounds:
         return {**self.progress(), "memory": self.runtime.state_dict()}
 
     def progress(self) -> dict[str, Any]:
-        """The state without memories."""
+        """The state without memories; also of a job that has failed, whose lost fragments will be measured anew."""
         # all fragments under way must have their means, which are saved
-        self.runtime.finish()
+        lost = {index for index, sent in self.under_way.items() if sent.point and not self.runtime.has(sent.point)}
+        for index in lost:
+            self.fragments[index].lose()
         state: dict[str, Any] = {
             "step": self.step,
             "anchors": {n: a for fragment in self.fragments for n, a in _copies(fragment.anchors).items()},
@@ -226,6 +234,7 @@ class Rounds:
                     "means": _copies(self.fragments[index].pseudo_gradients),
                 }
                 for index, each in self.under_way.items()
+                if index not in lost
             ]  # fmt: skip
         return state
 

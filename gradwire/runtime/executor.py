@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from gradwire.ops.host import to_device, to_host
+from gradwire.ops.host import to_host
 from gradwire.runtime.graphs import CUDAGraphs, Graphs
 from gradwire.runtime.waits import Waits
 from gradwire.torch_private.foreach import memory_of
@@ -61,8 +61,8 @@ class HostMoment(float):
 
 EPOCH = HostMoment(0.0)
 
-Point = Future[torch.Event | None]
-"""A point in the worker's queue; once the worker has come to it, on a GPU it has the event there."""
+Place = Future[torch.Event | None]
+"""A place in the worker's queue; once the worker has come to it, on a GPU it has the event there."""
 
 CLOSE_S = 2.0
 """Seconds for which `close` waits for the thread."""
@@ -84,6 +84,7 @@ class Executor:
         self.waits = Waits()
         # a word on the host, which a GPU reads when its stream comes there
         self._spoilt = torch.zeros(1, dtype=torch.float32, device="cpu", pin_memory=self._cuda)
+        self._step_spoilt = torch.zeros(1, dtype=torch.float32, device=device)
         self._tasks: queue.SimpleQueue[tuple[Callable[[], None], Any] | None] = queue.SimpleQueue()
         self.fail: Callable[[BaseException], None] = lambda error: None
         self._awaited: set[Future[Any]] = set()
@@ -109,13 +110,13 @@ class Executor:
 
         return self._wait(self._promise(whole))
 
-    def point(self) -> Point:
-        """A point behind all tasks posted so far, to `flush` up to."""
+    def place(self) -> Place:
+        """The place behind all tasks posted so far, to `flush` up to."""
         return self._promise(lambda: self._stream.record_event() if self._stream else None)
 
-    def flush(self, point: Point | None = None) -> None:
-        """Returns when all tasks posted so far, or before `point`, are done; on a GPU, when their work is queued."""
-        self._wait(point or self._promise(lambda: None))
+    def flush(self, place: Place | None = None) -> None:
+        """Returns when all tasks posted so far, or before `place`, are done; on a GPU, when their work is queued."""
+        self._wait(place or self._promise(lambda: None))
 
     def give_up(self, error: BaseException) -> None:
         """Raises the error in all threads that wait for the worker, now and from now on. On any thread, for the worker
@@ -167,10 +168,10 @@ class Executor:
             for part in (part for tensor in tensors for part in memory_of(tensor)):
                 part.record_stream(self._stream)
 
-    def order_behind(self, point: Point | None = None) -> None:
-        """Orders the current stream's work from now on behind the worker's so far, or before a flushed `point`."""
+    def order_behind(self, place: Place | None = None) -> None:
+        """Orders the current stream's work from now on behind the worker's so far, or before a flushed `place`."""
         if self._stream:
-            event = point.result() if point else self._stream.record_event()
+            event = place.result() if place else self._stream.record_event()
             assert event is not None
             torch.cuda.current_stream(self.device).wait_event(event)
 
@@ -180,9 +181,13 @@ class Executor:
         self._spoilt.fill_(torch.nan)
 
     def spoilt(self) -> Tensor:
-        """NaN (1,) where collectives that the current stream has waited for may have been ended, else 0. The stream
-        reads that when it comes here."""
-        return to_device(self._spoilt, self.device)
+        """NaN (1,) where collectives that the current stream has waited for may have been ended, else 0, until this is
+        called again. The stream reads that when it comes here."""
+        return self._step_spoilt.copy_(self._spoilt, non_blocking=True)
+
+    def lost(self) -> Tensor:
+        """1 () where the last `spoilt` was NaN, else 0."""
+        return self._step_spoilt.isnan().float().view(())
 
     def on_host(self, tensor: Tensor, ends_step: bool = False) -> Callable[[], Tensor]:
         """A function that returns the tensor's present value on the host. An early call waits for the GPU."""

@@ -92,8 +92,8 @@ class Ending:
     """The end of one rank's job.
 
     1. A rank that fails leaves its mark, then closes its connections, which ends the collectives of all others.
-    2. Each of them does the same. So all ranks that are left have a mark after the time of a step, `step_s`: a rank
-       that computes meanwhile notices at the step's end.
+    2. Each of them does the same. So marks come, and when none has come for the time of a step, `step_s`, all ranks
+       that are left have one: a rank that computes meanwhile notices at the step's end.
     3. The first one that was interrupted waits for the others' marks until then, reads them, and leaves a verdict, for
        which the others wait: so each asks the store a few times, however many ranks there are. It blames, in this
        order: a rank whose mark has a fault, which is the verdict at once; the ranks without a mark, which are lost
@@ -108,7 +108,7 @@ class Ending:
         paused_s: Callable[[], float], status: Callable[[], RankStatus] = RankStatus,
     ) -> None:  # fmt: skip
         self._mesh, self._hosts, self._step_s, self._paused_s = mesh, hosts, step_s, paused_s
-        self._status, self._ended = status, False
+        self._status, self._ended, self._marks = status, False, 0
 
     def end(self, error: BaseException) -> None:
         """Ends this rank's part with an error, which gets its reason."""
@@ -151,7 +151,7 @@ class Ending:
 
     def _leave_mark(self, mark: Mark) -> None:
         self._mesh.store.set(f"ended/{self._mesh.rank}", json.dumps(mark))
-        self._mesh.store.add("ended", 1)
+        self._marks = self._mesh.store.add("ended", 1)
 
     def _leave_store(self, others: int) -> None:
         """Returns on rank 0 when so many others have heard the verdict, on any other rank at once."""
@@ -160,12 +160,14 @@ class Ending:
             if self._mesh.rank:
                 self._mesh.store.add("heard", 1)
             else:
-                self._wait(lambda: self._mesh.store.add("heard", 0) >= others)
+                self._wait(lambda: self._mesh.store.add("heard", 0), others)
 
-    def _wait(self, over: Callable[[], object]) -> None:
-        """Returns when it is over, or when the others have had time for a step."""
-        until = monotonic() + self._patience_s
-        while not over() and monotonic() < until:
+    def _wait(self, count: Callable[[], int], wanted: int) -> None:
+        """Returns when a count is what is wanted, or has not grown for the time of a step."""
+        seen, until = -1, 0.0
+        while (now := count()) < wanted and (now > seen or monotonic() < until):
+            if now > seen:
+                seen, until = now, monotonic() + self._patience_s
             sleep(POLL_S)
 
     @property
@@ -178,7 +180,7 @@ class Ending:
         try:
             # one rank judges; the others wait for its verdict, and judge themselves where it does not come
             first = self._mesh.store.add("interrupted", 1) == 1
-            verdict = (None if first else self._heard(2 * self._patience_s)) or self._judge()
+            verdict = (None if first else self._judged()) or self._judge()
         except RuntimeError:
             verdict = Verdict(f"{f'{self._named([0])}, or ' if rank else ''}the store's host, was lost")
         # the others were gone before this rank came
@@ -188,16 +190,24 @@ class Ending:
             error.blame(verdict.why)
         return len(verdict.lost)
 
+    def _judged(self) -> Verdict | None:
+        """Another rank's verdict; None where no mark comes any more and it is not there: that rank was lost, too."""
+        while not (verdict := self._heard(2 * self._patience_s)):
+            before, self._marks = self._marks, self._mesh.store.add("ended", 0)
+            if self._marks == before:
+                return None
+        return verdict
+
     def _heard(self, patience_s: float = 0.0) -> Verdict | None:
-        """The verdict, once it is there; None where it is not in time, as where the rank that looks was lost, too."""
+        """The verdict, once it is there; None where it is not in time."""
         text = self._mesh.store.get("verdict", patience_s)
         return Verdict(*json.loads(text)) if text else None
 
     def _judge(self) -> Verdict:
         """Looks at the marks once all are there, or time is over, and leaves the verdict."""
-        # wait until every rank has left a mark, or for the time of a step
+        # wait until every rank has left a mark, or none has for the time of a step
         store, ranks = self._mesh.store, self._mesh.ranks
-        self._wait(lambda: self._heard() or store.add("ended", 0) >= ranks)
+        self._wait(lambda: ranks if self._heard() else store.add("ended", 0), ranks)
         # another rank judged, or a rank has a fault
         if verdict := self._heard():
             return verdict

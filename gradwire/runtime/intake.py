@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from threading import Lock, get_ident
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from gradwire.runtime.active_plan import ActivePlan
-from gradwire.runtime.executor import Executor
+from gradwire.runtime.executor import Executor, Place
 from gradwire.runtime.failures import BETWEEN, ELSEWHERE, WAITING, RankStatus
 from gradwire.runtime.machine import NO_GROUP, Arrivals
 from gradwire.runtime.raised import note_raised
@@ -46,21 +46,31 @@ class StepFutures:
             self._futures.append((step, future, buffer))
 
     def complete(self, ended: int, error: BaseException | None) -> None:
-        """Completes the futures of the steps up to `ended`, and with an `error` all. One that is no Exception, such as
-        SystemExit, is left to the thread that trains, to raise behind the framework's own end of the step."""
+        """Completes the futures of the steps up to `ended`, and all others with the `error`, if there is one. An error
+        that is no Exception, such as SystemExit, is left to the thread that trains, to raise behind the framework's own
+        end of the step."""
         with self._changing:
             # not while futures complete: callbacks run here, and may add others
             done = [each for each in self._futures if error or each[0] <= ended]
             self._futures = [each for each in self._futures if not error and each[0] > ended]
         # outside the lock: a callback may add another future
-        for _, future, buffer in done:
-            if error is None:
+        for step, future, buffer in done:
+            if error is None or step <= ended:
                 future.set_result(buffer)
             elif isinstance(error, Exception):
                 future.set_exception(error)  # pyright: ignore[reportArgumentType]
             else:
                 # a torch future takes no SystemExit; the framework goes on with NaN
                 future.set_result(buffer if buffer.is_sparse else buffer.fill_(torch.nan))
+
+
+class Point(NamedTuple):
+    """A point behind some steps."""
+
+    place: Place
+    """In the worker's queue."""
+    step: int
+    """The last of these steps, as `Intake` counts."""
 
 
 class Intake:
@@ -201,6 +211,10 @@ class Intake:
         self._fixed = fixed
         self._known.clear()
         self._executor.post(self._steps.forget_places)
+
+    def point(self) -> Point:
+        """A point behind all steps that were opened so far."""
+        return Point(self._executor.place(), self.step)
 
     def abandon(self) -> None:
         """Completes a step that no rank takes with zeros, so that all ranks come to its end."""

@@ -4,8 +4,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from threading import Lock
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,9 +14,10 @@ from gradwire import checkpoint
 from gradwire.plans import Plan
 from gradwire.runtime.active_plan import ActivePlan
 from gradwire.runtime.control import Control
-from gradwire.runtime.executor import Executor, Point
+from gradwire.runtime.executor import Executor
 from gradwire.runtime.failures import Ending, Left, clear_frames
-from gradwire.runtime.intake import Intake, StepFutures
+from gradwire.runtime.intake import Intake, Point, StepFutures
+from gradwire.runtime.job_error import JobError
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.meeting import Agreement
 from gradwire.runtime.monitor import Monitor, close_all
@@ -30,8 +30,11 @@ from gradwire.runtime.trace import Recorder, Trace
 from gradwire.runtime.turns import Together, Turns
 from gradwire.slots import Slot
 from gradwire.transports import Mesh, forked
+from gradwire.transports.bounded_calls import run_bounded
 
 T = TypeVar("T")
+END_S = 2.0
+"""How long to wait for the last step's verdict, on a GPU whose collectives were aborted."""
 
 
 class Runtime:
@@ -45,8 +48,8 @@ class Runtime:
     """
 
     closed = False
-    error: BaseException | None = None
-    """The first error; from then on every call raises it, except those that look at the state."""
+    is_immediate: bool
+    """Whether means are there when `finish` returns. On a GPU `lost()` is 1 () where they are not whole."""
     arrived: bytearray
     """For each slot, whether its gradient of the open step has arrived or is known to be absent."""
 
@@ -55,8 +58,10 @@ class Runtime:
     ) -> None:
         self.slots, self.mesh, self._options, self.sparse = list(slots), mesh.for_job(), options, options.sparse
         self.numel, self.elastic = {slot.name: slot.numel for slot in slots}, options.elastic
-        # locks and counters, which errors need from the beginning
-        self._failing, self._futures, self._reduced = Lock(), StepFutures(), ReducedSteps(self.slots, mesh.averaged)
+        # the error and counters, which are needed from the beginning
+        self._job_error = failing = JobError(partial(Runtime._end_job, weakref.proxy(self)))
+        self.fail, self.raise_error, self.refuse = failing.fail, failing.raise_known, failing.refuse
+        self._futures, self._reduced = StepFutures(), ReducedSteps(self.slots, mesh.averaged)
         planned = self.slots if options.planned is None else list(options.planned)
         self._agreement = Agreement(self.mesh, planned, device, options)
         self.hosts, own_mesh = self._agreement.hosts, mesh if options.owns_mesh else None
@@ -83,10 +88,11 @@ class Runtime:
         looks = self._intake.step_s, monitor.paused_s if monitor else float, self._intake.status
         self._ending = Ending(self.mesh, self.hosts, *looks)
         self._end = forked.finalize(self, close_all, self._ending, monitor, self._executor, own_mesh)
-        forked.register(self)
+        forked.register(failing)
         # calls for every gradient go straight to where they are handled
         self.submit, self.submit_absent, self.is_reduced = intake.submit, intake.submit_absent, intake.is_reduced
-        arrivals, self.fix_places, self.point = intake.arrivals, intake.fix_places, self._executor.point
+        arrivals, self.fix_places, self.point = intake.arrivals, intake.fix_places, intake.point
+        self.is_immediate, self.lost = self._executor.is_immediate, self._executor.lost
         self.arrived, self.arrive, self.absent = arrivals.there, arrivals.arrive, arrivals.absent
         self.forward_begins, self.forward_ends = self._intake.forward_begins, self._recorder.forward_ends
         self.became_ready, self.wants_readiness = self._intake.became_ready, self._intake.wants_readiness
@@ -113,10 +119,28 @@ class Runtime:
         return future.then(Future.value)  # where `future` fails, only this way does DDP raise the error itself
 
     def finish(self, point: Point | None = None) -> None:
-        """Returns when the means of all steps, or of those up to `point`, are in place; raises what went wrong."""
-        self._executor.flush(point)
-        self.raise_error()
-        self._executor.order_behind(point)
+        """Returns when the means of all steps, or of those up to `point`, are in place; raises what went wrong, unless
+        these steps are whole."""
+        if not self.has(point):
+            self.raise_error()
+
+    def has(self, point: Point | None = None) -> bool:
+        """Waits for the means of all steps, or of those up to `point`; returns False where the job failed before they
+        were whole on this rank. Where they are, memories have taken them, and parameters are to follow."""
+        try:
+            self._executor.flush(point and point.place)
+        except BaseException as error:
+            if error is not self.error:  # such as Ctrl-C
+                raise
+        failed = self._job_error.known() is not None
+        whole = not failed or self._steps.whole >= (point.step if point else self._intake.step)
+        self._executor.order_behind(None if self.error else point and point.place)
+        return whole
+
+    def check_whole(self) -> None:
+        """Raises the job's error, if there is one, unless the last step is whole: then the next call raises it."""
+        if self.error and not self.has():
+            self.raise_error()
 
     def commit(self) -> None:
         """Counts the step whose means are in place. Needed where steps are `voted` on."""
@@ -131,7 +155,7 @@ class Runtime:
             taken_back = self._steps.take_back()  # first, as on all ranks: their states agree even if one is lost now
             self.raise_error()
             if taken_back:
-                with self._ending_job():
+                with self._job_error.ended_by():
                     self._agreement.on(lambda: {"step that skip() takes back": str(self._steps.number - 1)}, "skip()")
 
     # Between steps
@@ -142,7 +166,7 @@ class Runtime:
         that has them carry out a task. Raises ValueError, on all ranks, where one of them is inside a backward pass, or
         has begun other steps, or has other `facts`."""
         with ExitStack() as turn:
-            with self._ending_job():
+            with self._job_error.ended_by():
                 turn.enter_context(self._turns.call(call, facts, self._agreement.on))
             yield lambda task, alone: self._call(
                 partial(self._pipeline.agree, partial(task, self.mesh, self._executor.device))
@@ -155,7 +179,7 @@ class Runtime:
 
     def install(self, plan: Plan) -> None:
         """Puts `plan` in force; all state stays. Raises ValueError where it does not fit the model or other ranks'."""
-        with self.between_steps("replan()"), self._ending_job():
+        with self.between_steps("replan()"), self._job_error.ended_by():
             agreed = self._active.agreed(lambda: plan)
             self._call(partial(self._active.replace, agreed, plan))
 
@@ -165,7 +189,7 @@ class Runtime:
         # no call of all ranks comes in between
         with self._turns.turn():
             self.finish()
-            with self._ending_job(Exception):
+            with self._job_error.ended_by(Exception):
                 agreed = self._active.agreed_for(trained)
             self._call(partial(self._active.follow, agreed))
             self._reduced.follow(self._active.trained)
@@ -173,7 +197,7 @@ class Runtime:
     def native_step_ended(self) -> int | None:
         """Counts a step that the framework has reduced by itself; returns how many follow, where that is known."""
         self._intake.native_step_ended()
-        self._steps.native_step_ended()
+        self._steps.native_step_ended(self._intake.step)
         self._reduced.count()
         self._pipeline.wire_bytes += self._reduced.step_bytes
         return self._active.native_step_ended()
@@ -194,7 +218,7 @@ class Runtime:
     def load_state_dict(self, state: checkpoint.StateDict) -> None:
         """Takes over what `state_dict` returned; parameters that it lacks keep theirs. Raises ValueError, on all ranks,
         for another model's state, another rank's, one that was not saved with the others', or no state at all."""
-        with self.between_steps("load_state_dict()"), self._ending_job():
+        with self.between_steps("load_state_dict()"), self._job_error.ended_by():
             read = self._states.read(state)
             self._call(partial(self._states.take, read))
 
@@ -229,54 +253,31 @@ class Runtime:
         self.closed = True
         self._end()
 
-    def after_fork(self) -> None:
-        """Makes all calls raise in a forked child, where locks may be held by threads that are not there."""
-        self._failing, self.error = Lock(), RuntimeError(forked.FORKED)
-
     # Errors, on any thread
 
-    def raise_error(self) -> None:
-        """Raises the job's error, if there is one."""
-        with self._failing:  # waits until it is known who is to blame
-            if self.error:
-                raise self.error
+    @property
+    def error(self) -> BaseException | None:
+        """The first error; from then on every call raises it, except those that look at the state."""
+        return self._job_error.first
 
-    def refuse(self, reason: str) -> NoReturn:
-        """Ends the job where the framework did what Gradwire cannot follow; raises RuntimeError, on all ranks."""
-        self.fail(error := RuntimeError(reason))
-        raise error
-
-    def fail(self, error: BaseException) -> None:
+    def _end_job(self, error: BaseException) -> None:
         """Ends the job: this rank's calls raise the error, and so do the other ranks'."""
-        with self._failing:  # on any thread: the first error counts
-            if self.error:
-                clear_frames(error)
-                return
-            self.error = error
-            # this rank: the worker starts nothing more, nothing holds the connections, what comes does not count
-            self._steps.machine.fail()
-            self._pipeline.drain()
-            self._executor.abort()
-            clear_frames(error)
-            # all ranks: their collectives end, and so does, mostly, the worker's wait; they agree on who is to blame
-            self._ending.end(error)
-            # this rank's threads that wait for the worker
-            self._futures.complete(self._intake.ended, error)
-            self._executor.give_up(error)
+        # this rank: the worker starts nothing more, nothing holds the connections, what comes does not count
+        self._steps.machine.fail()
+        self._pipeline.drain()
+        self._executor.abort()
+        clear_frames(error)
+        # all ranks: their collectives end, and so does, mostly, the worker's wait; they agree on who is to blame
+        self._ending.end(error)
+        # no step counts any more: this rank's threads that wait for a whole one get it, all others the error
+        run_bounded([self._steps.end], END_S)
+        self._futures.complete(self._steps.whole, error)
+        self._executor.give_up(error)
 
     def _call(self, task: Callable[[], T]) -> T:
         """Has the worker do what all ranks do now; where this one cannot, the job ends on all."""
-        with self._ending_job(BaseException):
+        with self._job_error.ended_by(BaseException):
             return self._executor.call(task)
-
-    @contextmanager
-    def _ending_job(self, kind: type[BaseException] = RuntimeError) -> Iterator[None]:
-        """Has an error of this kind, by default of a meeting that failed, end the job; raises the job's first error."""
-        try:
-            yield
-        except kind as error:
-            self.fail(error)
-            self.raise_error()
 
     # On the worker
 
@@ -290,9 +291,8 @@ class Runtime:
         self._complete_futures()
 
     def _complete_futures(self) -> None:
-        with self._failing:  # waits until it is known who is to blame
-            error = self.error
-        self._futures.complete(self._intake.ended, error)
+        error = self._job_error.known()
+        self._futures.complete(self._steps.whole if error else self._intake.ended, error)
 
 
 def _fail(runtime: "weakref.ref[Runtime]", error: BaseException) -> None:

@@ -37,16 +37,14 @@ class States:
             return checkpoint.pack(steps.store.export(), plans.export(), steps.number, about)
 
     def last(self) -> list[checkpoint.StateDict]:
-        """The state after the last whole step; then that after the next one, if the others may have counted it. From
-        then on no step counts, even if the worker is still in one."""
+        """The state after the last whole step of a job that is over; then that after the next one, if the others may
+        have counted it."""
         with self._steps.changing:
             states = [self.save()]
             # this rank has promised the step: the others may have counted it already
             if self._steps.promised:
-                self._steps.count()
+                self._steps.count(last=True)
                 states.append(self.save())
-            # no step counts from here on, even if the worker is in one
-            self._steps.over = True
         return states
 
     def gather(self) -> checkpoint.StateDict:

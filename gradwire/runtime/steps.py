@@ -62,7 +62,9 @@ class Steps:
     promised: bool
     """This rank has confirmed that it has all of a step, and has not counted it yet."""
     over: bool
-    """No step counts any more: the rank has left."""
+    """No step counts any more: the job has failed, or the rank has left."""
+    whole: int
+    """The last step that counts on this rank, as the training thread counts them in `Intake`."""
     ended: Callable[[], None]
     """Called when a step's means are in place, before any thread that waits for them goes on."""
     changing: RLock
@@ -74,12 +76,11 @@ class Steps:
         self.store, self.pipeline, self.executor, self.control = store, pipeline, executor, control
         self.machine = Machine()
         self.changing = RLock()
-        self.number = self.taken = self.opened = self.skipped = 0
+        self.number = self.taken = self.opened = self.skipped = self.whole = 0
         self.skip_reason, self.last_arrival = "", EPOCH
         self.members, self.ended = [], lambda: None
         self.exchanges: list[GroupExchange] = []
-        self._scale, self._elastic = options.scale, options.elastic
-        self._voted = options.voted
+        self._scale, self._elastic, self._voted = options.scale, options.elastic, options.voted
         self.promised = self.over = False
         # what all groups share
         self.job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), look=control.look)
@@ -148,10 +149,9 @@ class Steps:
             if self._next is None and not self.promised:
                 self.recordings.record()
 
-    def native_step_ended(self) -> None:
+    def native_step_ended(self, opened: int) -> None:
         """Counts a step that the framework has reduced by itself."""
-        self.number += 1
-        self.taken += 1
+        self.number, self.taken, self.whole = self.number + 1, self.taken + 1, opened
 
     def lose(self) -> None:
         """Marks the step that is under way, or begins next, as one that no rank takes."""
@@ -159,13 +159,14 @@ class Steps:
 
     def begin(self, groups: Sequence[int], opened: int) -> None:
         """Begins a step of these groups, the one that the training thread counts as `opened`."""
-        self.opened = opened
         # settle the step before, and arrange the plan, before anything of this one is written
         with self.changing:
             self.close()
             if self.promised:  # the vote on the step before did not come
-                self._forget()
+                for exchange in self._active:
+                    exchange.forget()
                 self.promised = False
+        self.opened = opened
         self._active = [self.exchanges[group] for group in groups]
         self.executor.waits.step_begins()
         self.machine.begin(groups, [exchange.rounds for exchange in self.exchanges])
@@ -197,6 +198,7 @@ class Steps:
         self._last = self._active if whole else ()
         if whole:
             self.taken += 1
+            self.whole = self.opened
         else:
             bad = next((str(one) for one, good in zip(self._active, each, strict=True) if not good), "another shard")
             self._skipped(raised(self.pipeline.mesh, self.opened) or f"for {bad} not being finite")
@@ -205,21 +207,13 @@ class Steps:
         self.skipped += 1
         self.skip_reason = f"{self.skipped} skipped, the last step {self.number - 1} {why}"
 
-    def _forget(self) -> None:
-        for exchange in self._active:
-            exchange.forget()
-
     def _gradients(self, group: int, tensors: Sequence[Tensor] | None, fixed: bool) -> Gradients:
         stored = self.store.groups[group]
         if tensors is None:
             assert stored.fixed is not None
             return stored.fixed
         self.executor.keep(tensors)
-        if not fixed:
-            return Gradients(stored.split, tensors)
-        stored.fix(tensors)
-        assert stored.fixed is not None
-        return stored.fixed
+        return stored.fix(tensors) if fixed else Gradients(stored.split, tensors)
 
     def _carry_out(self, entry: Entry) -> None:
         exchange = self.exchanges[entry.group]
@@ -259,20 +253,26 @@ class Steps:
         self._poison(nonfinite)
         self.recordings.step_ended(self._active)
         # count the step, or wait for the vote; then the threads that wait for the means go on
-        if not votes:
-            self.count()
-        self.ended()
+        if votes or self.count():
+            self.ended()
 
-    def count(self) -> None:
-        """Counts the reduced step."""
+    def count(self, last: bool = False) -> bool:
+        """Counts the reduced step; returns False where the job is over, unless this is to be its `last`."""
         with self.changing:  # a state_dict() of another thread has the step before or this one
-            if self.over:
-                return
+            if self.over and not last:
+                return False
             self.promised = False
             self._verdict = self.executor.on_host(self._flags, ends_step=True)
             self.number += 1
             if self.executor.is_immediate:
                 self.settle()
+            return True
+
+    def end(self) -> None:
+        """Counts no step any more, as the job has failed: from here on `whole` stays as it is."""
+        with self.changing:
+            self.over = True
+            self.settle()
 
     def _promise(self) -> None:
         """Returns when all ranks have all of the step. From then on each can count it without the others, even if some

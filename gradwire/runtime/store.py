@@ -79,11 +79,12 @@ class StoredGroup:
         self.slot_state.commit()
         self.group_state.commit()
 
-    def fix(self, tensors: Sequence[Tensor]) -> None:
+    def fix(self, tensors: Sequence[Tensor]) -> Gradients:
         """Fixes the places of its gradients, and drops buffers that are not needed any more."""
-        self.fixed = Gradients.merged(self.layout, tensors)
+        self.fixed = fixed = Gradients.merged(self.layout, tensors)
         self.split = GradientSplit.by_slot(self.layout)
         self.buffers.clear()
+        return fixed
 
     def spend(self, whole: bool) -> None:
         """Drops the pending residual that a good step has sent; of all slots, if `whole`."""

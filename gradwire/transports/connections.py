@@ -4,9 +4,14 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import torch
+
+from gradwire.torch_private.process_groups import backend_of
+from gradwire.transports.batch_threads import in_batch
 
 OPEN = Path("/proc/self/fd")
 
@@ -53,6 +58,17 @@ class Connections:
                     if _name(connection.fileno()) == name:
                         # gloo may have closed it, and the number be another's
                         connection.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def connections_of(like: Any) -> Iterator[Connections]:
+    """The sockets of a group like this one that is made inside, whose threads are to wait for their turn. They are
+    gloo's: those of an NCCL that connects at once, as with `device_id`, NCCL itself ends and schedules."""
+    if backend_of(like, torch.device("cuda")) == "nccl" and like.bound_device_id is not None:
+        yield Connections()
+        return
+    with Connections() as connections, in_batch():
+        yield connections
 
 
 def let_go(held: list[Any]) -> None:

@@ -26,9 +26,8 @@ from gradwire.torch_private.process_groups import (
     timeout_of,
 )
 from gradwire.transports import forked
-from gradwire.transports.batch_threads import in_batch
 from gradwire.transports.bounded_calls import run_bounded
-from gradwire.transports.connections import Connections, let_go
+from gradwire.transports.connections import Connections, connections_of, let_go
 from gradwire.transports.gathering import gather
 from gradwire.transports.heartbeat import Heartbeat, raise_alarm
 from gradwire.transports.mesh import Mesh
@@ -98,8 +97,7 @@ class ProcessGroup(Transport):
         """A new group with the ranks, the backends and the timeout of `group`, over the store that this was made with;
         torch.distributed need not know of it. All of its ranks must call this together, once."""
         name, store = "gradwire", store_of(group)
-        # the sockets and threads that begin in here are the group's
-        with Connections() as connections, in_batch():
+        with connections_of(group) as connections:
             made = new_group_over(store, name, group.rank(), list(range(group.size())), group)
         transport = cls(made, name, store)
         transport._connections = connections
@@ -142,7 +140,7 @@ class ProcessGroup(Transport):
         name, timeout = cls._name(ranks), timeout_of(parent)
         gather(TorchStore(name), dist.get_rank(), ranks, timeout.total_seconds())
         # all members come here in the same order, as new_group wants it
-        with Connections() as connections, in_batch():
+        with connections_of(parent) as connections:
             group: Any
             if len(ranks) == dist.get_world_size():
                 group = dist.new_group(ranks, timeout=timeout, pg_options=options_of(parent, few))

@@ -8,6 +8,7 @@ from socket import gethostname
 import pytest
 
 from gradwire.lab.launch.launch import free_port
+from tests.support.ranks import ended_ranks
 from tests.support.warm import Forked
 
 
@@ -54,3 +55,19 @@ def test_a_rank_that_fails_is_not_lost():
     for told in told_to_survivors("fails", 3, 1, None):
         assert "failed on rank 1: ArithmeticError: too much\n" in told
         assert " lost" not in told
+
+
+@pytest.mark.parametrize(
+    ("front_end", "world", "collective"),
+    [
+        ("DDP", 3, 15),
+        *(pytest.param("DDP", 3, at, marks=pytest.mark.long) for at in (16, 17, 18, 19)),
+        *(pytest.param("optimizer", 3, at, marks=pytest.mark.long) for at in (15, 16, 17, 18, 19)),
+        *(pytest.param("FSDP2", 2, at, marks=pytest.mark.long) for at in (15, 16, 17, 18, 19)),
+    ],
+)
+def test_what_survivors_save_is_a_whole_steps(front_end: str, world: int, collective: int):
+    """A step takes a few collectives, and rank 1 is killed at one of them."""
+    argv = ["-m", "tests.processes.lost_steps", front_end, str(collective)]
+    for rank, ended in enumerate(ended_ranks(argv, world)):
+        assert rank == 1 or ended.out.startswith("True True "), (ended.out, ended.err[-2000:])

@@ -130,3 +130,22 @@ def test_an_aborted_step_of_an_elastic_job_counts_on_all_or_none(case, monkeypat
         for rank, own in enumerate(left):
             counted = {int(state["step"]): state for state in own}[newest]
             torch.testing.assert_close(kept(counted), kept(states[newest - WHOLE][rank]), rtol=0, atol=0)
+
+
+def test_a_backward_pass_that_raised_is_the_reason_when_a_gpu_reads_the_verdict_later(monkeypatch):
+    monkeypatch.setattr(Executor, "is_immediate", False)
+    with harness.job(plan_of(SLOTS, *CASES[1]), SLOTS, WORLD) as running:
+
+        def ends(rank: int) -> None:
+            runtime = running.runtimes[rank]
+            runtime.open_step()
+            if rank:  # the other one's pass raised
+                harness.hand_over(runtime, GRADS[0][rank])
+                runtime.finish()
+            else:
+                runtime.give_up()
+
+        raising(together(WORLD, ends))
+        running.step(GRADS[0])
+        for runtime in running.runtimes:
+            assert "since a backward pass raised on rank 0" in runtime.status()

@@ -129,6 +129,23 @@ def test_an_ending_asks_the_store_a_few_times_a_rank(ranks: int, monkeypatch: py
     assert store.asked.total() - looks <= 7 * ranks
 
 
+def test_no_rank_is_lost_while_marks_still_come(monkeypatch: pytest.MonkeyPatch):
+    """As of thousands of ranks, whose marks a store takes longer for than one rank may."""
+    monkeypatch.setattr(failures, "OTHERS_S", 0.4)
+    monkeypatch.setattr(failures, "POLL_S", 0.02)
+    store, ranks = Store(), 30
+    errors = [Interrupted("reducing ended", "timed out") for _ in range(ranks)]
+
+    def ends(at: int) -> None:
+        threading.Event().wait(0.04 * at)
+        ending_of(at, store, ranks=ranks).end(errors[at])
+
+    raising(together(ranks - 1, ends))
+    assert {str(error) for error in errors[:-1]} == {f"reducing ended: rank {ranks - 1} was lost"}
+    reads = store.asked["get"]
+    assert reads <= 6 * ranks, "one rank judges"
+
+
 def test_a_rank_that_comes_when_the_others_went_on_without_it_says_why_it_was_late(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(failures, "OTHERS_S", 0.05)
     store, late = Store(), Interrupted("reducing ended", "timed out")

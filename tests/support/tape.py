@@ -137,7 +137,8 @@ class PretendingExecutor(Executor):
     def __init__(self, device: torch.device) -> None:
         self.gpu = TapedGPU()
         super().__init__(torch.device("cpu"))
-        self.device = device
+        self.device, self._step_spoilt = device, torch.zeros(1, device=device)
+        self._spoilt.is_pinned_ = True  # pyright: ignore
 
     def graphs(self) -> Tape | None:
         return Tape(self.gpu) if self.records else None

@@ -14,7 +14,7 @@ import gradwire as gw
 from gradwire.collective import Collective, Message, Sum
 from gradwire.frontends.rendezvous import OFF
 from gradwire.torch_private import process_groups
-from gradwire.transports import process_group
+from gradwire.transports import connections, process_group
 from tests.support.harness import SMALL, job, plan_of, slots_of
 
 
@@ -23,6 +23,7 @@ class Group:
 
     def __init__(self, rank: int = 0, world: int = 2) -> None:
         self._rank, self._world, self.error = rank, world, "SUCCESS"
+        self.bound_device_id: torch.device | None = torch.device("cuda:0")
         self._device_types = [torch.device("cuda")]
         self.options = SimpleNamespace(_timeout=timedelta(seconds=60))
 
@@ -161,6 +162,36 @@ def test_kernels_that_wait_for_a_slow_link_hold_few_multiprocessors(monkeypatch:
     assert few.is_high_priority_stream
     assert many.is_high_priority_stream
     assert few._timeout == timedelta(seconds=60)
+
+
+def no_threads() -> None:
+    raise AssertionError("NCCL connects at once, and its own threads are not ours")
+
+
+@pytest.mark.parametrize("local", [1, 2])
+def test_only_axes_between_hosts_of_several_ranks_wait_for_a_slow_link(local: int, monkeypatch: pytest.MonkeyPatch):
+    """The options with which torch is asked for the groups of rank 1 of four: one over all ranks, or by members."""
+    asked: list[tuple[list[int], Options]] = []
+
+    def new_group(ranks: list[int], *, timeout: timedelta, pg_options: Options) -> Group:
+        asked.append((ranks, pg_options))
+        return Group(1, 4)
+
+    def new_group_of_members(name: str, ranks: list[int], like: Group, few: bool) -> Group:
+        return new_group(ranks, timeout=timedelta(), pg_options=process_groups.options_of(like, few))
+
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=Options), raising=False)
+    monkeypatch.setattr(dist, "new_group", new_group)
+    monkeypatch.setattr("gradwire.transports.torch_store.default_store", dist.HashStore)
+    monkeypatch.setattr(process_group, "world_or", lambda group: Group(1, 4))
+    for name, value in {"get_rank": 1, "get_world_size": 4, "get_process_group_ranks": [0, 1, 2, 3]}.items():
+        monkeypatch.setattr(dist, name, lambda *given, value=value: value)
+    monkeypatch.setattr(process_group, "new_group_of_members", new_group_of_members)
+    monkeypatch.setattr(connections, "in_batch", no_threads)
+    gw.ProcessGroup.by_host(local)
+    few = [(ranks, options.config.max_ctas == process_groups.FEW_CTAS) for ranks, options in asked]
+    assert few == {1: [([0, 1, 2, 3], False), ([1], False)], 2: [([1, 3], True), ([0, 1], False)]}[local]
+    assert all(options.is_high_priority_stream for _, options in asked)
 
 
 def test_ranks_that_come_and_go_over_nccl_need_torchs_watchdog_off(monkeypatch: pytest.MonkeyPatch):
