@@ -14,7 +14,7 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 10))
 inner = torch.optim.AdamW(model.parameters(), lr=4e-4)
 sparse, memory = gw.ChunkTopK(64, of=4096, bits=2), gw.Residual(decay=0.95)
-optimizer = gw.LocalSteps(inner, model, sparse, memory=memory, inner_steps=10, outer=gw.Outer(lr=1.0))
+optimizer = gw.LocalSteps(inner, model, sparse, memory=memory, inner_steps=10, outer=gw.Outer(lr=1.0, momentum=0))
 torch.manual_seed(dist.get_rank())
 for _ in range(80):
     inputs, targets = torch.randn(16, 32), torch.randint(10, (16,))

@@ -21,7 +21,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"gradwire.{name}")
     api = importlib.import_module("gradwire.api")
     if name != "__all__" and name not in api.__all__:
-        raise AttributeError(f"gradwire has no {name!r}")
+        from gradwire.unknown import unknown
+
+        raise AttributeError(str(unknown("name in gradwire like", name, api.__all__)))
     return getattr(api, name)
 
 

@@ -3,16 +3,21 @@
 A compressor inside a compressor is written with slashes: `interleaved:alldimensiontopk/0.01,topk/0.01`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
-from difflib import get_close_matches
 from inspect import isabstract, isclass
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from gradwire import communicators, compressors, controllers, memories
-from gradwire.compressors import Codec
+from gradwire.communicators import Communicator
+from gradwire.compressors import Codec, Compressor
+from gradwire.controllers import Controller
+from gradwire.importing import named
+from gradwire.memories import Memory
+from gradwire.options import check_type, one_line
+from gradwire.unknown import unknown
 
 T = TypeVar("T")
 
@@ -58,15 +63,41 @@ def exported(base: type) -> dict[str, type[Any]]:
 
 def options_of(cls: type) -> dict[str, Any]:
     """A dataclass's fields with their defaults, MISSING where there is none; without those that only code can give."""
-    return {field.name: field.default for field in fields(cls) if "code" not in field.metadata}
+    return {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for field in fields(cls)
+        if field.init and "code" not in field.metadata
+    }
 
 
 def text_of(value: Any) -> str:
-    """The text for an instance of one of Gradwire's dataclasses; of a text itself."""
+    """The text for a compressor, a memory, a communicator or a controller, Gradwire's or a user's, and for a group's
+    three; of a text itself. Raises ValueError for anything else."""
     if isinstance(value, str):
         return value
+    if hasattr(value, "compressor"):  # a group
+        return "+".join(map(text_of, (value.compressor, value.memory, value.communicator)))
+    cls = type(value)
+    if not isinstance(value, Compressor | Memory | Communicator | Controller):
+        raise ValueError(f"{one_line(value)} is no configuration; pass a compressor, such as gw.TopK(0.01), or a text")
+    check_options(cls, cls.__name__)
+    name = cls.__name__.lower() if cls in exported(object).values() else named(cls)
     parts = _parts(value)
-    return type(value).__name__.lower() + (f":{','.join(parts)}" if parts else "")
+    return name + (f":{','.join(parts)}" if parts else "")
+
+
+def texts_of(name: str, values: Any) -> list[str]:
+    """The texts of a list. Raises ValueError, naming the argument, for what is none."""
+    check_type(name, values, (list, tuple), '["dense", gw.TopK(0.01)]', optional=False)
+    return [text_of(each) for each in values]
+
+
+def check_options(cls: type, called: str) -> None:
+    """Raises ValueError for a class whose options have no text."""
+    if not is_dataclass(cls):
+        raise ValueError(
+            f"{called} is no dataclass, whose options can be written: put @dataclass(frozen=True) above it"
+        )
 
 
 def _parts(value: Any) -> list[str]:
@@ -83,14 +114,6 @@ def _written(value: Any) -> str:
             return str(value).lower()
         case _:
             return str(value)
-
-
-def unknown(what: str, name: str, known: Iterable[str]) -> ValueError:
-    """The error for a name that is not known, with the nearest that is, or all of them."""
-    known = list(known)
-    near = get_close_matches(name.lower(), known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-    return ValueError(f"there is no {what} {name!r}: {hint}")
 
 
 def _named(argument: str, position: int, names: list[str], called: str) -> tuple[str, str]:
@@ -121,6 +144,8 @@ def _read(text: str, annotation: Any, what: str) -> Any:
     if NoneType in get_args(annotation):
         return None if text == "none" else _read(text, get_args(annotation)[0], what)
     # a compressor inside this one
+    if annotation not in _WANTED and not (isclass(annotation) and issubclass(annotation, Codec)):
+        raise ValueError(f"{what} cannot be written as text: leave it out")
     if issubclass(annotation, Codec):
         name, *arguments = text.split("/")
         if name not in exported(Codec):

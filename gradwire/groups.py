@@ -12,6 +12,7 @@ from typing import Any
 from gradwire.communicators import AllReduce
 from gradwire.compressors import FP32, Compressor
 from gradwire.memories import NoMemory
+from gradwire.options import called_as, check_type
 from gradwire.plans import Group, Plan
 from gradwire.slots import Slot
 
@@ -36,12 +37,15 @@ class Grouping(ABC):
         be."""
 
 
+@called_as("gw.groups.of(megabytes=25)")
 def of(*, megabytes: float | None = None, count: int | None = None) -> Grouping:
     """Groups of at most so many megabytes of gradient, where 0 is every tensor by itself; or so many groups, with
     equally many tensors each. Raises ValueError for both or neither."""
     # exactly one of the two
     if (megabytes is None) == (count is None):
         raise ValueError("a group's size or the number of groups is needed; use groups.of(megabytes=25) or of(count=4)")
+    check_type("megabytes", megabytes, (float, int), "25")
+    check_type("count", count, (int,), "4")
     if megabytes is not None:
         if megabytes < 0:
             raise ValueError(f"megabytes={megabytes} is less than nothing; 0 is every tensor by itself")
@@ -53,7 +57,9 @@ def of(*, megabytes: float | None = None, count: int | None = None) -> Grouping:
 
 
 def listed(names: Sequence[Sequence[str]]) -> Grouping:
-    """These groups of parameters, by name."""
+    """These groups of parameters, by name. Raises ValueError for names alone."""
+    if one := next((group for group in names if isinstance(group, str)), None):
+        raise ValueError(f"{one!r} is a name where a group of names belongs; write gw.groups.listed([[{one!r}]])")
     return Listed(tuple(tuple(group) for group in names))
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from gradwire.options import called_as, check_type
+
 if TYPE_CHECKING:
     from gradwire.compressors import Compressor
     from gradwire.lab.launch.lab_cluster import LabCluster
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from gradwire.schedule import Objective
 
 
+@called_as('gw.bench(make, ["dense", gw.TopK(0.01)], hosts=2)')
 def bench(
     make: Callable[[], Any],
     configurations: "Sequence[str | Compressor]",
@@ -36,25 +39,29 @@ def bench(
 
     Raises ValueError for what the command line refuses, and where this process is a rank itself.
     """
-    from gradwire.construct import text_of
+    from gradwire.construct import texts_of
+    from gradwire.importing import named
     from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
-    from gradwire.lab.function import named
     from gradwire.lab.jobs.bench_job import TimedSteps
     from gradwire.lab.jobs.bench_job import bench as job
     from gradwire.lab.played_cluster import read
     from gradwire.report.timing import summarize
 
+    check_type("hosts", hosts, (int,), "2")
     # the same steps as `gradwire bench`, on ranks that are started here
     if play and hosts:
         raise ValueError(
             f"hosts={hosts} are ranks that are started, and play={play!r} says its own: leave hosts or play out"
         )
     played = read(play, gpus_per_host) if play else None
-    setup = Setup(model=named(make), ranks=played.ranks if played else hosts or 2, link=link, play=played)
-    spec = setup.spec([text_of(each) for each in configurations], TimingOptions(steps, repeats, seed, device))
+    setup = Setup(
+        model=named(make), ranks=played.ranks if played else 2 if hosts is None else hosts, link=link, play=played
+    )
+    spec = setup.spec(texts_of("configurations", configurations), TimingOptions(steps, repeats, seed, device))
     return summarize([TimedSteps.from_line(line) for line in _run(job, spec, setup.cluster(device))])
 
 
+@called_as("gw.plan(make, candidates=[gw.TopK(0.01)], hosts=2)")
 def plan(
     make: Callable[[], Any],
     *,
@@ -73,8 +80,8 @@ def plan(
     what may be lost of dense training's progress, as in `Auto`. Raises ValueError for what the command line refuses,
     and where this process is a rank itself.
     """
-    from gradwire.construct import text_of
-    from gradwire.lab.function import named
+    from gradwire.construct import texts_of
+    from gradwire.importing import named
     from gradwire.lab.jobs.plan_job import Planned, PlanSpec, candidate
     from gradwire.lab.jobs.plan_job import plan as job
     from gradwire.lab.launch.lab_cluster import LabCluster
@@ -82,8 +89,9 @@ def plan(
     from gradwire.lab.workloads import Own
     from gradwire.tuner.candidate_plans import check_wanted
 
+    check_type("hosts", hosts, (int,), "2", optional=False)
     # what cannot be is refused before ranks are started
-    texts = [text_of(each) for each in candidates]
+    texts = texts_of("candidates", candidates)
     check_wanted([candidate(text) for text in texts], fidelity, objective)
     own = Own(function=named(make))
     next(own.batches(0, hosts, seed))

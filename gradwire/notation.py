@@ -1,24 +1,29 @@
 """The notation for compression in one word, such as `topk:0.01+residual+allgather@25mb`.
 
 A compressor with its options, then memory, communicator and controller in any order, each of which may be left out;
-after `@` which tensors travel together: `25mb` of gradient at most, `4` groups, or `hybrid`.
+after `@` which tensors travel together: `25mb` of gradient at most, `4` groups, or `hybrid`. A part of a user's own is
+written `my.module:MyCodec` or `file.py:MyCodec`, with options as in `my.module:MyCodec:0.01`.
 """
 
 import re
 from collections.abc import Sequence
+from inspect import isclass
 from typing import Any, NamedTuple
 
 from gradwire import groups
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
-from gradwire.construct import construct, exported, unknown
+from gradwire.construct import check_options, construct, exported
 from gradwire.controllers import Controller
+from gradwire.importing import imported
 from gradwire.memories import Memory
 from gradwire.plans import Group, default_communicator, default_memory
+from gradwire.unknown import unknown
 
 AUTO = "auto"
 """In place of a compressor: the automatic plan chooses one."""
 _MEGABYTES = re.compile(r"(\d+(?:\.\d+)?)mb")
+_OWN = re.compile(r"(?P<name>(?P<module>[\w./~-]+):(?P<cls>[A-Za-z_]\w*))(:(?P<arguments>.*))?")
 
 
 class Components(NamedTuple):
@@ -34,18 +39,32 @@ def read(text: str) -> tuple[Components, groups.Grouping | None]:
     """Reads one word. Raises ValueError, naming what is near, for an unknown name, and for a value that does not
     fit."""
     # the grouping is behind the @, all else between +
-    parts, at, grouping = text.lower().partition("@")
+    parts, at, grouping = lowered(text).partition("@")
     head, *others = parts.split("+")
     return read_parts(text, head, others), read_grouping(grouping) if at else None
 
 
+def lowered(text: str) -> str:
+    """The text in lower case, except the names of users' own parts."""
+    parts, at, grouping = text.partition("@")
+    return "+".join(part if own(part) else part.lower() for part in parts.split("+")) + (at + grouping).lower()
+
+
+def own(text: str) -> re.Match[str] | None:
+    """The match of a part of a user's own, by its `name` and its `arguments`; None for any other text."""
+    match = _OWN.fullmatch(text)
+    # `topk:none` is an option; a class has a module with a dot or a slash, or a name that begins with a capital
+    if match is None or match["module"].lower() in exported(object):
+        return None
+    return match if match["cls"][0].isupper() or re.search(r"[./]", match["module"]) else None
+
+
 def read_parts(text: str, head: str, others: Sequence[str], also: Sequence[str] = ()) -> Components:
     """Reads the parts of `text`; names that are known `also` are offered where the compressor is not."""
-    compressor = _make("compressor", head, exported(Compressor), also)
+    compressor = _make("compressor", head, (Compressor,), also)
     kinds = {"memories": Memory, "communicators": Communicator, "controllers": Controller}
-    classes = {name: cls for base in kinds.values() for name, cls in exported(base).items()}
     # the others in any order, at most one of each kind
-    made = [_make("memory, communicator or controller", other, classes) for other in others]
+    made = [_make("memory, communicator or controller", other, (*kinds.values(),)) for other in others]
     partners: list[Any] = []
     for plural, base in kinds.items():
         found = [part for part in made if isinstance(part, base)]
@@ -67,7 +86,7 @@ def read_ways(text: str) -> list[Compressor | Group]:
     """Reads a rule's way, such as `topk:0.01+residual`; with `|` between them several; `auto` has none. Raises
     ValueError for anything else, and for a controller or a grouping, which are for all rules."""
     ways: list[Compressor | Group] = []
-    for word in text.lower().split("|") if text.lower() != AUTO else ():
+    for word in map(lowered, text.split("|")) if text.lower() != AUTO else ():
         head, *others = word.partition("@")[0].split("+")
         parts = read_parts(word, head, others, (AUTO,))
         if "@" in word or parts.controller:
@@ -97,9 +116,25 @@ def read_grouping(text: str) -> groups.Grouping:
     raise ValueError(f"@{text} is no grouping: write @25mb for up to 25 MB a group, @4 for 4 groups, or @hybrid")
 
 
-def _make(kind: str, text: str, classes: dict[str, type[Any]], also: Sequence[str] = ()) -> Any:
-    """The object that "name:option,option=value" names, of one of these classes."""
+def _make(kind: str, text: str, bases: tuple[type[Any], ...], also: Sequence[str] = ()) -> Any:
+    """The object that "name:option,option=value" names, of a class of one of these bases."""
+    if match := own(text):
+        return construct(_own_class(kind, match["name"], bases), _cut(match["arguments"]), match["name"])
     name, colon, arguments = text.partition(":")
+    classes = {name: cls for base in bases for name, cls in exported(base).items()}
     if name not in classes:
         raise unknown(kind, name, [*classes, *also])
-    return construct(classes[name], arguments.split(",") if colon else [], name)
+    return construct(classes[name], _cut(arguments if colon else None), name)
+
+
+def _cut(arguments: str | None) -> list[str]:
+    return [] if arguments is None else arguments.split(",")
+
+
+def _own_class(kind: str, name: str, bases: tuple[type[Any], ...]) -> type[Any]:
+    """A user's class. Raises ValueError for one of another kind, and for one that is no dataclass."""
+    cls = imported(name)
+    if not (isclass(cls) and issubclass(cls, bases)):
+        raise ValueError(f"{name} is no {kind}: name a subclass of {' or '.join(f'gw.{b.__name__}' for b in bases)}")
+    check_options(cls, name)
+    return cls

@@ -1,25 +1,64 @@
-"""The options of algorithms: fields of dataclasses, whose types are checked when an object is made."""
+"""The options of algorithms: fields of dataclasses, whose types are checked when an object is made; checks of other
+arguments; each mistake is one line with the right call."""
 
+from abc import ABCMeta
+from collections.abc import Callable
 from dataclasses import MISSING, fields
-from functools import cache
-from inspect import isclass
+from functools import cache, wraps
+from inspect import Parameter, isclass, signature
 from reprlib import repr as short
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _KINDS = {bool: "True or False", int: "a whole number", float: "a finite number", str: "a text"}
 """The types of plain options, as errors name them."""
 _LARGEST = {int: 2**63 - 1, float: torch.finfo(torch.float32).max}
 """Kernels compute with int64 and float32."""
 
 
-class Options:
+class _Called(ABCMeta):
+    """The type of classes of options, whose call names the mistake where arguments do not fit."""
+
+    def __call__(cls, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().__call__(*arguments, **options)
+        except TypeError:
+            _check_call(cls, arguments, options)
+            raise
+
+
+def _check_call(cls: type, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Raises TypeError, with the call as it could be, where the arguments do not fit the class."""
+    own = signature(cls.__init__)
+    try:
+        own.bind(None, *arguments, **options)
+    except TypeError as error:
+        known = ", ".join(_written(each) for each in [*own.parameters.values()][1:])
+        raise TypeError(f"{cls.__name__}(): {error}; write {cls.__name__}({known})") from None
+
+
+def _written(parameter: Parameter) -> str:
+    required = parameter.default is Parameter.empty
+    return parameter.name if required else f"{parameter.name}={parameter.default!r}"
+
+
+class Options(metaclass=_Called):
     """A dataclass of options, written by a user, read from a plan or from the command line.
 
     A subclass that has a `__post_init__`, for what its options may be beyond their types, calls this one's first.
     """
+
+    called: ClassVar[str]
+    """The name in errors; by default the class's."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "called" not in vars(cls):
+            cls.called = cls.__name__
 
     def __post_init__(self) -> None:
         """Raises ValueError, naming the option and what it takes, for a value of another type than it is annotated
@@ -27,9 +66,43 @@ class Options:
         for name, annotation, default in _annotations(type(self)):
             value = getattr(self, name)
             if not _fits(value, annotation):
-                given = " ".join(short(value).split())
                 example = "" if default in (MISSING, None) else f", e.g. {name}={default!r}"
-                raise ValueError(f"{type(self).__name__}({name}={given}) takes {_wanted(annotation)}{example}")
+                raise ValueError(f"{self.called}({name}={one_line(value)}) takes {_wanted(annotation)}{example}")
+
+
+def one_line(value: object) -> str:
+    """A value in one short line."""
+    return " ".join(short(value).split())
+
+
+def check_type(name: str, value: object, kinds: tuple[type, ...], example: str, optional: bool = True) -> None:
+    """Raises ValueError, naming an argument that works, for one of another type than these; None passes where it is
+    `optional`."""
+    if optional and value is None:
+        return
+    if isclass(value) and issubclass(value, kinds):
+        raise ValueError(f"{name}={value.__name__} is a class; pass an object, such as {name}={example}")
+    if not isinstance(value, kinds):
+        raise ValueError(f"{name}={one_line(value)} is no {kinds[0].__name__}; pass one, such as {name}={example}")
+
+
+def called_as(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator for a function: where its arguments do not fit, the error has the `example` of a call that does."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        own = signature(function)
+
+        @wraps(function)
+        def call(*arguments: P.args, **options: P.kwargs) -> T:
+            try:
+                own.bind(*arguments, **options)
+            except TypeError as error:
+                raise TypeError(f"{example.partition('(')[0]}(): {error}; write {example}") from None
+            return function(*arguments, **options)
+
+        return call
+
+    return decorate
 
 
 @cache

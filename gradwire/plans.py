@@ -1,19 +1,17 @@
 """The Plan: which gradients travel together, how each group is compressed, with which memory and collective."""
 
-import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from inspect import isclass
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
-from gradwire import communicators, compressors, memories
 from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
 from gradwire.compressors import FP32, Codec, Compressor, Predictable
 from gradwire.memories import Memory, NoMemory, Residual
-from gradwire.options import names
+from gradwire.options import Options, check_type, names, one_line
+from gradwire.plan_parts import from_dict, to_dict
 from gradwire.slots import Layout, Slot
 
 T = TypeVar("T")
@@ -28,7 +26,7 @@ MOST_GROUPS = 8
 
 
 @dataclass(frozen=True)
-class Group:
+class Group(Options):
     """Slots, by name, that are compressed and sent together.
 
     Raises ValueError when the compressor cannot work with the memory or the communicator, for both where it is both.
@@ -46,6 +44,11 @@ class Group:
     """The pattern that its parameters match, where a user gave rules by layer."""
 
     def __post_init__(self) -> None:
+        check_type("compressor", self.compressor, (Compressor,), "gw.TopK(0.01)", optional=False)
+        check_type("memory", self.memory, (Memory,), "gw.Residual()", optional=False)
+        check_type("communicator", self.communicator, (Communicator,), "gw.AllGather()", optional=False)
+        if isinstance(self.slots, str):
+            raise ValueError(f"slots={self.slots!r} is one name; a group has several: slots=({self.slots!r},)")
         refusals: list[str] = []
         for part in (self.communicator, self.memory):
             try:
@@ -63,6 +66,11 @@ class Plan:
 
     groups: tuple[Group, ...]
     """In the order in which they are sent."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.groups, tuple) or not all(isinstance(group, Group) for group in self.groups):
+            example = "gw.Plan((gw.Group(names, gw.TopK(0.01), gw.Residual(), gw.AllGather()),))"
+            raise ValueError(f"groups={one_line(self.groups)} is no tuple of groups; write {example}")
 
     @property
     def native(self) -> bool:
@@ -84,7 +92,7 @@ class Plan:
         groups = [
             {"slots": list(g.slots)}
             | ({"rule": g.rule} if g.rule else {})
-            | {part: _to_dict(getattr(g, part)) for part in ("compressor", "memory", "communicator")}
+            | {part: to_dict(getattr(g, part)) for part in ("compressor", "memory", "communicator")}
             for g in self.groups
         ]
         return json.dumps({"version": 1, "groups": groups}, indent=1)
@@ -92,8 +100,13 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> "Plan":
         """Raises ValueError for text that is no plan of this version."""
+        check_type("text", text, (str,), "Path(...).read_text()", optional=False)
         try:
             return cls._read(json.loads(text))
+        except json.JSONDecodeError as error:
+            raise json.JSONDecodeError(
+                f"this is no plan that Plan.to_json() wrote: {error.msg}", text, error.pos
+            ) from None
         except RecursionError as error:
             raise ValueError("this is no plan that Plan.to_json() wrote: it is nested too deeply") from error
 
@@ -104,9 +117,9 @@ class Plan:
             return cls(tuple(
                 Group(
                     names(g["slots"]),
-                    _from_dict(g["compressor"], compressors, Compressor),
-                    _from_dict(g["memory"], memories, Memory),
-                    _from_dict(g["communicator"], communicators, Communicator),
+                    from_dict(g["compressor"], Compressor),
+                    from_dict(g["memory"], Memory),
+                    from_dict(g["communicator"], Communicator),
                     *names([g.get("rule", "")]),
                 )
                 for g in data["groups"]
@@ -259,20 +272,3 @@ def _grow(slots: Sequence[Slot], full: int) -> list[tuple[str, ...]]:
     elif names:
         groups.append(names)
     return groups
-
-
-def _to_dict(part: Any) -> dict[str, Any]:
-    """A part of a plan, by the names of its class and its options."""
-    values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-    inner = {name: _to_dict(value) for name, value in values.items() if dataclasses.is_dataclass(value)}
-    return {"name": type(part).__name__} | values | inner
-
-
-def _from_dict(data: dict[str, Any], module: Any, base: type) -> Any:
-    """The inverse of `_to_dict`. Raises ValueError for a class that `module` does not have."""
-    arguments = dict(data)
-    part = getattr(module, name := arguments.pop("name"), None)
-    if not (isclass(part) and issubclass(part, base)):
-        raise ValueError(f"the plan names {name!r}, which is no {base.__name__} of {module.__name__}")
-    inner = {key: _from_dict(value, module, base) for key, value in arguments.items() if isinstance(value, dict)}
-    return part(**arguments | inner)

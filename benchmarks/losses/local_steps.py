@@ -34,7 +34,7 @@ def settings() -> dict[str, dict[str, Any]]:
     """The arguments of `LocalSteps` by name; empty for a step with all ranks' gradients."""
     import gradwire as gw
 
-    sparse = {"memory": gw.Residual(decay=0.95), "outer": gw.Outer(lr=1.0)}
+    sparse = {"memory": gw.Residual(decay=0.95), "outer": gw.Outer(lr=1.0, momentum=0)}
     loco = gw.ChunkTopK(64, of=4096, bits=2)
 
     def nesterov(compressor: gw.ChunkTopK) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def settings() -> dict[str, dict[str, Any]]:
         | {"outer": gw.Outer(1.0, momentum=0.8)},
         "sparseloco-15-eighth-nesterov-senders": nesterov(gw.ChunkTopK(64, of=512))
         | {"communicator": gw.AllGather(over_senders=True)},
-        "local-sgd-15": {"inner_steps": H, "outer": gw.Outer(lr=1.0)},
+        "local-sgd-15": {"inner_steps": H, "outer": gw.Outer(lr=1.0, momentum=0)},
     }  # fmt: skip
 
 

@@ -1,15 +1,15 @@
-"""Generated parts of the site: a page per algorithm, the reference, measured rows, and the benchmarks' pages with the
+"""Generated parts of the site: a page per algorithm, measured rows, and the benchmarks' pages with the
 age of each result.
 
 In a page, `<!-- steps 100mbit -->` becomes the step times on that link, `<!-- ladder fidelity -->` the losses and bytes
-of that result, `<!-- losses fidelity gpt-adamw -->` all of a task's, and `<!-- source FILE CLASS -->` the source of a
-class.
+of that result, `<!-- losses fidelity gpt-adamw -->` all of a task's, `<!-- answers README.md -->` the first table of
+README, and `<!-- source FILE CLASS -->` the source of a class.
 """
 
 import ast
-import inspect
 import re
 import sys
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,7 +18,6 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from gradwire import api
 from gradwire.lab.catalogue import CatalogueEntry, catalogue
 from gradwire.report import depth
 from gradwire.report.text_table import TextTable
@@ -46,7 +45,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the generated pages."""
     kinds = catalogue()
     pages = {f"algorithms/{entry.name}.md": _algorithm(kind, entry) for kind in KINDS for entry in kinds[kind]}
-    for path, text in (pages | {"reference.md": _reference(), "algorithms/index.md": _index(kinds)}).items():
+    for path, text in (pages | {"algorithms/index.md": _index(kinds)}).items():
         files.append(File.generated(config, path, content=text))
     config.nav = [_with_algorithms(each, kinds) for each in config.nav or []]
     return files
@@ -75,10 +74,18 @@ def _inserted(what: str, name: str, part: str | None) -> str:
         return _ladder(name)
     if what == "losses":
         return _losses(name, str(part))
+    if what == "answers":
+        return _first_table(ROOT / name)
     tree = ast.parse(text := (ROOT / name).read_text())
     found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == part)
     first = min(node.lineno for node in (found, *found.decorator_list))
     return "\n".join(["```python", *text.splitlines()[first - 1 : found.end_lineno], "```"])
+
+
+def _first_table(path: Path) -> str:
+    """The first table of a page outside docs/, with links as from a page inside."""
+    lines = dropwhile(lambda line: not line.startswith("|"), path.read_text().splitlines())
+    return "\n".join(takewhile(lambda line: line.startswith("|"), lines)).replace("](docs/", "](")
 
 
 def _algorithm(kind: str, entry: CatalogueEntry) -> str:
@@ -104,13 +111,6 @@ def _index(kinds: dict[str, list[CatalogueEntry]]) -> str:
     for kind in KINDS:
         lines += [f"## {kind}", "\n".join(f"- [{e.name}]({e.name}.md): {e.summary}" for e in kinds[kind])]
     return "\n\n".join(lines)
-
-
-def _reference() -> str:
-    named = [(name, getattr(api, name)) for name in api.__all__]
-    objects = [(name, each) for name, each in named if inspect.isclass(each) or inspect.isfunction(each)]
-    pages = [f"::: {each.__module__}.{each.__qualname__}" for _, each in objects]
-    return "\n\n".join(["# Reference", "All that `import gradwire as gw` offers, as its docstrings say.", *pages])
 
 
 _RATIO = "Median milliseconds of a step, and the ratio to no communication in the same run."

@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
+from gradwire.cli import early as e
 from gradwire.cli.completion import candidates, configurations, controllers, families, models, presets, tasks
+from gradwire.cli.early import early
 
 _CONFIGURATION = (
     "dense, or [localsteps[:value,...]+]compressor[:value,...][+memory][+communicator], such as topk:0.01+residual; "
@@ -32,10 +34,20 @@ _OBJECTIVE = "step: the shortest step of the candidates alone; progress: the mos
 _CANDIDATES = "separated by commas, such as bf16,topk:0.01; by default those that need no tuning"
 
 Configurations = Annotated[
-    list[str] | None, typer.Argument(metavar="CONFIG...", help=_CONFIGURATION, autocompletion=configurations)
+    list[str] | None,
+    typer.Argument(
+        metavar="CONFIG...", help=_CONFIGURATION, autocompletion=configurations, callback=early(e.configurations)
+    ),
 ]
 ControllerName = Annotated[
-    str | None, typer.Option("--controller", metavar="NAME[:VALUE,...]", help=_CONTROLLER, autocompletion=controllers)
+    str | None,
+    typer.Option(
+        "--controller",
+        metavar="NAME[:VALUE,...]",
+        help=_CONTROLLER,
+        autocompletion=controllers,
+        callback=early(e.controller),
+    ),
 ]
 RuleTexts = Annotated[list[str] | None, typer.Option("--rule", metavar="PATTERN=COMPRESSOR", help=_RULE)]
 PlanFile = Annotated[Path | None, typer.Option("--plan", help="one more to compare: a plan.json of `gradwire plan`")]
@@ -45,12 +57,17 @@ Name = Annotated[
 ]
 
 Hosts = Annotated[int | None, typer.Option(help="ranks to start, each with a link of its own; by default 2")]
-Rate = Annotated[str | None, typer.Option("--link", help="emulated link, such as 100mbit; else loopback")]
+Rate = Annotated[
+    str | None,
+    typer.Option("--link", help="emulated link, such as 100mbit; else loopback", callback=early(e.link)),
+]
 Shard = Annotated[
     int, typer.Option(help="ranks to a host, which share its link and hold one model together by FSDP2; else DDP")
 ]
-Device = Annotated[str, typer.Option(help="cpu, or cuda with one GPU per rank")]
+Device = Annotated[str, typer.Option(help="cpu, or cuda with one GPU per rank", callback=early(e.device))]
 Seed = Annotated[int, typer.Option(help="of the model, the order of the data and the compressors")]
+Pdf = Annotated[bool, typer.Option("--pdf", help="also write each picture as PDF", callback=e.beside("pdf"))]
+Svg = Annotated[bool, typer.Option("--svg", help="also write each picture as SVG", callback=e.beside("svg"))]
 Out = Annotated[Path, typer.Option(help="where the run's folder goes")]
 
 Task = Annotated[
@@ -104,9 +121,11 @@ ProfilesObjective = Annotated[str | None, typer.Option("--objective", help=f"{_O
 PlanRules = Annotated[list[str] | None, typer.Option("--rule", metavar="PATTERN=CANDIDATES", help=_PLAN_RULE)]
 Job = Annotated[str, typer.Argument(metavar="JOB", help=_JOB)]
 RankCounts = Annotated[str, typer.Option(help="numbers of ranks")]
-Links = Annotated[str, typer.Option(help="links between hosts")]
+Links = Annotated[str, typer.Option(help="links between hosts", callback=early(e.links))]
 GpusPerHost = Annotated[int, typer.Option(help="ranks that share a host and its link")]
-Inside = Annotated[str, typer.Option(help="what the ranks of a host are joined by; PCIe 3 has 96gbit")]
+Inside = Annotated[
+    str, typer.Option(help="what the ranks of a host are joined by; PCIe 3 has 96gbit", callback=early(e.links))
+]
 Every = Annotated[
     int,
     typer.Option(min=1, help="with 30: also by local steps, what moved is sent every 30 of them; see gw.LocalSteps"),

@@ -1,6 +1,7 @@
 """The commands of `gradwire`, whose modules are loaded when they are called."""
 
 from importlib.metadata import version
+from inspect import getdoc
 from pathlib import Path
 from typing import Annotated
 
@@ -70,6 +71,8 @@ def train(
     seed: a.Seed = 0,
     device: a.Device = "cpu",
     out: a.Out = Path("runs"),
+    pdf: a.Pdf = False,
+    svg: a.Svg = False,
 ) -> None:
     """Train configurations on one task, a published training or a suite; write metrics, pictures and a report to
     runs/."""
@@ -120,6 +123,8 @@ def bench(
     seed: a.Seed = 0,
     device: a.Device = "cpu",
     out: Annotated[Path, typer.Option(help="where the folder of a suite, or of --play, goes")] = Path("runs"),
+    pdf: a.Pdf = False,
+    svg: a.Svg = False,
 ) -> None:
     """Time the steps of configurations that take turns, always with `nocomm`: no communication at all. With --play, on
     a cluster of which this machine plays one rank."""
@@ -178,6 +183,8 @@ def simulate(
     every: a.Every = 1,
     objective: a.ProfilesObjective = None,
     out: a.Out = Path("runs"),
+    pdf: a.Pdf = False,
+    svg: a.Svg = False,
 ) -> None:
     """Predict a job's step time on clusters that you do not have, from its profile."""
     from gradwire.cli import scheduler_commands
@@ -229,3 +236,8 @@ def demo() -> None:
     from gradwire.cli import train_command
 
     train_command.demo()
+
+
+# whole in the list of commands, where they would else be cut
+for _command in app.registered_commands:
+    _command.short_help = " ".join((getdoc(_command.callback) or "").split())

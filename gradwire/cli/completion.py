@@ -11,7 +11,7 @@ def configurations(incomplete: str) -> list[str]:
     begun = head.startswith("localsteps") and "+" not in head
     partners = ("Compressors",) if begun or not plus else ("Memories", "Communicators", "Controllers")
     names = [entry.name for kind in partners for entry in kinds[kind]]
-    first = [] if plus else ["dense", "auto", "localsteps", *(entry.name for entry in kinds["Hooks"])]
+    first = [] if plus else [entry.name for kind in ("Baselines", "Rounds", "Hooks") for entry in kinds[kind]]
     return [f"{head}{plus}{name}" for name in (*first, *names) if name.startswith(last)]
 
 

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from gradwire.report import terminal
 from gradwire.report.text_table import TextTable
 
-_WIDTH_IN_FILES = 150
+_WIDTH_IN_FILES = 100
 
 
 class Mistake(typer.TyperException):
@@ -35,7 +35,7 @@ def show(table: TextTable) -> None:
 
 
 def console(stderr: bool = False) -> Console:
-    """A console as wide as the terminal, or as COLUMNS says; in files wide enough for the tables."""
+    """A console as wide as the terminal, or as COLUMNS says; in files of 100 columns."""
     measured = "COLUMNS" in os.environ or (sys.stderr if stderr else sys.stdout).isatty()
     return Console(stderr=stderr, width=None if measured else _WIDTH_IN_FILES)
 

@@ -28,7 +28,7 @@ def show(name: str | None) -> None:
         return _show_kind(kind, kinds[kind], brief=False)
     # one thing, or several of the same name
     with mistakes():
-        for kind, entry in found(name.lower()):
+        for kind, entry in found(name):
             _show_one(kind, entry)
 
 

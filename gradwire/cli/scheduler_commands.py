@@ -11,6 +11,7 @@ from typing import Any
 from gradwire.cli.console import console, mistakes, progress_bars, show
 from gradwire.cli.run_setup import cluster_of, run_folder, writing_to
 from gradwire.cli.wanted import described
+from gradwire.lab.configuration import saved_plan
 from gradwire.lab.jobs.plan_job import MOST_STEPS, Planned, PlanSpec, plan
 from gradwire.lab.jobs.plan_job import candidates as candidates_of
 from gradwire.lab.launch.runner import Runner, runner
@@ -22,6 +23,7 @@ from gradwire.report import plan_report, simulation_report
 from gradwire.schedule.profile import Profile
 from gradwire.schedule.simulate import Cluster, Outcome, latency_of, simulate
 from gradwire.tuner.candidate_plans import check_wanted
+from gradwire.unknown import unknown
 
 
 def find_plan(
@@ -134,9 +136,11 @@ def _read(job: str) -> tuple[Profile, Plan | None]:
     """A profile; for a file with a plan, that plan and the profile beside it."""
     if job in MODELS:
         return profile(job), None
+    if not Path(job).suffix and not Path(job).exists():
+        raise unknown("built-in job, nor a file, named", job, MODELS)
     data = from_file(job, json.loads)
     if isinstance(data, dict) and "groups" in data:
-        return Profile.load(Path(job).with_name("profile.json")), Plan.load(job)
+        return Profile.load(Path(job).with_name("profile.json")), saved_plan(job)
     return Profile.load(job), None
 
 

@@ -5,12 +5,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from gradwire.lab.configuration import AUTO, DENSE, NOCOMM, PLAN
 from gradwire.lab.experiments.comparison import Comparison
 from gradwire.lab.experiments.presets import preset as preset_of
 from gradwire.lab.experiments.training import Training
 from gradwire.lab.launch.lab_cluster import LabCluster
-from gradwire.lab.local import LOCAL
+from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM, PLAN
 from gradwire.lab.torch_hooks import TORCH_HOOKS
 from gradwire.lab.workloads import Own
 
@@ -102,7 +101,7 @@ def _controlled(text: str, controller: str | None) -> str:
     """The configuration with this controller; unchanged for dense ones, torch's hooks, plans and local steps."""
     plain, semicolon, rules = text.partition(";")
     head, at, groups = plain.partition("@")
-    own = head.lower() in (*DENSE, NOCOMM, AUTO) or head.lower().startswith((PLAN, LOCAL, *TORCH_HOOKS))
+    own = head.lower() in (DENSE, DDP, NOCOMM, AUTO) or head.lower().startswith((PLAN, LOCAL, *TORCH_HOOKS))
     alone = controller is None or own
     return text if alone else f"{head}+{controller}{at}{groups}{semicolon}{rules}"
 
@@ -111,6 +110,6 @@ def _ruled(text: str, rules: Sequence[str]) -> str:
     """The configuration with these rules, which come before its own; unchanged for dense ones, torch's hooks and
     plans."""
     head, *own = text.split(";")
-    if head.lower().partition("@")[0] in (*DENSE, NOCOMM) or head.lower().startswith((PLAN, *TORCH_HOOKS)):
+    if head.lower().partition("@")[0] in (DENSE, DDP, NOCOMM) or head.lower().startswith((PLAN, *TORCH_HOOKS)):
         return text
     return ";".join((head, *rules, *own))

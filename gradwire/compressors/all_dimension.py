@@ -135,6 +135,7 @@ class AllDimensionTopK(SimpleCodec, recordable=True):
     """
 
     ratio: float = 0.01
+    """The share of elements to send, in (0, 1]."""
     axis: Literal[0, 1] | None = None
     """Along which elements compete: 1 picks from each row, 0 from each column, None along the longer of the two."""
     sparse = True

@@ -24,7 +24,9 @@ class Interleaved(Codec):
     """
 
     first: Codec = field(default=AllDimensionTopK())
+    """Of every step but the last of each period."""
     second: Codec = field(default=TopK())
+    """Of the last step of each period."""
     period: int = 2  # pyright: ignore[reportIncompatibleVariableOverride]
     divisible = False
 

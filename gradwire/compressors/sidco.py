@@ -27,6 +27,7 @@ class SIDCo(Estimated, recordable=True):
     distribution: Literal["exponential", "gamma", "pareto"] = "exponential"
     """Of all stages, but that the stages after a "gamma" are Pareto's."""
     stages: int = 3
+    """How often a threshold is estimated."""
     value_bits: Literal[32, 4] = 32
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ class EFSignSGD(Blockwise, recordable=True):
     https://arxiv.org/abs/1901.09847). Zero counts as positive. Wants `memory.Residual`."""
 
     block: int = 256
+    """Elements that share a scale."""
     for_shards = "with memory"
 
     @property
@@ -34,6 +35,7 @@ class OneBit(Blockwise, recordable=True):
     `memory.Residual`."""
 
     block: int = 4096
+    """Elements that share two means."""
 
     @property
     def code(self) -> Code:

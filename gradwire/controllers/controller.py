@@ -127,6 +127,11 @@ class Controller(Options, ABC):
         """Its present activity in a few words, or ""."""
         return ""
 
+    @property
+    def account(self) -> str:
+        """An account of how it has chosen the plan, in lines, or ""."""
+        return ""
+
     @cached_property
     def decisions(self) -> list[Decision]:
         """All decisions so far, or since they were last removed; not part of the state."""

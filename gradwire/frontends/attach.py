@@ -16,6 +16,7 @@ from gradwire.frontends.idle import Nothing
 from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.shards import attach_shards
 from gradwire.frontends.sparse import sparse_in
+from gradwire.options import called_as, check_type, one_line
 from gradwire.plans import Plan
 from gradwire.torch_private.autograd import uncompiled
 from gradwire.torch_private.fully_shard import is_fsdp
@@ -26,6 +27,7 @@ from gradwire.transports import ProcessGroup, forked
 KIND = "attach(ddp)"
 
 
+@called_as("gw.attach(ddp, gw.TopK(0.01), memory=gw.Residual())")
 def attach(
     model: nn.Module,
     compressor: Compressor | Plan | str | None = None,
@@ -51,11 +53,14 @@ def attach(
     mesh that does not fit the model; RuntimeError where a rank does not come.
     """
     # options by themselves, before anything is looked at
-    choices = StepChoices.of(compressor, **options)
+    choices = StepChoices.of(compressor, ["mesh"], **options)
     choices.check()
     # the model: FSDP2's is wrapped itself, any other is to be in DDP
     if not isinstance(model, nn.Module):
-        raise ValueError(f"attach() takes a model, not {model!r}; pass DistributedDataParallel(model)")
+        raise ValueError(f"attach() takes a model, not {one_line(model)}; pass DistributedDataParallel(model)")
+    check_type(
+        "mesh", mesh, (DeviceMesh,), 'init_device_mesh("cuda", (hosts, 8), mesh_dim_names=("replicate", "shard"))'
+    )
     model = uncompiled(model)
     if mesh is None and not is_fsdp(model):
         return _attach_ddp(model, choices)
@@ -79,6 +84,7 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
     mesh = choices.mesh(partial(ProcessGroup.own, ddp.process_group), device_of(parameters))
     if mesh.ranks == 1 and not choices.elastic:
         choices.let_go(mesh)
+        choices.try_out(parameters)
         return Handle(None, front_end)
     choices = replace(choices, find_unused_parameters=ddp.find_unused_parameters)
     # the ranks meet over the store: they compare model, plan and options, or all of them raise
@@ -99,8 +105,7 @@ def _attach_alone(model: nn.Module, choices: StepChoices) -> Handle:
     if choices.transport is not None or world_size() > 1:
         raise ValueError(f"attach() takes a DistributedDataParallel, not {type(model).__name__}; wrap the model first")
     parameters, _ = parameters_of(model)
-    # raises as it would with several ranks
-    choices.plan(parameters)(slots_of(parameters))
+    choices.try_out(parameters)
     return Handle(None, Nothing(parameters.values()))
 
 

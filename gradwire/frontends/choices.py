@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from inspect import isclass
 from typing import Any, ClassVar, Self, TypedDict
 
 import torch
@@ -19,6 +18,7 @@ from gradwire.memories import Memory
 from gradwire.notation import read, way_of
 from gradwire.ops.host import number_in
 from gradwire.ops.vectors import Scalar
+from gradwire.options import check_type, one_line
 from gradwire.plans import Group, Plan
 from gradwire.rules import Rule
 from gradwire.runtime.job_options import JobOptions
@@ -27,6 +27,7 @@ from gradwire.slots import Slot
 from gradwire.torch_private.autograd import scale_of
 from gradwire.transports import Mesh, Transport
 from gradwire.tuner import Auto, profiler_for
+from gradwire.unknown import unknown
 
 Dense = Callable[[str, nn.Parameter], bool]
 
@@ -84,13 +85,12 @@ class Choices:
     """There may be an automatic plan."""
 
     @classmethod
-    def of(cls, compressor: Compressor | Plan | str | None, **options: Any) -> Self:
+    def of(cls, compressor: Compressor | Plan | str | None, also: Sequence[str] = (), **options: Any) -> Self:
         """The choices that a user's arguments make. A text is read by `gradwire.notation`. Raises TypeError for an
-        unknown option, and ValueError for a text that cannot be read or that names a part which an option names too."""
+        unknown option (`also` names the front end's own), ValueError for a text that is none or repeats an option."""
         # by name, so that a wrong one is refused before anything is made
-        names = [field.name for field in fields(cls)][1:]
-        if unknown := options.keys() - names:
-            raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(names)}")
+        if wrong := options.keys() - (names := [field.name for field in fields(cls)][1:]):
+            raise TypeError(str(unknown("option named", min(wrong), [*names, *also])))
         if not isinstance(compressor, str):
             return cls(compressor=compressor, **options)
         # a text's parts take the place of options
@@ -109,10 +109,10 @@ class Choices:
         check_type("communicator", self.communicator, (Communicator,), "gw.AllGather()")
         check_type("groups", self.groups, (Grouping,), "gw.groups.of(megabytes=25)")
         check_type("transport", self.transport, (Transport, Mesh), "gw.ProcessGroup.own()")
-        check_type("seed", self.seed, (int,), "0")
+        check_type("seed", self.seed, (int,), "0", optional=False)
         # options that exclude each other
         if self.dense is not None and not callable(self.dense):
-            raise ValueError(f"dense={self.dense!r} is no function; pass e.g. dense=lambda name, parameter: True")
+            raise ValueError(f"dense={one_line(self.dense)} is no function; pass e.g. dense=lambda name, p: True")
         if self.fixed_plan and (self.memory or self.communicator or self.dense or self.groups or self.rules):
             raise ValueError("a Plan says memory, communicator, groups, rules and what is dense; pass it alone")
         if self.rules and not self.compressor and (self.memory or self.communicator):
@@ -191,10 +191,10 @@ class StepChoices(Choices):
         super().check()
         # each option by itself
         check_type("controller", self.controller, (Controller,), "gw.GraVAC()")
-        check_type("candidates", self.candidates, (list, tuple), "[gw.BF16(), gw.TopK(0.01)]")
+        check_type("candidates", self.candidates, (list, tuple), "[gw.BF16(), gw.TopK(0.01)]", optional=False)
         check_type("scaler", self.scaler, (torch.amp.GradScaler,), "torch.amp.GradScaler()")
-        for candidate in self.candidates:
-            check_type("candidates", candidate, (Compressor, Group), "[gw.BF16(), gw.TopK(0.01)]")
+        check_type("elastic", self.elastic, (bool,), "True", optional=False)
+        check_type("find_unused_parameters", self.find_unused_parameters, (bool,), "True", optional=False)
         # options that exclude each other
         if self.automatic and self.controller:
             name = type(self.controller).__name__
@@ -213,6 +213,12 @@ class StepChoices(Choices):
     def controlled_by(self) -> Controller | None:
         """The controller that changes the plan while training: `Auto`, where a compressor is to be chosen."""
         return Auto(self.candidates, self.fidelity, rules=self.by_layer) if self.automatic else self.controller
+
+    def try_out(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Raises ValueError as with several ranks, where plan, model and controller do not fit."""
+        plan = self.plan(parameters)(slots_of(parameters))
+        if controller := self.controlled_by():
+            controller.check(plan)
 
     def runtime(
         self,
@@ -247,14 +253,6 @@ class StepChoices(Choices):
             find_unused=self.find_unused_parameters, owns_mesh=self.owns_mesh, facts=facts, sparse=sparse,
             fits=lambda _: check_sparse(sparse, first, mesh), **options,
         ))  # fmt: skip
-
-
-def check_type(name: str, value: object, kinds: tuple[type, ...], example: str) -> None:
-    """Raises ValueError, naming an argument that works, for one of another type than these; None passes."""
-    if isclass(value) and issubclass(value, kinds):
-        raise ValueError(f"{name}={value.__name__} is a class; pass an object, such as {name}={example}")
-    if value is not None and not isinstance(value, kinds):
-        raise ValueError(f"{name}={value!r} is no {kinds[0].__name__}; pass one, such as {name}={example}")
 
 
 def _needs_gradient(parameter: nn.Parameter) -> bool:

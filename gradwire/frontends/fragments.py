@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from gradwire.frontends.model_replica import ModelReplica
+from gradwire.options import Options, one_line
 from gradwire.plans import Plan
 from gradwire.slots import Layout, Slot
 
@@ -19,6 +21,10 @@ def cut(model: nn.Module, parameters: Mapping[str, nn.Parameter], fragments: Fra
     # a count: about equal parts
     if isinstance(fragments, int):
         return _cut_evenly(parameters, fragments)
+    if isinstance(fragments, str) or not all(isinstance(module, nn.Module) for module in fragments):
+        raise ValueError(
+            f"fragments={one_line(fragments)} are no modules; pass fragments=[model.a, model.b], or a count"
+        )
     # modules: each has some parameters, all of them cover the model, no two overlap
     names = {id(p): name for name, p in parameters.items()}
     parts = [tuple(names[id(p)] for p in module.parameters() if id(p) in names) for module in fragments]
@@ -104,9 +110,11 @@ class FragmentedModel:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Options):
     """The times of sending: fragment f of F is sent after (f + 1)·H/F inner steps, and every H steps from there; the
     next ones queue up behind it. Raises ValueError for numbers that do not fit together."""
+
+    called: ClassVar[str] = "LocalSteps"
 
     inner_steps: int
     """H."""
@@ -119,6 +127,7 @@ class Schedule:
     """A fragment's mean is used when it is sent the next time."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         # fragments are sent at different steps of a round
         if self.inner_steps < self.fragments:
             raise ValueError(
@@ -132,7 +141,6 @@ class Schedule:
             )
         if self.mix is not None and not 0 <= self.mix < 1:
             raise ValueError(f"mix={self.mix} is no share of a replica's own; use 0 to 1, e.g. mix=0.5, or None")
-
         if self.eager and (self.delay or self.mix is not None):
             raise ValueError("eager=True uses means a round later, and mixes nothing; leave out delay and mix")
 

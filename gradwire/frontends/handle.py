@@ -13,6 +13,7 @@ from gradwire.checkpoint import StateDict
 from gradwire.frontends.idle import Idle
 from gradwire.frontends.stateful import DistributedState, Placed, saved_in
 from gradwire.frontends.summary import table
+from gradwire.options import check_type
 from gradwire.plans import Plan
 from gradwire.runtime.replicas import differences, from_first, mend
 from gradwire.runtime.runtime import Runtime
@@ -60,11 +61,12 @@ class Handle:
     """
 
     def __init__(
-        self, runtime: Runtime | None, front_end: FrontEnd, waits: bool = True, remark: Callable[[], str] = str
-    ) -> None:
+        self, runtime: Runtime | None, front_end: FrontEnd, waits: bool = True, remark: Callable[[], str] = str,
+        inner_steps: Callable[[], int] | None = None,
+    ) -> None:  # fmt: skip
         self._runtime: Runtime | Idle = runtime or Idle()
         self._front_end: FrontEnd | None = front_end
-        self._own_time, self._waits, self._remark = OwnTime(), waits, remark
+        self._own_time, self._waits, self._remark, self._inner_steps = OwnTime(), waits, remark, inner_steps
         forked.register(self)
 
     def after_fork(self) -> None:
@@ -82,8 +84,9 @@ class Handle:
         return self._runtime.elastic
 
     def stats(self) -> Stats:
-        """Bytes, ratios and seconds so far, of this rank; at any moment."""
-        return self._runtime.stats()
+        """Bytes, ratios and seconds so far, of this rank; of local steps, a step is an inner one. At any moment."""
+        stats = self._runtime.stats()
+        return stats if self._inner_steps is None else stats.over(self._inner_steps())
 
     def accumulate(self) -> AbstractContextManager[None]:
         """For all micro-batches but the last: backward passes inside only accumulate, the next one outside reduces the
@@ -119,7 +122,8 @@ class Handle:
         return ", ".join(filter(None, (self._runtime.status(), self._remark())))
 
     def summary(self) -> str:
-        """A table of the plan's groups, and what a step sent and where its time went; at any moment."""
+        """A table of the plan's groups, and what a step sent and where its time went; of an automatic plan also what
+        dense took, what was tried, and why this one was chosen; at any moment."""
         if self.plan is None:
             return str(self)
         return f"{self}\n{table(self.plan, self._runtime.numel, self.stats(), self._runtime.sparse)}"
@@ -232,6 +236,7 @@ class Handle:
         """Puts `plan` in force, from the next gradient on, for every parameter with the state that it has. All ranks
         do this together, between backward passes. Raises ValueError, on all of them, where the plan does not fit the
         model, the front end or the other ranks' plans."""
+        check_type("plan", plan, (Plan,), 'gw.Plan.load("plan.json")', optional=False)
         self._runtime.install(plan)
 
     def detach(self) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from inspect import isclass
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -27,26 +28,36 @@ from gradwire.frontends.stateful_rounds import DistributedRounds, rounds_in
 from gradwire.frontends.trained import add_to, check_held
 from gradwire.frontends.values import share_values, values_of
 from gradwire.frontends.wrapper import Wrapper
+from gradwire.options import Options, called_as, one_line
 from gradwire.plans import Plan
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
 
 
 @dataclass(frozen=True)
-class Outer:
+class Outer(Options):
     """The outer optimizer of DiLoCo: SGD with Nesterov's momentum on the mean pseudo-gradients. With `lr` 1
-    and no `momentum` the replicas' parameters are averaged, as in local SGD (Stich, ICLR 2019,
-    https://arxiv.org/abs/1805.09767)."""
+    and `momentum` 0 the replicas' parameters are averaged, as in local SGD (Stich, ICLR 2019,
+    https://arxiv.org/abs/1805.09767). Raises ValueError for numbers that make no step."""
 
     lr: float = 0.7
-    momentum: float = 0.0
+    """Of the step that the shared parameters take."""
+    momentum: float = 0.9
+    """Nesterov's, in [0, 1)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lr <= 0 or not 0 <= self.momentum < 1:
+            raise ValueError(f"lr={self.lr} and momentum={self.momentum} are no outer step; use lr=0.7, momentum=0.9")
 
     def __call__(self, anchors: list[Tensor]) -> Optimizer:
         return torch.optim.SGD(anchors, self.lr, self.momentum, nesterov=self.momentum > 0)
 
 
 KIND = "LocalSteps"
-DILOCO = Outer(lr=0.7, momentum=0.9)
+OWN = ("inner_steps", "outer", "fragments", "delay", "mix", "eager", "mesh", "process_group")
+"""Options of local steps alone."""
+DILOCO = Outer()
 
 
 class LocalSteps(Wrapper):
@@ -59,7 +70,7 @@ class LocalSteps(Wrapper):
     keep their steps since they were sent. With `eager`, a replica takes its outer step at once, with its own part of
     the new mean and all others' of the one before, and a mean may travel for a whole round (Kale et al., 2025,
     https://arxiv.org/abs/2502.12996); shared parameters then differ by the means under way.
-    With `ChunkTopK(64, of=4096, bits=2)`, `Residual(decay=0.95)` and `Outer(lr=1.0)`:
+    With `ChunkTopK(64, of=4096, bits=2)`, `Residual(decay=0.95)` and `Outer(1.0, momentum=0)`:
     SparseLoCo (Sarfi et al., 2025, https://arxiv.org/abs/2508.15706).
 
     Compressor and options are as in `gradwire.attach`: memory, communicator, dense, groups, rules, transport and seed.
@@ -71,6 +82,7 @@ class LocalSteps(Wrapper):
     inner steps than fragments, and for an optimizer of other parameters than the model's.
     """
 
+    @called_as("gw.LocalSteps(optimizer, model, gw.Quantized(4), inner_steps=30)")
     def __init__(
         self,
         inner_optimizer: Optimizer,
@@ -87,8 +99,10 @@ class LocalSteps(Wrapper):
         process_group: dist.ProcessGroup | None = None,
         **options: Unpack[PlanOptions],
     ) -> None:
-        choices = Choices.of(compressor, **options)
+        choices = Choices.of(compressor, OWN, **options)
         choices.check()
+        self.check(inner_optimizer, model, process_group)
+        _check_outer(outer)
         # the replica, and what this rank can refuse by itself
         replica, values = replica_of(model, mesh, process_group, inner_optimizer), values_of(model)
         check_free(replica.trained.held())
@@ -110,7 +124,8 @@ class LocalSteps(Wrapper):
         schedule = schedule_of(len(parts.names))
         made = parts.fragments(runtime.plan, schedule)
         self._rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)
-        self.handle = Handle(runtime, self._rounds, waits=not (delay or eager))
+        taken = partial(getattr, self._rounds, "taken")
+        self.handle = Handle(runtime, self._rounds, waits=not (delay or eager), inner_steps=taken)
         own(replica.trained.held().values(), runtime, KIND)
         # this optimizer has the inner one's parameters and state
         super().__init__(inner_optimizer.param_groups, inner_optimizer.defaults)
@@ -217,3 +232,9 @@ class LocalSteps(Wrapper):
         return DistributedRounds(
             self._rounds, self._replica, self._load_inner, {} if saved is None else rounds_in(saved)
         )
+
+
+def _check_outer(outer: object) -> None:
+    """Raises ValueError for what makes no optimizer of the shared parameters."""
+    if not callable(outer) or (isclass(outer) and not issubclass(outer, Optimizer)):
+        raise ValueError(f"outer={one_line(outer)} makes no optimizer; pass outer=gw.Outer(lr=0.7), or a function")

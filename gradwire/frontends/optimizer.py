@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradwire.compressors import Compressor
-from gradwire.frontends.choices import AttachOptions, StepChoices, check_type, device_of, slots_of
+from gradwire.frontends.choices import AttachOptions, StepChoices, device_of, slots_of
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks, Whole
 from gradwire.frontends.owners import check_free
@@ -18,6 +18,7 @@ from gradwire.frontends.sparse import sparse_in
 from gradwire.frontends.trained import HeldParameters, TrainedParameters, add_to, check_held, on_one_device
 from gradwire.frontends.values import share_values, values_of
 from gradwire.frontends.wrapper import Wrapper
+from gradwire.options import called_as
 from gradwire.plans import Plan
 from gradwire.transports import ProcessGroup
 
@@ -42,6 +43,7 @@ class DistributedOptimizer(Wrapper):
     gradient on this rank, unless `find_unused_parameters`, and from `step` after `handle.detach()`.
     """
 
+    @called_as("gw.DistributedOptimizer(optimizer, model, gw.TopK(0.01), memory=gw.Residual())")
     def __init__(
         self,
         optimizer: Optimizer,
@@ -51,15 +53,15 @@ class DistributedOptimizer(Wrapper):
         process_group: dist.ProcessGroup | None = None,
         **options: Unpack[AttachOptions],
     ) -> None:
-        choices = StepChoices.of(compressor, **options)
+        choices = StepChoices.of(compressor, ["process_group"], **options)
         choices.check()
-        check_type("model", model, (nn.Module,), "model, compressor=gw.TopK(0.01)")
+        self.check(optimizer, nn.Module() if model is None else model, process_group)
         model = HeldParameters(optimizer) if model is None else model
         # all ranks: make a group, compare over the store, and only then take over rank 0's parameters. Where ranks
         # differ, all of them raise before any value was sent
         self._trained = trained = TrainedParameters(model, on_one_device(model), optimizer)
-        parameters = trained.parameters()
         check_held(optimizer, model)
+        parameters = trained.parameters()
         check_free(trained.held())
         # open the group; with one rank nothing is sent
         values, device = values_of(model), device_of(parameters)

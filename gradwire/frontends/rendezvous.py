@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from gradwire.checkpoint import STEP, StateDict
 from gradwire.frontends.handing_on import go_on, without_memories
 from gradwire.frontends.handle import Handle
+from gradwire.options import check_type
 from gradwire.torch_private.process_groups import leave_default_group
 from gradwire.transports.connections import Connections, let_go
 from gradwire.transports.members import Generation, Members
@@ -41,6 +42,7 @@ class Rendezvous:
         timeout: timedelta = timedelta(minutes=10),
         backend: str | None = None,
     ) -> None:
+        check_type("store", store, (Store,), "torch.distributed.TCPStore(host, port)", optional=False)
         if at_least < 1 or last_call_timeout <= 0:
             given = f"at_least={at_least}, last_call_timeout={last_call_timeout}"
             raise ValueError(f"{given}: wait for a rank or more, and for some time")

@@ -44,7 +44,9 @@ class Rounds:
     """The outer part of local steps."""
 
     step: int
-    """Inner steps so far."""
+    """Inner steps so far, those before a checkpoint was loaded included."""
+    taken: int
+    """Inner steps since this was made."""
     detached: bool
     """There will be no more rounds."""
     under_way: dict[int, Sent]
@@ -66,7 +68,7 @@ class Rounds:
         self._parameters, self._local, self._undo = replica.parameters, replica.local, replica.isolate()
         self._trained = replica.trained
         # the number of the inner step, and the fragments whose reductions are under way
-        self.step, self.detached = 0, False
+        self.step, self.taken, self.detached = 0, 0, False
         self.under_way = {}
         runtime.fix_places(True)
 
@@ -120,6 +122,7 @@ class Rounds:
     def inner_step_done(self) -> None:
         """Receives and sends the fragments that are due now."""
         self.step += 1
+        self.taken += 1
         # what was sent `delay` steps ago is due
         self._receive_if_due()
         # send the fragment whose turn it is

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from gradwire.collective import AllToAll, Collective, Gather, Message
 from gradwire.compressors import FP32, Codec, Compressor, DoubleBuffer, GroupContext
 from gradwire.compressors.compressor import context_for
-from gradwire.frontends.choices import check_type
 from gradwire.frontends.values import is_sharded
 from gradwire.memories import RESIDUAL, Residual
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
+from gradwire.options import called_as, check_type
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.meeting import Agreement
 from gradwire.slots import Layout, real
@@ -55,6 +55,7 @@ class ShardCompression:
             undo()
 
 
+@called_as("gw.compress_shards(model, gw.QSGD(), memory=gw.Residual())")
 def compress_shards(
     model: nn.Module, gradients: Codec, weights: Codec = EXACT, *, memory: Residual | None = None, seed: int = 0
 ) -> ShardCompression:
@@ -96,6 +97,7 @@ def compress_shards(
 
 def _agree(model: nn.Module, gradients: Codec, weights: Codec, memory: Residual | None, seed: int) -> None:
     """Raises ValueError on all ranks where one of them cannot go on, or they differ."""
+    check_type("model", model, (nn.Module,), "fully_shard(model)", optional=False)
     sharded = [p for p in model.parameters() if is_sharded(p)] if is_fsdp(model) else []
     if not sharded:
         raise ValueError("compress_shards() is for what fully_shard has wrapped; call fully_shard(model) first")

@@ -251,7 +251,10 @@ def saved_in(checkpoint: str | Path | StorageReader) -> Saved:
 def tensors_in(checkpoint: str | Path | StorageReader) -> dict[tuple[str, ...], TensorStorageMetadata]:
     """The tensors of a checkpoint, by their keys from the outermost dictionary on."""
     reader = checkpoint if isinstance(checkpoint, StorageReader) else FileSystemReader(checkpoint)
-    metadata = reader.read_metadata()
+    try:
+        metadata = reader.read_metadata()
+    except FileNotFoundError as error:
+        raise ValueError(f"{checkpoint} has no checkpoint; pass the folder in which dcp.save() made one") from error
     paths: dict[str, tuple[str, ...]] = metadata.planner_data
     kinds = {path: metadata.state_dict_metadata[key] for key, path in paths.items()}
     return {path: kind for path, kind in kinds.items() if isinstance(kind, TensorStorageMetadata)}

@@ -10,7 +10,7 @@ HEADINGS = ("group", "tensors", "elements", "compressor", "memory", "communicato
 
 def table(plan: Plan, numel: Mapping[str, int], stats: Stats, sparse: Collection[str] = ()) -> str:
     """The plan group by group, with tensors of so many elements, and the `sparse` gradients beside it; then what a step
-    sent and where its time went."""
+    sent and where its time went; of an automatic plan also how it was chosen."""
     rows = [
         (
             str(index), str(len(group.slots)), f"{sum(numel[name] for name in group.slots):,}", str(group.compressor),
@@ -35,7 +35,8 @@ def _figures(stats: Stats, elements: int) -> list[str]:
     if elements:
         held = stats.held_bytes
         lines.append(f"memory held: {held / 1e6:,.1f} MB, {held / elements:.1f} bytes a parameter")
-    return [*lines, f"recorded turns: {stats.recorded}"] if stats.recorded else lines
+    recorded = [f"recorded turns: {stats.recorded}"] if stats.recorded else []
+    return [*lines, *recorded, *stats.account.splitlines()]
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -46,6 +46,8 @@ class TrainedParameters:
     def parameters(self) -> dict[str, nn.Parameter]:
         """Those of `now`, by name. Raises ValueError where there is none."""
         if not (names := self.now()):
+            if self._optimizer and any(parameter.requires_grad for parameter in self._full.values()):
+                raise ValueError("the optimizer holds no parameter that this model trains; make it of its parameters")
             raise ValueError("the model has no parameter that needs a gradient, so there is nothing to reduce")
         return {name: self.fit[name] for name in names}
 

@@ -2,7 +2,12 @@
 
 from typing import Any
 
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+
+from gradwire.options import check_type, one_line
 
 
 class Wrapper(Optimizer):
@@ -16,3 +21,21 @@ class Wrapper(Optimizer):
         if self.inner is None or name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.inner, name)
+
+    @classmethod
+    def check(cls, optimizer: object, model: object, group: object) -> None:
+        """Raises ValueError, naming the call that works, for arguments that are no optimizer, no model, or no process
+        group, and for a model whose gradients DDP averages."""
+        call = f"gw.{cls.__name__}(optimizer, model, gw.TopK(0.01))"
+        if not isinstance(optimizer, Optimizer):
+            raise ValueError(f"the optimizer comes first, not {one_line(optimizer)}; write {call}")
+        if isinstance(optimizer, Wrapper):
+            raise ValueError(f"the optimizer is a {type(optimizer).__name__} already; wrap the optimizer inside it")
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"the model comes second, not {one_line(model)}; write {call}")
+        if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+            raise ValueError(
+                f"DistributedDataParallel averages gradients itself; pass gw.{cls.__name__} a model without it, or use "
+                "gw.attach(ddp, gw.TopK(0.01))"
+            )
+        check_type("process_group", group, (dist.ProcessGroup,), "torch.distributed.new_group()")

@@ -8,17 +8,30 @@ from typing import Any
 
 from gradwire.communicators import Communicator
 from gradwire.compressors import Cast, Compressor, LowRank
-from gradwire.construct import exported, options_of
+from gradwire.construct import check_options, exported, options_of
 from gradwire.controllers import Controller
+from gradwire.importing import imported
 from gradwire.lab.experiments.presets import PRESETS
 from gradwire.lab.experiments.suites import SUITES
-from gradwire.lab.local import LOCAL, Local
+from gradwire.lab.local import Local
 from gradwire.lab.models import MODELS, Model
+from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM
 from gradwire.lab.torch_hooks import TORCH_HOOKS
 from gradwire.lab.workloads.make_task import tasks
 from gradwire.memories import Memory
+from gradwire.notation import own
 
 _CITATION = re.compile(r"\s*\(([^()]*\b(?:19|20)\d\d\b[^()]*|https?://[^()]*)\)")
+
+
+BASELINES = {
+    DENSE: f"DDP, or FSDP2, as it is: gradients are averaged uncompressed. The baseline; `{DDP}` is read as this.",
+    NOCOMM: "No communication: each rank computes alone. What a step takes at least; `bench` always has it.",
+    AUTO: "Tries several compressors and keeps the fastest; otherwise leaves DDP alone, as gw.attach(ddp) does.",
+}
+_KINDS: dict[str, type[Any]] = {
+    "Compressors": Compressor, "Memories": Memory, "Communicators": Communicator, "Controllers": Controller,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,6 +63,7 @@ def catalogue() -> dict[str, list[CatalogueEntry]]:
     # only dataclasses have options that can be listed
     controllers = {name: cls for name, cls in exported(Controller).items() if is_dataclass(cls)}
     return {
+        "Baselines": [CatalogueEntry(name, summary) for name, summary in BASELINES.items()],
         "Compressors": sorted(_entries(exported(Compressor)), key=lambda entry: _FAMILIES.index(entry.family)),
         "Memories": _entries(exported(Memory)),
         "Communicators": _entries(exported(Communicator)),
@@ -69,13 +83,26 @@ def catalogue() -> dict[str, list[CatalogueEntry]]:
 
 def found(name: str) -> list[tuple[str, CatalogueEntry]]:
     """All entries of this name, with their kinds: gravac is a controller and a suite. Raises ValueError for none."""
+    # a user's own class
+    if own(name):
+        return [_own(name)]
     # a name may stand in several kinds
+    name = DENSE if name.lower() == DDP else name.lower()
     entries = [(kind, entry) for kind, own in catalogue().items() for entry in own]
     if named := [(kind, entry) for kind, entry in entries if entry.name == name]:
         return named
     near = get_close_matches(name, [entry.name for _, entry in entries], n=1)
     hint = f"did you mean {near[0]}?" if near else "`gradwire list` shows all"
     raise ValueError(f"there is nothing named {name!r}: {hint}")
+
+
+def _own(name: str) -> tuple[str, CatalogueEntry]:
+    cls = imported(name)
+    for kind, base in _KINDS.items():
+        if inspect.isclass(cls) and issubclass(cls, base):
+            check_options(cls, name)
+            return kind, _entry(name, cls)
+    raise ValueError(f"{name} is nothing that Gradwire uses: name a subclass of gw.Compressor, gw.Memory, ...")
 
 
 _CASTS, _LOW_RANK, _SPARSE = "Fewer bits a number", "Low rank", "Few of the numbers"

@@ -1,7 +1,7 @@
 """Configurations to compare: plain DDP, torch's hooks, no communication, or a compressor with memory and communicator.
 
-Written as `dense` (or `ddp`), `nocomm`, or `compressor[:value,...][+memory][+communicator][+controller]`, such as
-`topk:0.01`, `topk:ratio=0.01+residual+allgather`, `powersgd:4`, `topk:0.1+gravac:10,1000,window=50`.
+Written as `dense` (`ddp` is read as that), `nocomm`, or `compressor[:value,...][+memory][+communicator][+controller]`,
+such as `topk:0.01`, `topk:ratio=0.01+residual+allgather`, `powersgd:4`, `topk:0.1+gravac:10,1000,window=50`.
 `localsteps[:value,...]+` in front sends pseudo-gradients every 30 steps, as in
 `localsteps:30+chunktopk:64+residual:0.95`; alone, it sends float32.
 `@25mb`, `@4` or `@hybrid` after a compressor say how it groups gradients: up to 25 MB each, 4 groups, or small matrices
@@ -27,24 +27,22 @@ from torch.optim import Optimizer
 
 from gradwire.communicators import Communicator
 from gradwire.compressors import FP32, Compressor
-from gradwire.construct import construct, unknown
+from gradwire.construct import construct
 from gradwire.controllers import Controller
 from gradwire.frontends import Handle, LocalSteps, Outer, attach
 from gradwire.frontends.ruled import GivenRule, rules_of
 from gradwire.groups import Grouping
-from gradwire.lab.local import LOCAL, Local
+from gradwire.importing import imported
+from gradwire.lab.local import Local
+from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM, PLAN, PLANNED
 from gradwire.lab.torch_hooks import TORCH_HOOKS, TorchHook
 from gradwire.memories import Memory
-from gradwire.notation import AUTO, read_grouping, read_parts, read_rule, way_of
-from gradwire.plans import Group, Plan, default_communicator, default_memory
+from gradwire.notation import lowered, read_grouping, read_parts, read_rule, way_of
+from gradwire.plans import Group, Plan, default_communicator, default_memory, from_file
 from gradwire.slots import Slot
 from gradwire.transports import Mesh, Transport
 from gradwire.tuner import Auto
-
-DENSE = ("dense", "ddp")
-NOCOMM = "nocomm"
-PLAN = "plan:"
-PLANNED = "planned"
+from gradwire.unknown import unknown
 
 
 @dataclass(frozen=True)
@@ -165,13 +163,14 @@ def parse(text: str) -> Configuration:
 
     Raises ValueError for an unknown name, a value that does not fit, and a pairing that makes no sense."""
     if text.startswith(PLAN):
-        return Configuration(text, plan=Plan.load(text.removeprefix(PLAN)))
+        return Configuration(text, plan=saved_plan(text.removeprefix(PLAN)))
     return _ruled(*text.split(";")) if ";" in text else _plain(text)
 
 
 def _plain(text: str) -> Configuration:
     # a plan, or groups and parts
-    parts, at, groups = text.lower().partition("@")
+    text = re.sub(rf"^{DDP}(?=[@+]|$)", DENSE, lowered(text))
+    parts, at, groups = text.partition("@")
     planned = groups == PLANNED
     grouping = read_grouping(groups) if at and not planned else None
     local, (head, *others) = _local(parts.split("+"))
@@ -180,19 +179,19 @@ def _plain(text: str) -> Configuration:
         if at or local or others:
             raise ValueError(f"{AUTO} chooses all parts by itself: write {AUTO} alone, not {text!r}")
         return Configuration(AUTO, FP32(), controller=Auto())
-    if head in (*DENSE, NOCOMM):
+    if head in (DENSE, NOCOMM):
         if local:
             raise ValueError(f"{text!r} cannot be: write {LOCAL} alone, which sends float32, or +compressor after it")
         if others:
             raise ValueError(f"{head} has no memory and no communicator: write {head} alone, not {text!r}")
         if planned or (grouping and (head == NOCOMM or grouping.bucket_mb is None)):
             raise ValueError(f"{text!r} cannot be: only dense and compressors have groups, those of dense in MB")
-        return Configuration(text.lower(), grouping=grouping)
+        return Configuration(text, grouping=grouping)
     if head.partition(":")[0] in TORCH_HOOKS:
         return _hooked(text, head, grouping, alone=not local and not others and not planned)
     # what does not fit together is refused here, not on the ranks
     compressor, memory, communicator, controller = read_parts(
-        text, head, others, (*DENSE, NOCOMM, LOCAL, AUTO, *TORCH_HOOKS)
+        text, head, others, (DENSE, NOCOMM, LOCAL, AUTO, *TORCH_HOOKS)
     )
     group = Group(
         (), compressor, memory or default_memory(compressor), communicator or default_communicator(compressor)
@@ -203,10 +202,21 @@ def _plain(text: str) -> Configuration:
         raise ValueError(f"{text!r} cannot be: controllers are for exchanges of every step, leave {others[-1]} out")
     if planned:
         return _planned(text, local or controller, compressor, memory, communicator)
-    configuration = Configuration(text.lower(), compressor, memory, communicator, grouping, controller, local=local)
+    configuration = Configuration(text, compressor, memory, communicator, grouping, controller, local=local)
     if trial := configuration.fresh_controller(scheduler=object()):
         trial.check(Plan((group,)))
     return configuration
+
+
+def saved_plan(path: str) -> Plan:
+    """The plan of a file, with users' parts, whose modules are imported, as where a text names them."""
+
+    def read(text: str) -> Plan:
+        for name in re.findall(r'"name": "([^"]+:\w+)"', text):
+            imported(name)
+        return Plan.from_json(text)
+
+    return from_file(path, read)
 
 
 def _ruled(head: str, *given: str) -> Configuration:
@@ -230,7 +240,7 @@ def _ruled(head: str, *given: str) -> Configuration:
 def _planned(text: str, other: Controller | Local | None, compressor: Compressor, *parts: Any) -> Configuration:
     if other:
         raise ValueError(f"{text!r} cannot be: @{PLANNED} has a controller of its own, for exchanges of every step")
-    return Configuration(text.lower(), FP32(), controller=Auto([way_of(compressor, *parts)], objective="step"))
+    return Configuration(text, FP32(), controller=Auto([way_of(compressor, *parts)], objective="step"))
 
 
 def _hooked(text: str, head: str, grouping: Grouping | None, *, alone: bool) -> Configuration:
@@ -242,7 +252,7 @@ def _hooked(text: str, head: str, grouping: Grouping | None, *, alone: bool) -> 
     if grouping and grouping.bucket_mb is None:
         raise ValueError(f"{text!r} cannot be: {name} reduces DDP's buckets, whose size is in MB, as in {head}@25mb")
     hook = construct(TORCH_HOOKS[name], arguments.split(",") if colon else [], name)
-    return Configuration(text.lower(), grouping=grouping, hook=hook)
+    return Configuration(text, grouping=grouping, hook=hook)
 
 
 def _local(parts: list[str]) -> tuple[Local | None, list[str]]:

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradwire.frontends.fragments import Schedule
-from gradwire.frontends.local_optimizer import DILOCO
-
-LOCAL = "localsteps"
+from gradwire.frontends.local_optimizer import DILOCO, Outer
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,7 @@ class Local:
     def __post_init__(self) -> None:
         # refuses numbers that do not fit together
         Schedule(self.inner_steps, self.fragments, self.delay, self.mix)
-        if self.lr <= 0 or not 0 <= self.momentum < 1:
-            raise ValueError(f"lr={self.lr} and momentum={self.momentum} are no outer step; use lr=0.7,momentum=0.9")
+        Outer(self.lr, self.momentum)
 
 
 def over_rounds(step_ms: Sequence[float], every: int) -> list[float]:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from gradwire.lab.results import Run
-from gradwire.report.pictures import NARROW, STYLE, keep_in_sight, legend, look, names
+from gradwire.report.pictures import NARROW, STYLE, draw_smoothed, keep_in_sight, legend, look, named_lines, names
 from gradwire.report.text_table import TextTable, figure
 
 _PANELS = (("factor", "fewer elements by"), ("gain", "gain"), ("throughput", "steps per s × gain"))
@@ -30,7 +30,7 @@ def draw(runs: Sequence[Run], narrow: bool = False) -> Figure:
         # each run's loss, and its windows below
         for index, run in enumerate(runs):
             steps, losses = zip(*((record.step, record.loss) for record in run.records), strict=True)
-            loss.plot(steps, losses, **look(index, marker=""), linewidth=1.6)
+            draw_smoothed(loss, steps, losses, **look(index, marker=""), linewidth=1.6)
             for panel, (name, _) in zip(panels, known, strict=True):
                 _windows(panel, run, name, index)
         loss.set_ylabel("training loss")
@@ -45,7 +45,7 @@ def draw(runs: Sequence[Run], narrow: bool = False) -> Figure:
         lowest = [loss, *panels][-1]
         lowest.set_xlabel("steps")
         lowest.xaxis.set_major_locator(MaxNLocator(integer=True))
-        legend(picture, loss.lines, names(runs), narrow)
+        legend(picture, named_lines(loss), names(runs), narrow)
     return picture
 
 

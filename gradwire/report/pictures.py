@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from math import isfinite
+from statistics import fmean
 from textwrap import wrap
 from typing import Any
 
@@ -11,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-from gradwire.lab.results import Record, Run, shown
+from gradwire.lab.results import TRAINING_LOSS, Record, Run, shown
 from gradwire.report.text_table import diverged, figure
 
 COLOURS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
@@ -95,7 +96,7 @@ def curves(runs: Sequence[Run], metric: str, title: str, narrow: bool = False) -
             panel.set_ylabel(f"{shown(metric)} (nats)" if metric.endswith("loss") else shown(metric))
         if metric.endswith("loss"):
             keep_in_sight(axes[0], runs)
-        legend(picture, axes[0].lines, names(runs), narrow)
+        legend(picture, named_lines(axes[0]), names(runs), narrow)
     return picture
 
 
@@ -125,16 +126,30 @@ def costs(runs: Sequence[Run], narrow: bool = False) -> Figure:
     return picture
 
 
+def named_lines(panel: Axes) -> list[Line2D]:
+    """The lines of runs, without the pale ones behind them."""
+    return [line for line in panel.lines if line.get_alpha() is None]
+
+
 def _draw(panel: Axes, run: Run, metric: str, index: int, x: Callable[[Record], float]) -> None:
     evaluated = run.evaluated
     # only steps at which the model was evaluated
-    panel.plot(
-        [x(record) for record in evaluated],
-        [record.held_out[metric] for record in evaluated if record.held_out],
-        **look(index),
-        markersize=4,
-        linewidth=1.6 if index else 3,  # others may lie exactly on the first
-    )
+    places = [x(record) for record in evaluated]
+    values = [record.held_out[metric] for record in evaluated if record.held_out]
+    wide = 1.6 if index else 3  # others may lie exactly on the first
+    if metric == TRAINING_LOSS:
+        draw_smoothed(panel, places, values, **look(index), markersize=4, linewidth=wide)
+    else:
+        panel.plot(places, values, **look(index), markersize=4, linewidth=wide)
+
+
+def draw_smoothed(panel: Axes, places: Sequence[float], values: Sequence[float], **style: Any) -> None:
+    """A line of losses of single batches: their mean over a twentieth of them, and they themselves, pale, behind."""
+    reach = len(values) // 40
+    around = [values[max(0, at - reach) : at + reach + 1] for at in range(len(values))]
+    panel.plot(places, [fmean(window) for window in around], **style)
+    if reach:
+        panel.plot(places, values, color=style["color"], alpha=0.25, linewidth=0.8, zorder=0.5)
 
 
 def _logarithmic(panel: Axes) -> None:

@@ -12,13 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from gradwire.lab.configuration import NOCOMM
 from gradwire.lab.curve import StepCurve
 from gradwire.lab.jobs.bench_job import TimedSteps
+from gradwire.lab.names import NOCOMM
 from gradwire.lab.network.link import Link
 from gradwire.report import page, text_table
 from gradwire.report.pictures import STYLE, legend, look, sheet
-from gradwire.report.report_files import write_json, write_text
+from gradwire.report.report_files import write_json, write_picture, write_text
 from gradwire.report.text_table import TextTable
 from gradwire.report.timing import summarize
 from gradwire.schedule.simulate import Cluster
@@ -143,7 +143,7 @@ def write(
     """Writes played.png, report.html and played.json; returns their paths."""
     drawn = picture(times, title)
     paths = [folder / name for name in ("played.png", "report.html", "played.json")]
-    drawn.savefig(paths[0], dpi=130)
+    write_picture(drawn, paths[0])
     shown = [page.Picture("Step time", _SHOWN, drawn, picture(times, title, narrow=True))]
     timings = summarize(samples)
     tables = [(text_table.timings(timings), "As played."), (winners(times), _NOTE)]

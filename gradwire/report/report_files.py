@@ -1,9 +1,19 @@
-"""Files of a report: UTF-8 in any locale, and strict JSON."""
+"""Files of a report: pictures, UTF-8 in any locale, and strict JSON."""
 
 import json
 from math import isfinite
 from pathlib import Path
 from typing import Any
+
+BESIDE: set[str] = set()
+"""Formats, such as "pdf", in which a picture is written beside PNG; the command line's options set them."""
+
+
+def write_picture(figure: Any, path: Path) -> None:
+    """Writes a figure of matplotlib's as PNG, and beside it in the other formats that are wanted."""
+    figure.savefig(path, dpi=130)
+    for suffix in sorted(BESIDE):
+        figure.savefig(path.with_suffix(f".{suffix}"))
 
 
 def write_text(path: Path, text: str) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -13,7 +12,7 @@ from matplotlib.ticker import NullLocator, PercentFormatter, ScalarFormatter
 from gradwire.lab.network.link import Link
 from gradwire.report import page
 from gradwire.report.pictures import STYLE, legend, look, sheet
-from gradwire.report.report_files import write_json, write_text
+from gradwire.report.report_files import write_json, write_picture, write_text
 from gradwire.report.text_table import TextTable, figure, times
 from gradwire.schedule.simulate import BEST, Outcome
 
@@ -46,9 +45,7 @@ def table(outcomes: Sequence[Outcome]) -> TextTable:
         rows.append([*where, best, f"{own[BEST].groups}{_efficiency(own[BEST])}", *others])
     headings = {outcome.way: f"{outcome.way}{_efficiency(outcome)}" for outcome in outcomes}
     columns = ["link", "ranks", "hosts", BEST, _GROUPS, *(headings[way] for way in ways[1:])]
-    # narrow terminals leave out the slowest ways first
-    spare = ["hosts", *(headings[way] for way in sorted(ways[1:], key=lambda way: -_typical(outcomes, way)))]
-    return TextTable("ms per step (scaling efficiency)", columns, rows, texts=(_GROUPS,), spare=spare)
+    return TextTable("ms per step (scaling efficiency)", columns, rows, texts=(_GROUPS,), keys=2)
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
@@ -115,7 +112,7 @@ def write(folder: Path, title: str, outcomes: Sequence[Outcome], facts: Mapping[
     folder.mkdir(parents=True, exist_ok=True)
     drawn = picture(outcomes, title)
     paths = [folder / name for name in ("simulation.png", "report.html", "simulation.json")]
-    drawn.savefig(paths[0], dpi=130)
+    write_picture(drawn, paths[0])
     shown = [page.Picture("Scaling efficiency", _SHOWN, drawn, picture(outcomes, title, narrow=True))]
     sentences = " ".join(filter(None, [verdict(outcomes), per_step_or_rounds(outcomes)]))
     write_text(paths[1], page.render(title, sentences, shown, [(table(outcomes), _NOTE)], facts))
@@ -127,10 +124,6 @@ def write(folder: Path, title: str, outcomes: Sequence[Outcome], facts: Mapping[
 
 def _efficiency(outcome: Outcome) -> str:
     return "" if outcome.efficiency is None else f", efficiency {outcome.efficiency:.2f}"
-
-
-def _typical(outcomes: Sequence[Outcome], way: str) -> float:
-    return median(outcome.step_s for outcome in outcomes if outcome.way == way)
 
 
 def _place(outcome: Outcome) -> str:

@@ -9,12 +9,12 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gradwire.lab.configuration import DENSE, NOCOMM
 from gradwire.lab.experiments.bench_setup import TimingOptions
 from gradwire.lab.experiments.suites import SuiteRow
+from gradwire.lab.names import DENSE, NOCOMM
 from gradwire.report import page
 from gradwire.report.pictures import NARROW, STYLE, label
-from gradwire.report.report_files import write_json, write_text
+from gradwire.report.report_files import write_json, write_picture, write_text
 from gradwire.report.text_table import TextTable, figure, times
 from gradwire.report.timing import Timing
 
@@ -69,8 +69,7 @@ def table(name: str, results: Sequence[Result]) -> TextTable:
         time = [figure(spread.median), f"{figure(spread.low)} to {figure(spread.high)}", f"{timing.times_nocomm:.2f}"]
         sent = [figure(totals.wire_bytes / timing.steps / 1e3), times(totals.ratio)]
         rows.append([*setting, timing.configuration, *time, *sent, result.row.note])
-    spare = ["cut", "quartiles, ms", "M parameters", "batch", "kB per rank", "fewer bytes"]
-    return TextTable(f"Suite {name}", columns, rows, texts=("configuration", "cut"), spare=spare)
+    return TextTable(f"Suite {name}", columns, rows, texts=("configuration", "cut"))
 
 
 def picture(name: str, results: Sequence[Result], narrow: bool = False) -> Figure:
@@ -100,7 +99,7 @@ def write(folder: Path, name: str, results: Sequence[Result], facts: Mapping[str
     """Writes suite.png, report.html and suite.json; returns the first two's paths."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = picture(name, results)
-    drawn.savefig(folder / "suite.png", dpi=130)
+    write_picture(drawn, folder / "suite.png")
     plain = table(name, results)
     # the page's table also has the command that measures a row again
     rows = [[*line, result.command] for line, result in zip(plain.rows, results, strict=True)]
@@ -120,8 +119,8 @@ def _verdict(results: Sequence[Result]) -> str:
     # gains over plain DDP, set-up by set-up
     for setup in setups:
         own = {result.timing.configuration: result for result in results if result.row.setup == setup}
-        dense = next((own[name].timing.step_ms.median for name in own if name in DENSE), None)
-        others = [result for name, result in own.items() if name.partition("@")[0] not in DENSE]
+        dense = own[DENSE].timing.step_ms.median if DENSE in own else None
+        others = [result for name, result in own.items() if name.partition("@")[0] != DENSE]
         gains += [(dense / result.timing.step_ms.median, result) for result in others if dense]
     if not gains:
         return f"{len(results)} rows; none has plain DDP beside it."
@@ -139,7 +138,7 @@ def _bars(axis: Axes, panel: Sequence[Result], narrow: bool) -> None:
     whiskers = [[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]]
     names = [result.timing.configuration for result in panel]
     # grey for reductions without compression
-    colours = ["#888888" if name.partition("@")[0] in DENSE else "#0072B2" for name in names]
+    colours = ["#888888" if name.partition("@")[0] == DENSE else "#0072B2" for name in names]
     style = {"ecolor": "#444444", "capsize": 2}
     labels = [label(name, narrow) for name in names]
     bars = axis.barh(labels, medians, color=colours, height=0.65, xerr=whiskers, error_kw=style)

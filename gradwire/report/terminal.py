@@ -1,10 +1,10 @@
-"""Tables on a terminal: no digit is ever cut. Where there is too little room, a table leaves columns out, those first
-that say least; where that is not enough, each row becomes a list."""
+"""Tables on a terminal: no digit is ever cut, and no column left out. Where there is too little room, a table is cut
+into blocks of columns, one below the other; where that is not enough, each row becomes a list."""
 
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table as Grid
 
@@ -16,24 +16,31 @@ _WORDS_WIDTH = 24
 
 def fitted(table: TextTable, width: int) -> RenderableType:
     """The table in at most `width` columns of text."""
-    # whole; then with headings folded; then leaving out one column after another
-    spare = [column for column in table.spare if column in table.columns]
-    tries = [([], False), *((spare[:count], True) for count in range(len(spare) + 1))]
-    for left_out, folded in tries:
-        grid = _grid(table, left_out, folded)
-        if _needed(grid) <= width:
+    every = range(table.keys, len(table.columns))
+    # whole; then with headings folded; then in blocks
+    for folded in (False, True):
+        if _needed(grid := _grid(table, every, folded)) <= width:
             return grid
-    return _stacked(table)
+    blocks = [_grid(table, columns, folded=True, title=not index) for index, columns in enumerate(_cut(table, width))]
+    return Group(*blocks) if all(_needed(block) <= width for block in blocks) else _stacked(table)
 
 
-def _grid(table: TextTable, left_out: Sequence[str], folded: bool) -> Grid:
-    caption = f"no room for: {', '.join(left_out)}" if left_out else None
-    grid = Grid(
-        title=escape(table.title), title_justify="left", box=SIMPLE_HEAD, caption=caption, caption_justify="left"
-    )
-    # columns that are kept: words may fold, numbers may not
-    kept = [index for index, column in enumerate(table.columns) if column not in left_out]
-    for index in kept:
+def _cut(table: TextTable, width: int) -> list[list[int]]:
+    """The columns of each block: as many as fit, one at least."""
+    blocks: list[list[int]] = [[]]
+    for column in range(table.keys, len(table.columns)):
+        if blocks[-1] and _needed(_grid(table, [*blocks[-1], column], folded=True)) > width:
+            blocks.append([])
+        blocks[-1].append(column)
+    return blocks
+
+
+def _grid(table: TextTable, columns: Sequence[int], folded: bool, title: bool = True) -> Grid:
+    """Some of the columns, behind those that name the row."""
+    grid = Grid(title=escape(table.title) if title else None, title_justify="left", box=SIMPLE_HEAD)
+    # words may fold, numbers may not
+    shown = [*range(table.keys), *columns]
+    for index in shown:
         heading, widest = table.columns[index], max((len(row[index]) for row in table.rows), default=0)
         if heading in table.texts:
             grid.add_column(escape(heading), overflow="fold", min_width=min(widest, _WORDS_WIDTH))
@@ -42,7 +49,7 @@ def _grid(table: TextTable, left_out: Sequence[str], folded: bool) -> Grid:
         least = max([widest, *map(len, heading.splitlines())])
         grid.add_column(escape(heading), justify="right" if index else "left", no_wrap=True, min_width=least)
     for row in table.rows:
-        grid.add_row(*(escape(row[index]) for index in kept))
+        grid.add_row(*(escape(row[index]) for index in shown))
     return grid
 
 

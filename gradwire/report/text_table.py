@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import floor, isfinite, log10
 
-from gradwire.lab.configuration import NOCOMM
+from gradwire.lab.names import NOCOMM
 from gradwire.lab.results import Run, Spread, Totals, shown
 from gradwire.report.timing import Timing
 
@@ -13,7 +13,7 @@ _SPLIT = ("encode", "wire", "decode", "wait")
 
 @dataclass(frozen=True)
 class TextTable:
-    """Rows under columns, the first of which names the row."""
+    """Rows under columns."""
 
     title: str
     columns: list[str]
@@ -22,8 +22,8 @@ class TextTable:
     """Cells as text, one for each column."""
     texts: Collection[str] = ()
     """Columns of words; the others are numbers."""
-    spare: Sequence[str] = ()
-    """Columns to leave out where space is scarce, in this order."""
+    keys: int = 1
+    """How many columns, the first ones, name the row."""
 
 
 def figure(number: float) -> str:
@@ -82,8 +82,7 @@ def training(runs: Sequence[Run], metric: str) -> TextTable:
         # times, then bytes, then the speed-up over the first
         cost = [figure(last.wall_s), *_spread(run.step_ms()), *sent, figure(first.wall_s / last.wall_s)]
         rows.append([run.configuration, _held_out(run, metric), *cost])
-    spare = ["quartiles, ms", "MB at the interface", "ms per step", "MB per rank"]
-    return TextTable("Training", columns, rows, spare=spare)
+    return TextTable("Training", columns, rows)
 
 
 def splits(runs: Sequence[Run]) -> TextTable:
@@ -103,5 +102,4 @@ def timings(timings: Sequence[Timing]) -> TextTable:
         time += _split_ms(timing.totals, timing.steps)
         sent = [*_sent(timing.totals, 1e3 * timing.steps), times(timing.totals.ratio)]
         rows.append([timing.configuration, *time, *sent])
-    spare = ["quartiles, ms", "kB at the interface", *_SPLIT, "kB per rank"]
-    return TextTable("One step", columns, rows, spare=spare)
+    return TextTable("One step", columns, rows)

@@ -6,8 +6,8 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-from gradwire.lab.configuration import NOCOMM
 from gradwire.lab.jobs.bench_job import TimedSteps
+from gradwire.lab.names import NOCOMM
 from gradwire.lab.results import Spread, Totals
 
 

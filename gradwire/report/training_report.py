@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from gradwire.lab.results import Run, shown
 from gradwire.report import decisions, page, pictures, text_table, verdict
 from gradwire.report.page import Picture
-from gradwire.report.report_files import write_json, write_text
+from gradwire.report.report_files import write_json, write_picture, write_text
 
 _TRAINING_NOTE = """Seconds are rank 0's time in steps; evaluating and recording stop the clock. Bytes are the
 mean over the ranks; for plain DDP they are those of its ring all-reduce. At the interface, packet headers and
@@ -27,7 +27,7 @@ figures in the tables below."""
 def write(folder: Path, runs: Sequence[Run], metric: str, facts: Mapping[str, Any]) -> list[Path]:
     """Writes curves.png, decisions.png where a controller took some, costs.png, report.html and run.json (the facts);
     returns the paths of all but the last."""
-    title = f"{facts['task']}, {facts['place']}"
+    title = f"{shown(metric).capitalize()} of {facts['task']} on {facts['place']}"
     controlled = [run for run in runs if run.decisions]
     curves = pictures.curves(runs, metric, title)
     narrow = pictures.curves(runs, metric, title, narrow=True)
@@ -41,7 +41,7 @@ def write(folder: Path, runs: Sequence[Run], metric: str, facts: Mapping[str, An
     # as files
     paths = [folder / f"{name}.png" for name in drawn]
     for path, picture in zip(paths, drawn.values(), strict=True):
-        picture.figure.savefig(path, dpi=130)
+        write_picture(picture.figure, path)
     # tables, with a note each
     noted = [(text_table.training(runs, metric), _TRAINING_NOTE), (text_table.splits(runs), _SPLIT_NOTE)]
     noted += [(decisions.table(run), decisions.note(run)) for run in controlled]

@@ -10,12 +10,6 @@ from typing import NamedTuple
 from gradwire.transports import Mesh
 
 
-def ranks_named(ranks: Sequence[int]) -> str:
-    """A list of ranks as text."""
-    names = ", ".join(map(str, ranks[:5])) + (", ..." if len(ranks) > 5 else "")
-    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
-
-
 def rank_at(rank: int, host: str) -> str:
     """A rank as text, with its host where that is known."""
     return f"rank {rank} (host {host})" if host else f"rank {rank}"

@@ -18,10 +18,11 @@ from gradwire.ops.backend import backend_for
 from gradwire.ops.host import kind_of
 from gradwire.ops.noise import Seed, draws, uniform
 from gradwire.plans import Plan, sizes_follow_from_shapes
-from gradwire.runtime.failures import Interrupted, ranks_named
+from gradwire.runtime.failures import Interrupted
 from gradwire.runtime.job_options import JobOptions
 from gradwire.slots import Layout, Slot
 from gradwire.transports import Mesh
+from gradwire.transports.gathering import ranks_named
 
 PATIENCE_S = 60.0
 """How long ranks wait for each other at most. They come from DDP's constructor or a step, so they come together."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from gradwire.checkpoint import letters, text_of
 from gradwire.ops.checksum import checksum
 from gradwire.ops.host import on_host, to_device
-from gradwire.runtime.failures import ranks_named
+from gradwire.transports.gathering import ranks_named
 from gradwire.transports.mesh import SAME, Mesh
 
 

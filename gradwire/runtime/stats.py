@@ -1,7 +1,7 @@
 """Statistics of a job: bytes, times, and the ranks that the others wait for."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median_low
 from time import monotonic
 
@@ -59,15 +59,23 @@ class Stats:
     """Memory of state and scratch that stays allocated between steps."""
     recorded: str = ""
     """On a GPU, how many groups replay recorded turns, and why the others do not."""
+    account: str = ""
+    """Of an automatic plan: what dense took, what was tried and why it was chosen, in lines."""
 
     @classmethod
     def of(cls, reduced: ReducedSteps, wire: int, steps: Steps, seconds: Mapping[str, float]) -> "Stats":
         """The statistics, from `wire` bytes and the `seconds` of all spans by name."""
         encode_s, wire_s, decode_s, wait_s = (seconds.get(name, 0.0) for name in ("encode", "wire", "decode", "wait"))
         times, counts = (encode_s, wire_s, decode_s, wait_s), (reduced.steps, wire, reduced.dense_bytes)
+        account = controller.account if (controller := steps.control.controller) else ""
         with steps.changing:
             held = steps.store.nbytes + steps.job.scratch.nbytes
-        return cls(*counts, *times, in_use(), steps.skipped, held, str(steps.recordings))
+        return cls(*counts, *times, in_use(), steps.skipped, held, str(steps.recordings), account)
+
+    def over(self, inner_steps: int) -> "Stats":
+        """The statistics per inner step, of local steps, in each of which plain DDP would have sent all."""
+        dense_bytes = self.dense_bytes * inner_steps // max(1, self.steps)
+        return replace(self, steps=inner_steps, dense_bytes=dense_bytes)
 
     @property
     def ratio(self) -> float:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.collective import HOST, REPLICA, Broadcast, Collective, Gather, Message, Sum
+from gradwire.options import check_type, one_line
 from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.parcels import parcels
 from gradwire.transports.transport import KeyValueStore, Pending, Transport
@@ -31,6 +32,9 @@ class Mesh:
     def __init__(
         self, axes: Mapping[str, Transport], store: KeyValueStore | None = None, leaders: int | None = None
     ) -> None:
+        check_type("axes", axes, (Mapping,), '{"replica": transport}', optional=False)
+        if REPLICA not in axes:
+            raise ValueError(f'no axis of {one_line(list(axes))} is "replica"; write gw.Mesh({{"replica": transport}})')
         self.axes = dict(axes)
         self.replica = self.axes[REPLICA]
         self.host = self.axes.get(HOST)

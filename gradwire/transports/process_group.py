@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.collective import HOST, REPLICA, SHARD, AllToAll, Broadcast, Collective, Gather, Message, SendReceive, Sum
+from gradwire.options import check_type
 from gradwire.torch_private.process_groups import (
     abort_group,
     all_gather_single,
@@ -27,6 +28,7 @@ from gradwire.torch_private.process_groups import (
 from gradwire.transports import forked
 from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.connections import Connections, connections_of, let_go
+from gradwire.transports.gathering import gather
 from gradwire.transports.heartbeat import Heartbeat, raise_alarm
 from gradwire.transports.mesh import Mesh
 from gradwire.transports.staged import Staging
@@ -63,6 +65,7 @@ class ProcessGroup(Transport):
     """
 
     def __init__(self, group: dist.ProcessGroup, name: str | None = None, store: Any = None) -> None:
+        check_type("group", group, (dist.ProcessGroup,), "torch.distributed.group.WORLD", optional=False)
         self._group: dist.ProcessGroup | None = group
         self.rank, self.world = group.rank(), group.size()
         self._direct = backend_of(group, CPU) == "gloo" and self.world <= MOST_DIRECT
@@ -85,7 +88,7 @@ class ProcessGroup(Transport):
         """A new group with the ranks and the timeout of `like` (default: all ranks), for Gradwire's collectives alone.
         All of its ranks must call this together.
 
-        Raises ValueError where torch.distributed was not initialised."""
+        Raises ValueError where torch.distributed was not initialised, and RuntimeError where a rank does not come."""
         parent = world_or(like)
         return cls._of(dist.get_process_group_ranks(parent), parent)
 
@@ -107,7 +110,8 @@ class ProcessGroup(Transport):
         Raises ValueError where the ranks do not divide into such hosts."""
         parent = world_or(like)
         ranks = dist.get_process_group_ranks(parent)
-        if len(ranks) % ranks_per_host:
+        check_type("ranks_per_host", ranks_per_host, (int,), "8", optional=False)
+        if ranks_per_host < 1 or len(ranks) % ranks_per_host:
             raise ValueError(f"{len(ranks)} ranks do not fill hosts of {ranks_per_host}; use a divisor of {len(ranks)}")
         # consecutive ranks are on one host, as torchrun numbers them
         hosts = [ranks[first : first + ranks_per_host] for first in range(0, len(ranks), ranks_per_host)]
@@ -133,12 +137,13 @@ class ProcessGroup(Transport):
     @classmethod
     def _of(cls, ranks: list[int], parent: dist.ProcessGroup, few: bool = False) -> "ProcessGroup":
         """A group of these ranks. With `few`, its kernels hold few multiprocessors while they wait for a slow link."""
-        name = cls._name(ranks)
+        name, timeout = cls._name(ranks), timeout_of(parent)
+        gather(TorchStore(name), dist.get_rank(), ranks, timeout.total_seconds())
         # all members come here in the same order, as new_group wants it
         with connections_of(parent) as connections:
             group: Any
             if len(ranks) == dist.get_world_size():
-                group = dist.new_group(ranks, timeout=timeout_of(parent), pg_options=options_of(parent, few))
+                group = dist.new_group(ranks, timeout=timeout, pg_options=options_of(parent, few))
             else:
                 group = new_group_of_members(name, ranks, parent, few)
         made = cls(group, name)

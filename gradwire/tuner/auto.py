@@ -58,13 +58,12 @@ class Auto(Controller):
     much longer or shorter than they did, it measures and searches anew.
 
     A candidate is a compressor, or a `Group` without slots that names memory and communicator as well. By default
-    those that need no tuning: fp32, bf16, and 8 bits with a residual. With the objective "step" the plan is the one of
-    the shortest steps, whatever they are worth, by the candidates alone; vectors travel in float32 if none is a cast.
+    those that need no tuning: fp32, bf16, and 8 bits with a residual. With the objective "step" it is the plan with the
+    shortest steps, whatever their progress, of the candidates alone; vectors travel in float32 if none is a cast.
 
     With `rules` each has candidates of its own, or one way; plans are searched rule by rule, and tried as a whole.
 
-    Where nothing beats DDP without a hook, the plan is native: DDP reduces by itself, and Auto looks only at how long
-    steps take.
+    Where nothing beats DDP without a hook, the plan is native: DDP reduces alone, and Auto only watches steps' times.
 
     `chosen` says whether it has settled on a plan, with which it expects steps of `expected_s`, where dense ones took
     `dense_s`; `profile` and `regime` are the last search's input and `found` its result, `measured` the profile before
@@ -105,6 +104,10 @@ class Auto(Controller):
     @property
     def status(self) -> str:
         return "" if self.chosen else f"choosing a plan ({self._phase})"
+
+    @property
+    def account(self) -> str:
+        return messages.account(self.dense_s, self.tried, self.decisions)
 
     def describe(self) -> str:
         rules = "; ".join(map(str, self.rules))
@@ -208,9 +211,7 @@ class Auto(Controller):
 
     def _learn(self, seen: Observation) -> Change | None:
         """Corrects the profile by the tried plans, and tries others that look better by it."""
-        tried = self._trials
-        profile, found = self._search_again()
-        rivals = shortlist(profile, found, self.regime, STILL_CLOSE)
+        tried, rivals = self._trials, shortlist(*self._search_again(), self.regime, STILL_CLOSE)
         if new := [plan for plan in rivals if plan not in tried.plans][:MOST_LEARNT]:
             return self._begin_trials("more trials", [tried.plans[tried.best], *new], LEFT_FOR_DUEL, seen)
         return self._compare_with_dense(seen)
@@ -218,8 +219,7 @@ class Auto(Controller):
     def _search_again(self) -> tuple[Profile, Solution]:
         assert self.measured
         tried = self._trials
-        profile = allowed(self.measured, self.fidelity)
-        seconds = [tried.step_s(plan) for plan in range(len(tried.plans))]
+        profile, seconds = allowed(self.measured, self.fidelity), [*map(tried.step_s, range(len(tried.plans)))]
         self.profile = learnt(profile, self.regime, tried.plans, seconds, tried.best)
         self.found = search_profile(self.profile, self.regime, EPS[self.objective])
         return self.profile, self.found

@@ -11,6 +11,7 @@ import numpy as np
 from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
 from gradwire.compressors import BF16, FP32, QSGD, Compressor, MultiLevel
 from gradwire.memories import NoMemory, Residual
+from gradwire.options import check_type
 from gradwire.plans import Group, Plan, default_memory
 from gradwire.rules import Rule, joined
 from gradwire.schedule import (
@@ -36,6 +37,11 @@ predicted of layer-by-layer plans so far off that they are never tried."""
 
 def check_wanted(candidates: Sequence[Compressor | Group], fidelity: float | None, objective: Objective) -> None:
     """Raises ValueError for what no plan can be chosen by."""
+    example = "[gw.BF16(), gw.TopK(0.01)]"
+    check_type("candidates", candidates, (list, tuple), example, optional=False)
+    for candidate in candidates:
+        check_type("candidates", candidate, (Compressor, Group), example, optional=False)
+    check_type("fidelity", fidelity, (float, int), "0.01")
     if fidelity is not None and not 0 <= fidelity < 1:
         raise ValueError(
             f"fidelity={fidelity} is not the share of dense training's progress that may be lost; "

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from math import isfinite
 
+from gradwire.controllers import Decision
 from gradwire.plans import Plan
 from gradwire.schedule import Profile, Solution
 from gradwire.schedule.simulate import names
@@ -36,6 +37,14 @@ def chosen(trials: Trials, plan: Plan, predicted_s: float, dense_s: float) -> st
     dense = f"; dense took {1e3 * dense_s:.0f} ms" if isfinite(dense_s) else ""
     predicted = f"at first {1e3 * predicted_s:.0f} ms was predicted for the best"
     return f"{name(plan)}: {_rate(trials, best)} ({predicted}{rest}{dense})"
+
+
+def account(dense_s: float, tried: Sequence[Trials], decisions: Sequence[Decision]) -> str:
+    """What a dense step took, each plan that was tried with its result, and the decisions: in lines."""
+    dense = [f"a dense step took {1e3 * dense_s:.0f} ms"] if isfinite(dense_s) else []
+    timed = [(trials, plan) for trials in tried for plan, seconds in enumerate(trials.seconds) if seconds]
+    lines = [f"tried {turn(trials, plan)}" for trials, plan in timed]
+    return "\n".join([*dense, *lines, *(f"step {each.step}: {each.decision}" for each in decisions)])
 
 
 def proved(found: Solution) -> str:

@@ -12,11 +12,13 @@ from rich.console import Console
 
 import gradwire
 from gradwire.cli import main, run_setup
+from gradwire.cli.console import show
 from gradwire.lab.catalogue import catalogue
 from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.lab.network import network
-from gradwire.report import terminal
+from gradwire.report import simulation_report, terminal
 from gradwire.report.text_table import TextTable
+from gradwire.schedule.simulate import Cluster, Outcome
 
 REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(REPOSITORY)}
@@ -36,28 +38,42 @@ def printed(table: TextTable, width: int) -> str:
 
 FIGURES = [["topk:0.01+residual+allgather", *(f"{number}.2345" for number in range(1001, 1009))] for _ in range(3)]
 COLUMNS = ["configuration", *(f"figure number {number}" for number in range(8))]
-SPARE = COLUMNS[2:]
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 150, 300])
-@pytest.mark.parametrize("spare", [SPARE, []])
-def test_a_table_fits_and_cuts_no_digit(width: int, spare: list[str]) -> None:
-    text = printed(TextTable("Training", COLUMNS, FIGURES, spare=spare), width)
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 150, 300])
+def test_a_table_fits_cuts_no_digit_and_leaves_out_no_column(width: int) -> None:
+    text = printed(TextTable("Training", COLUMNS, FIGURES), width)
     assert all(len(line) <= width for line in text.splitlines())
-    shown = [figure for figure in FIGURES[0][1:] if figure in text]
-    assert "1001.2345" in shown
-    assert text.count(".2345") == 3 * len(shown)
+    assert all(text.count(figure) == 3 for figure in FIGURES[0][1:])
     assert "…" not in text
-    if not spare:
-        assert len(shown) == 8
+    assert text.count("Training") == 1
 
 
-def test_columns_go_in_the_order_in_which_they_may_and_are_named() -> None:
-    table = TextTable("Training", COLUMNS, FIGURES, spare=["figure number 3", "figure number 1"])
-    text = printed(table, 120)
-    assert "no room for: figure number 3" in text
-    assert "1004.2345" not in text
-    assert "1002.2345" in text
+def test_what_names_a_row_stands_before_each_block_of_columns() -> None:
+    lines = printed(TextTable("Training", COLUMNS, FIGURES, keys=2), 80).splitlines()
+    rows = [line.split() for line in lines if ".2345" in line]
+    assert len(rows) == 3 * 3
+    assert all(row[:2] == FIGURES[0][:2] for row in rows)
+
+
+def test_help_is_whole_in_the_list_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("...") == out.count("[ARGS]...") == 1
+    assert "Predict a job's step time on clusters that you do not have, from its profile." in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_a_piped_simulation_is_whole_with_its_baseline(capsys: pytest.CaptureFixture[str]) -> None:
+    ways = ["best plan", "FP32", "RandomK(ratio=0.01)", "DGC(ratio=0.01)", "OneBit(block=4096)", "EFSignSGD(block=256)"]
+    cluster = Cluster(8, 1.25e8)
+    show(
+        simulation_report.table([Outcome(cluster, way, 1.337, 0.048, "4 groups", 1e6, efficiency=0.5) for way in ways])
+    )
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 100
+    assert all(way in out for way in ways)
+    assert out.count("1337 (4 %)") == len(ways)
 
 
 @pytest.mark.long
@@ -79,6 +95,32 @@ assert not loaded, loaded
         finished = python("-c", script, *arguments)
         assert finished.returncode == 0, finished.stderr
         assert finished.stdout
+
+
+def test_a_mistake_in_an_argument_loads_no_torch() -> None:
+    script = """
+import sys
+from gradwire.cli import main
+for arguments in sys.argv[1:]:
+    assert main(arguments.split()) == 2, arguments
+assert "torch" not in sys.modules
+"""
+    mistakes = {
+        "bench topkk": "there is no compressor 'topkk': did you mean topk?",
+        "train localsteps:30+powersdg:4": "did you mean powersgd?",
+        "train topk+resid": "there is no memory, communicator or controller 'resid': did you mean residual?",
+        "bench topk --controller gravacc": "there is no controller 'gravacc': did you mean gravac?",
+        "train dense --link 1foo": "--link': '1foo' is not a link",
+        "plan --device tpu": "--device': device is cpu or cuda, not 'tpu'",
+        "simulate resnet50 --link 1gbit,2": "'2' is not a link",
+        "train dense --stepps 3": "No such option",
+        "trian dense": "No such command",
+    }
+    finished = python("-c", script, *mistakes)
+    assert finished.returncode == 0, finished.stderr
+    for line, message in zip(finished.stderr.splitlines(), mistakes.values(), strict=True):
+        assert line.startswith("gradwire: ")
+        assert message in line
 
 
 def test_python_m_gradwire_is_the_command() -> None:

@@ -37,6 +37,19 @@ def test_a_tutorial_runs_as_it_stands(page: str, ranks: int, tmp_path: Path) -> 
     assert len(list(tmp_path.glob(TUTORIALS[page]))) == ranks
 
 
+@pytest.mark.parametrize("page", [*sorted(PAGES.glob("*.md")), REPOSITORY / "README.md"], ids=lambda page: page.name)
+def test_what_follows_in_a_list_is_indented_as_the_site_wants_it(page: Path) -> None:
+    """By 4: the site ends a list at a paragraph that is indented by less, where GitHub goes on."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    starts = re.findall(r"\n\n( +)(\S.{0,30})", text)
+    assert not [words for indent, words in starts if len(indent) % 4]
+
+
+def test_every_measured_question_is_in_the_navigation() -> None:
+    navigation = (REPOSITORY / "mkdocs.yml").read_text()
+    assert not [page.name for page in PAGES.glob("benchmarks/*.md") if f"benchmarks/{page.name}" not in navigation]
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("mkdocs", reason="the site's generator is not installed")
@@ -87,9 +100,12 @@ def test_the_site_loads_nothing_from_elsewhere_and_can_be_searched(site: Path) -
 
 
 @pytest.mark.long
-def test_the_first_five_lines_have_the_headline(site: Path) -> None:
-    first = (PAGES / "index.md").read_text().splitlines()[:7]
-    assert re.search(r"\d+ ms with DDP, \d+ ms with", " ".join(first))
+def test_readme_and_the_site_begin_with_the_table_that_answers(site: Path) -> None:
+    for begins in (PAGES / "index.md", REPOSITORY / "README.md"):
+        assert begins.read_text().splitlines()[2].startswith(("<!-- answers README.md -->", "| front end"))
+    page = (site / "index.html").read_text()
+    for fact in ("bytes a parameter", "21 to 27", "74 times sooner", 'href="gpu.html#what-has-run-where"'):
+        assert fact in page, fact
 
 
 @pytest.mark.long

@@ -34,7 +34,7 @@ def test_local_steps_stand_before_the_compressor() -> None:
         ("localstep:30", "there is no compressor 'localstep': did you mean localsteps?"),
         ("localsteps:2,fragments=3", "inner_steps=2 are fewer than the 3 fragments"),
         ("localsteps:4,mix=2", "mix=2.0 is no share"),
-        ("localsteps:4,lr=0", "are no outer step; use lr=0.7,momentum=0.9"),
+        ("localsteps:4,lr=0", "are no outer step; use lr=0.7, momentum=0.9"),
         ("localsteps:many", "inner_steps of localsteps takes a whole number, not 'many'"),
         ("localsteps+dense", "write localsteps alone"),
         ("localsteps+residual", "there is no compressor 'residual'"),

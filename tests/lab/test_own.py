@@ -12,9 +12,9 @@ import torch
 import gradwire as gw
 from gradwire.cli import main
 from gradwire.construct import text_of
+from gradwire.importing import imported, named
 from gradwire.lab.catalogue import catalogue
 from gradwire.lab.configuration import parse
-from gradwire.lab.function import imported, named
 from gradwire.lab.workloads import Own
 from tests.support.cases import CASES
 
@@ -45,7 +45,7 @@ def test_the_documented_model_trains_and_learns(tmp_path: Path, capsys: pytest.C
     model = f"{documented(tmp_path)}:make"
     options = ["--steps", "40", "--lr", "0.05", "--out", str(tmp_path / "runs")]
     assert main(["train", "topk:0.1", "--model", model, *options]) == 0
-    assert "training loss" in capsys.readouterr().out
+    assert {"training", "loss"} <= set(capsys.readouterr().out.split())
     (run,) = (tmp_path / "runs").iterdir()
     assert {"curves.png", "report.html"} <= {path.name for path in run.iterdir()}
     losses = [float(loss) for loss in re.findall(r'"loss": ([\d.]+)', (run / "topk-0.1" / "metrics.jsonl").read_text())]
@@ -135,7 +135,7 @@ def test_ranks_that_run_already_are_told(monkeypatch: pytest.MonkeyPatch) -> Non
 MISTAKES = {
     "missing": ("nowhere.at.all:make", "nowhere.at.all cannot be imported: No module named 'nowhere'"),
     "file": ("/nowhere/mine.py:make", "no file /nowhere/mine.py"),
-    "name": ("mine.py:build", "mine.py has no function 'build'"),
+    "name": ("mine.py:build", "mine.py has no function or class 'build'"),
     "text": ("mine.py:NUMBER", "mine.py:NUMBER is a int, not a function"),
     "no module": (":make", "':make' names no function: write module:name or file.py:name"),
     "two": (

@@ -55,6 +55,17 @@ class Longer(gw.TopK):
 # Calls that ranks make together
 
 
+@scenario(3)
+def a_rank_that_does_not_attach_is_named_before_a_group_is_made() -> None:
+    front_ends = {
+        "attach": partial(gw.attach, quick_ddp(), gw.TopK(0.1)),
+        "by_host": partial(gw.ProcessGroup.by_host, 3, quick_group()),
+    }
+    for name, call in front_ends.items():
+        if dist.get_rank() != 1:
+            assert "rank 1 did not come to make a process group within" in raised(call), name
+
+
 @scenario(2)
 def a_call_that_one_rank_alone_makes_names_the_other() -> None:
     calls = {

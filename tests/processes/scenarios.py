@@ -635,7 +635,7 @@ def complex_trained(
         optimizer = gw.DistributedOptimizer(inner, model, compressor)
         handle = optimizer.handle
     else:
-        optimizer = gw.LocalSteps(inner, model, compressor, inner_steps=1, outer=gw.Outer(1.0))
+        optimizer = gw.LocalSteps(inner, model, compressor, inner_steps=1, outer=gw.Outer(1.0, momentum=0))
         handle = optimizer.handle
     for step in range(steps):
         optimizer.zero_grad()

@@ -72,7 +72,7 @@ def both_local_sgd(steps: int, every: int) -> tuple[tuple[list[float], Tensor], 
 
     model, other = network(), network()
     optimizer = inner(other)
-    averaging = gw.LocalSteps(inner(model), model, inner_steps=every, outer=gw.Outer(lr=1.0))
+    averaging = gw.LocalSteps(inner(model), model, inner_steps=every, outer=gw.Outer(lr=1.0, momentum=0))
     mine = train(model, steps, optimizer=averaging), flat(model)
     with LocalSGD(Manager(), other, optimizer, sync_every=every):
         return mine, (train(other, steps, optimizer=optimizer), flat(other))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.lab.configuration import NOCOMM
 from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
 from gradwire.lab.experiments.suites import SuiteRow
+from gradwire.lab.names import NOCOMM
 from gradwire.lab.results import Run, Spread
 from gradwire.lab.scheduling.profiles import profile
 from gradwire.report import (

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from gradwire.cli import main
 from gradwire.lab.jobs.bench_job import TimedSteps
-from gradwire.lab.results import Record, Run, Spread, Totals, append, read_lines
-from gradwire.report import decisions, pictures, terminal, text_table, training_report
+from gradwire.lab.results import TRAINING_LOSS, Record, Run, Spread, Totals, append, read_lines
+from gradwire.report import decisions, pictures, report_files, terminal, text_table, training_report
 from gradwire.report.text_table import TextTable, figure
 from gradwire.report.timing import summarize
 
@@ -130,6 +131,28 @@ def test_a_run_that_diverges_is_named_and_hides_nothing(tmp_path: Path) -> None:
     paths = training_report.write(tmp_path, runs, "loss", FACTS | {"lr": float("nan")})
     assert all(path.exists() for path in paths)
     assert json.loads((tmp_path / "run.json").read_text())["lr"] is None
+
+
+def test_losses_of_single_batches_are_smoothed_and_shown_pale_behind() -> None:
+    losses = [5.0, 1.0] * 60
+    records = [replace(RUNS[0].last, step=step, held_out={TRAINING_LOSS: loss}) for step, loss in enumerate(losses)]
+    panel = pictures.curves([Run("topk", records)], TRAINING_LOSS, "").axes[0]
+    smooth, pale = panel.lines
+    assert max(abs(smooth.get_ydata()[1:] - smooth.get_ydata()[:-1])) < 2.1
+    assert list(pale.get_ydata()) == losses
+    held_out = [replace(record, held_out={"loss": record.held_out[TRAINING_LOSS]}) for record in records]
+    assert len(pictures.curves([Run("topk", held_out)], "loss", "").axes[0].lines) == 1
+
+
+def test_pictures_are_written_in_the_formats_that_are_wanted_beside_png(tmp_path: Path) -> None:
+    # a mistake in the arguments, after the formats were read
+    assert main(["train", "--pdf", "--svg", "--resume", "/nowhere", "--suite", "acpsgd"]) == 2
+    training_report.write(tmp_path, RUNS, "loss", FACTS)
+    assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")
+    assert "<svg" in (tmp_path / "costs.svg").read_text()
+    # the next command has formats of its own
+    assert main(["train", "--resume", "/nowhere", "--suite", "acpsgd"]) == 2
+    assert not report_files.BESIDE
 
 
 def test_curves_show_all_where_nothing_diverges() -> None:

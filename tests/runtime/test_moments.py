@@ -32,7 +32,7 @@ class OfRounds:
         self.model, self.accumulate = Network(), nullcontext
         self.optimizer = gw.LocalSteps(
             torch.optim.SGD(self.model.parameters(), lr=0.05), self.model, begins, transport=transport, inner_steps=2,
-            outer=gw.Outer(lr=1.0), dense=dense_of(begins), **ways(seed),
+            outer=gw.Outer(lr=1.0, momentum=0), dense=dense_of(begins), **ways(seed),
         )  # fmt: skip
         self.handle, self._rounds = self.optimizer.handle, self.optimizer._rounds
         self._send, self._wait, self._world = self._rounds._send, self._rounds._wait, transport.world

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.frontends.choices import StepChoices
+from gradwire.frontends.handle import Handle
 from gradwire.plans import Plan, uniform
 from gradwire.rules import Rule, joined, sort_by
 from gradwire.schedule import Profile
@@ -86,6 +87,12 @@ def test_hosts_of_several_ranks_find_one_plan():
     profile = running.controllers[0].profile
     assert (profile.ranks, profile.gpus_per_host) == (4, 2)
     assert set(profile.local) == {"sum", "broadcast"}
+    # the summary says how it was chosen
+    shown = Handle(running.runtimes[1], None).summary()  # pyright: ignore
+    account = shown[shown.index("a dense step took ") :].splitlines()
+    assert sum(line.startswith("tried ") for line in account) >= 2
+    assert account[-1].startswith("step ")
+    assert "was predicted for the best" in account[-1]
     running.close()
 
 

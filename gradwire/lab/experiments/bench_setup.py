@@ -7,15 +7,17 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from gradwire.lab.configuration import NOCOMM, check_autocast, check_hooks, check_plans, parse_all
+from gradwire.lab.configuration import check_autocast, check_hooks, check_plans, parse_all
 from gradwire.lab.jobs.bench_job import BenchSpec
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launched import is_launched
 from gradwire.lab.models import MODELS
+from gradwire.lab.names import NOCOMM
 from gradwire.lab.network.link import LOOPBACK, REAL, link_of
 from gradwire.lab.played_cluster import described
 from gradwire.lab.workloads import Own, Published, Task
 from gradwire.lab.workloads.make_task import make_task
+from gradwire.options import Options
 from gradwire.schedule.simulate import Cluster
 
 _TINY = "tiny-"
@@ -24,7 +26,7 @@ _BYTES_PER_PARAMETER = 20
 
 
 @dataclass(frozen=True)
-class TimingOptions:
+class TimingOptions(Options):
     """Steps, repeats, seed, device and autocast of a timing."""
 
     steps: int

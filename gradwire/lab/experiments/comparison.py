@@ -12,10 +12,11 @@ from typing import Any, Self
 
 import torch
 
-from gradwire.lab.configuration import NOCOMM, Configuration, check_autocast, check_hooks, check_plans, parse_all
+from gradwire.lab.configuration import Configuration, check_autocast, check_hooks, check_plans, parse_all
 from gradwire.lab.experiments.recipe import Course, Recipe
 from gradwire.lab.jobs.train_job import TrainSpec
 from gradwire.lab.launch.lab_cluster import LabCluster
+from gradwire.lab.names import NOCOMM
 from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.make_task import make_task
 

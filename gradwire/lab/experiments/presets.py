@@ -7,9 +7,9 @@ silent the usual is assumed, which `assumed` names.
 from collections.abc import Iterable
 from typing import Any
 
-from gradwire.construct import unknown
 from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.experiments.training import Training
+from gradwire.unknown import unknown
 
 _IMAGENET = "train/CLASS/*.JPEG and val/CLASS/*.JPEG"
 _CIFAR10 = "data_batch_1.bin to data_batch_5.bin, test_batch.bin"

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from torch.nn import Parameter
 from torch.optim import SGD, AdamW, Optimizer
 
-from gradwire.construct import unknown
 from gradwire.lab.workloads import Task
+from gradwire.unknown import unknown
 
 RECORDS = 50
 """Records of a training, about."""

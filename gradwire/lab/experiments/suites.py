@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from gradwire.construct import unknown
 from gradwire.lab.experiments.bench_setup import Setup
 from gradwire.lab.models import MODELS
+from gradwire.unknown import unknown
 
 
 @dataclass(frozen=True)

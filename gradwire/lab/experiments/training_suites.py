@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from gradwire.construct import unknown
 from gradwire.lab.experiments.presets import SYSTEMS, adaptive
 from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.experiments.training import Training
 from gradwire.lab.workloads import FashionMnist
+from gradwire.unknown import unknown
 
 
 def training_suite(name: str, data: Path | None, task: str | None = None) -> list[Training]:

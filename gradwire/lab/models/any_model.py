@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradwire.construct import unknown
 from gradwire.lab.models.hub import Answers, Logits
+from gradwire.unknown import unknown
 
 PREFIX = "hf:"
 """A model of the user's choice is written `hf:TYPE` or `hf:TYPE,name=value,...`, such as `hf:llama,hidden_size=256`."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gradwire.construct import unknown
+from gradwire.unknown import unknown
 
 SETS = ("mnist", "fashion-mnist", "cifar10", "cifar100")
 _CIFAR = {

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from gradwire.construct import construct, unknown
+from gradwire.construct import construct
 from gradwire.lab.workloads import TASKS, Task
+from gradwire.unknown import unknown
 
 
 def tasks() -> dict[str, type[Task]]:

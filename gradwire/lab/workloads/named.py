@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gradwire.construct import unknown
 from gradwire.lab.models import MODELS, Model, Size
 from gradwire.lab.models.any_model import PREFIX
 from gradwire.lab.models.hub import require_transformers
+from gradwire.unknown import unknown
 
 PUBLISHED = "published-"
 

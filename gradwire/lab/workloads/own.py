@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from gradwire.lab.function import imported
+from gradwire.importing import imported
 from gradwire.lab.results import TRAINING_LOSS
 from gradwire.lab.workloads.task import Task
 

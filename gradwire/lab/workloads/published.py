@@ -6,10 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Generator, nn
 
-from gradwire.construct import unknown
 from gradwire.lab.models import MODELS, Model, Size
 from gradwire.lab.models.hub import require_transformers
 from gradwire.lab.workloads.task import Batch, RandomTask
+from gradwire.unknown import unknown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,99 @@
+"""Checks of arguments that load no torch, so that these mistakes are named at once. What passes is checked again, in
+full, where it is used."""
+
+import ast
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import typer
+
+import gradwire
+from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM, PLAN
+from gradwire.lab.network.link import Link, link_of
+from gradwire.report.report_files import BESIDE
+from gradwire.unknown import unknown
+
+V = TypeVar("V")
+_OWN = re.compile(r"[\w./~-]+:[A-Za-z_]\w*(:.*)?")
+"""Perhaps a part of a user's own, such as my.module:MyCodec."""
+
+
+def early(check: Callable[[V], object]) -> Callable[[V | None], V | None]:
+    """A callback for an option, which is named where `check` raises ValueError for its value."""
+
+    def callback(value: V | None) -> V | None:
+        try:
+            if value is not None:
+                check(value)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+        return value
+
+    return callback
+
+
+def beside(suffix: str) -> Callable[[bool], bool]:
+    """A callback for an option that has pictures written in one more format."""
+
+    def callback(wanted: bool) -> bool:
+        (BESIDE.add if wanted else BESIDE.discard)(suffix)
+        return wanted
+
+    return callback
+
+
+def link(text: str) -> None:
+    """Raises ValueError for what is no link."""
+    link_of(text)
+
+
+def links(text: str) -> None:
+    """The same for several, separated by commas."""
+    for each in text.split(","):
+        Link.parse(each)
+
+
+def device(text: str) -> None:
+    """Raises ValueError for an unknown type of device."""
+    if text not in ("cpu", "cuda"):
+        raise ValueError(f"device is cpu or cuda, not {text!r}")
+
+
+def configurations(texts: Sequence[str]) -> None:
+    """Raises ValueError for a name that nothing has."""
+    for text in texts:
+        if text.startswith(PLAN):
+            continue
+        head, *others = text.partition(";")[0].partition("@")[0].split("+")
+        # local steps may stand before a compressor
+        if others and _name(head) == LOCAL:
+            head, *others = others
+        _check("compressor", head, (*_exported("compressors"), DENSE, DDP, NOCOMM, LOCAL, AUTO))
+        for other in others:
+            partners = [name for kind in ("memories", "communicators", "controllers") for name in _exported(kind)]
+            _check("memory, communicator or controller", other, partners)
+
+
+def controller(text: str) -> None:
+    """Raises ValueError for an unknown controller."""
+    _check("controller", text, _exported("controllers"))
+
+
+def _check(kind: str, part: str, known: Sequence[str]) -> None:
+    if _name(part) not in known and not _name(part).startswith("torch-") and not _OWN.fullmatch(part):
+        raise unknown(kind, _name(part), known)
+
+
+def _name(part: str) -> str:
+    return part.partition(":")[0].lower()
+
+
+@cache
+def _exported(package: str) -> list[str]:
+    """The names that a package of Gradwire's exports, in lower case, read from its source."""
+    source = Path(gradwire.__file__).with_name(package) / "__init__.py"
+    lists = [node for node in ast.parse(source.read_text()).body if isinstance(node, ast.Assign)]
+    return [name.lower() for node in lists for name in ast.literal_eval(node.value)]

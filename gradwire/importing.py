@@ -1,0 +1,84 @@
+"""Functions and classes of the user's, by a name with which every rank can import them."""
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from hashlib import sha256
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_FILES: dict[str, Path] = {}
+"""By the name of a module that was imported from a file, that file."""
+
+
+def imported(text: str) -> Callable[..., Any]:
+    """The function or class that `module:name` or `file.py:name` says; modules are looked for in the working folder
+    too.
+
+    Raises ValueError for a module or name that there is not."""
+    module, colon, name = text.rpartition(":")
+    if not colon or not module or not name:
+        raise ValueError(f"{text!r} names no function: write module:name or file.py:name, such as my.module:make")
+    # import the module, then look the name up
+    found = getattr(_module(module), name, None)
+    if found is None:
+        raise ValueError(f"{module} has no function or class {name!r}")
+    if not callable(found):
+        raise ValueError(f"{text} is a {type(found).__name__}, not a function")
+    return found
+
+
+def named(thing: Callable[..., Any]) -> str:
+    """The text by which `imported` finds a function or a class. Raises ValueError for one that no other process can
+    import."""
+    place, name = place_of(thing), getattr(thing, "__qualname__", "")
+    if not place or not name.isidentifier():
+        raise ValueError(f"{name or thing!r} cannot be imported by the ranks: define it at the top of a file")
+    return f"{place}:{name}"
+
+
+def place_of(thing: Callable[..., Any]) -> Path | str | None:
+    """The module in which a function or a class is; the file of one that belongs to a script."""
+    module = getattr(thing, "__module__", None) or ""
+    return _script() if module == "__main__" else _FILES.get(module, module)
+
+
+def _script() -> Path | None:
+    """The file of the script that runs."""
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    return Path(main).resolve() if main else None
+
+
+@cache
+def _module(text: str) -> ModuleType:
+    if text.endswith(".py"):
+        path = Path(text).resolve()
+        return sys.modules["__main__"] if path == _script() else _of_file(path)
+    # modules beside the working folder can be imported, too
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return import_module(text)
+    except ImportError as error:
+        raise ValueError(f"{text} cannot be imported: {error}") from error
+
+
+def _of_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ValueError(f"no file {path}")
+    name = f"{path.stem}_{sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = spec_from_file_location(name, path)
+    assert spec
+    assert spec.loader
+    module = module_from_spec(spec)
+    sys.modules[name], _FILES[name] = module, path
+    # as where Python runs a script
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise ValueError(f"{path} cannot be imported: {error}") from error
+    return module

@@ -1,0 +1,221 @@
+"""Wrong calls of the API: each ends in one line that names the mistake and the call that works."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire as gw
+
+K = gw.TopK(0.1)
+KEPT: dict[str, DistributedDataParallel] = {}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def alone():
+    gw.init()
+    yield
+    dist.destroy_process_group()
+
+
+def ddp() -> DistributedDataParallel:
+    return DistributedDataParallel(nn.Linear(3, 4))
+
+
+def model() -> nn.Module:
+    return nn.Linear(3, 4)
+
+
+def make():
+    return model(), lambda rank, world: [torch.ones(2, 3)], lambda model, batch: model(batch).mean()
+
+
+def sgd(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=0.1)
+
+
+def attach(*arguments, **options) -> Callable[[], object]:
+    return lambda: gw.attach(ddp(), *arguments, **options)
+
+
+def optimizer(**options) -> Callable[[], object]:
+    module = model()
+    return lambda: gw.DistributedOptimizer(sgd(module), module, K, **options)
+
+
+def local(**options) -> Callable[[], object]:
+    def call() -> object:
+        module = model()
+        return gw.LocalSteps(sgd(module), module, K, **options)
+
+    return call
+
+
+def wrapped(kind: type, module: nn.Module, second: object) -> Callable[[], object]:
+    return lambda: kind(sgd(module), second, K)
+
+
+def group(*parts, slots=("weight",)) -> Callable[[], object]:
+    return lambda: gw.Group(slots, *parts)
+
+
+@cache
+def handle() -> gw.Handle:
+    return gw.attach(KEPT.setdefault("ddp", ddp()), K)
+
+
+def with_ddp(kind: type) -> Callable[[], object]:
+    def call() -> object:
+        module = ddp()
+        return kind(sgd(module), module, K)
+
+    return call
+
+
+R, A = gw.Residual(), gw.AllGather()
+CALLS: dict[str, tuple[Callable[[], object], str]] = {
+    # attach
+    "no model": (lambda: gw.attach(None, K), "not None; pass DistributedDataParallel(model)"),
+    "compressor first": (lambda: gw.attach(K, ddp()), "is no Compressor; pass one, such as compressor=gw.TopK(0.01)"),
+    "an optimizer": (lambda: gw.attach(sgd(model()), K), "attach() takes a model, not SGD"),
+    "parameters": (lambda: gw.attach(model().parameters(), K), "pass DistributedDataParallel(model)"),
+    "a class": (attach(gw.TopK), "compressor=TopK is a class; pass an object, such as compressor=gw.TopK(0.01)"),
+    "a ratio": (attach(0.01), "compressor=0.01 is no Compressor; pass one, such as compressor=gw.TopK(0.01)"),
+    "a typo in text": (attach("topkk:0.1"), "there is no compressor 'topkk': did you mean topk?"),
+    "memory by place": (attach(K, R), "write gw.attach(ddp, gw.TopK(0.01), memory=gw.Residual())"),
+    "memory as text": (attach(K, memory="residual"), "pass one, such as memory=gw.Residual()"),
+    "a memory's class": (attach(K, memory=gw.Residual), "memory=Residual is a class; pass an object, such as"),
+    "no communicator": (attach(K, communicator=R), "pass one, such as communicator=gw.AllGather()"),
+    "an option's typo": (attach(K, comunicator=A), "no option named 'comunicator': did you mean communicator?"),
+    "another's option": (attach(K, ratio=0.1), "there is no option named 'ratio': there are memory, communicator"),
+    "a list": (attach([gw.BF16(), K]), "is no Compressor; pass one"),
+    "one candidate": (attach(candidates=K), "pass one, such as candidates=[gw.BF16(), gw.TopK(0.01)]"),
+    "candidates as text": (attach(candidates=["topk"]), "such as candidates=[gw.BF16(), gw.TopK(0.01)]"),
+    "both": (attach(K, candidates=[K]), "leave the compressor out, or name it alone"),
+    "a large fidelity": (attach(fidelity=2), "use e.g. fidelity=0.01"),
+    "fidelity as text": (attach(fidelity="0.01"), "fidelity='0.01' is no float; pass one, such as fidelity=0.01"),
+    "no compressor": (attach(controller=gw.GraVAC()), "GraVAC needs a compressor to start from; name one as well"),
+    "a controller's class": (attach(K, controller=gw.GraVAC), "such as controller=gw.GraVAC()"),
+    "no controller for it": (attach(gw.BF16(), controller=gw.GraVAC()), "use attach(ddp, TopK(0.1), controller="),
+    "groups as a number": (attach(K, groups=4), "such as groups=gw.groups.of(megabytes=25)"),
+    "dense as names": (attach(K, dense=["weight"]), "pass e.g. dense=lambda name, p: True"),
+    "seed as text": (attach(K, seed="7"), "seed='7' is no int; pass one, such as seed=0"),
+    "torch's group": (attach(K, transport=object()), "such as transport=gw.ProcessGroup.own()"),
+    "a scale": (attach(K, scaler=1024.0), "such as scaler=torch.amp.GradScaler()"),
+    "a mesh's shape": (attach(K, mesh=(2, 4)), "such as mesh=init_device_mesh("),
+    "elastic alone": (attach(elastic=True), "name a compressor, such as gw.TopK(0.01)"),
+    "elastic as text": (attach(K, elastic="yes"), "elastic='yes' is no bool; pass one, such as elastic=True"),
+    "a vote's memory": (attach(gw.SignSGD(), memory=R), "use memory=NoMemory(), or EFSignSGD() with Residual()"),
+    "what cannot be added": (attach(K, communicator=gw.AllReduce()), "pair it with AllGather() or ScatterReduce()"),
+    "a plan and more": (attach(gw.NATIVE, memory=R), "what is dense; pass it alone"),
+    "a part twice": (attach("topk+residual", memory=R), "keep one of them"),
+    # optimizers
+    "swapped": (lambda: gw.DistributedOptimizer(model(), sgd(model()), K), "optimizer comes first, not Linear"),
+    "swapped local": (lambda: gw.LocalSteps(model(), sgd(model()), K), "write gw.LocalSteps(optimizer, model, "),
+    "DDP": (with_ddp(gw.DistributedOptimizer), "averages gradients itself; pass gw.DistributedOptimizer a model with"),
+    "DDP local": (with_ddp(gw.LocalSteps), "or use gw.attach(ddp, gw.TopK(0.01))"),
+    "no model but one": (wrapped(gw.DistributedOptimizer, model(), K), "the model comes second, not TopK("),
+    "no model local": (wrapped(gw.LocalSteps, model(), None), "the model comes second, not None; write gw.LocalSteps("),
+    "an optimizer's class": (lambda: gw.DistributedOptimizer(torch.optim.SGD, model(), K), "the optimizer comes first"),
+    "another model": (wrapped(gw.DistributedOptimizer, model(), model()), "make it of parameters of the model that"),
+    "another model local": (wrapped(gw.LocalSteps, model(), model()), "the optimizer holds no parameter that this mod"),
+    "a backend": (optimizer(process_group="gloo"), "such as process_group=torch.distributed.new_group()"),
+    "by place": (
+        lambda: gw.DistributedOptimizer(sgd(model()), model(), K, R),
+        "too many positional",
+    ),
+    # local steps
+    "an outer rate": (local(outer=0.7), "outer=0.7 makes no optimizer; pass outer=gw.Outer(lr=0.7), or a function"),
+    "an outer optimizer": (local(outer=sgd(model())), "makes no optimizer; pass outer=gw.Outer(lr=0.7)"),
+    "an outer class": (local(outer=gw.Outer), "makes no optimizer; pass outer=gw.Outer(lr=0.7)"),
+    "outer as text": (lambda: gw.Outer(lr="0.7"), "Outer(lr='0.7') takes a finite number, e.g. lr=0.7"),
+    "a negative rate": (lambda: gw.Outer(lr=-1), "use lr=0.7, momentum=0.9"),
+    "no steps": (local(inner_steps=0), "use inner_steps=1 or more, or fewer fragments"),
+    "half a step": (local(inner_steps=2.5), "LocalSteps(inner_steps=2.5) takes a whole number"),
+    "H": (local(H=30), "there is no option named 'H': there are "),
+    "a long delay": (local(inner_steps=4, delay=9), "use that or less"),
+    "mix as text": (local(mix="half"), "LocalSteps(mix='half') takes a finite number, or None"),
+    "many fragments": (local(fragments=99), "use 1 to as many"),
+    "fragments as names": (local(fragments=["weight"]), "pass fragments=[model.a, model.b], or"),
+    "a controller": (local(controller=gw.GraVAC()), "there is no option named 'controller'"),
+    "not sharded": (lambda: gw.compress_shards(ddp(), gw.QSGD()), "call fully_shard(model) first"),
+    "shards swapped": (lambda: gw.compress_shards(gw.QSGD(), model()), "such as model=fully_shard(model)"),
+    # compressors, memories, controllers
+    "per cent": (lambda: gw.TopK("1%"), "TopK(ratio='1%') takes a finite number, e.g. ratio=0.01"),
+    "more than all": (lambda: gw.TopK(2), "it lies in (0, 1], e.g. ratio=0.01"),
+    "ratios": (lambda: gw.TopK(ratios=0.1), "write TopK(ratio=0.01, value_bits=32)"),
+    "too many": (lambda: gw.TopK(0.1, 4, 7), "too many positional arguments; write TopK(ratio=0.01, value_bits=32)"),
+    "bits of values": (lambda: gw.TopK(0.1, value_bits=5), "takes 32 or 4, e.g. value_bits=32"),
+    "rank 0": (lambda: gw.PowerSGD(0), "use e.g. rank=4 or rank=1/6"),
+    "9 bits": (lambda: gw.Quantized(9), "use 2, 3, 4 or 8"),
+    "a bit": (lambda: gw.Quantized(bit=4), "write Quantized(bits=4, block=64)"),
+    "an inner text": (lambda: gw.Interleaved("topk", K), "takes a Codec, e.g. first=AllDimensionTopK("),
+    "much decay": (lambda: gw.Residual(decay=2), "must lie in (0, 1]"),
+    "descending": (lambda: gw.GraVAC(min_factor=100, max_factor=10), "use e.g. GraVAC(min_factor=10, max_factor="),
+    "a budget": (lambda: gw.LGreCo(budget="loss"), "takes 'error' or 'bytes' or 'seconds'"),
+    "half of it": (lambda: gw.Accordion(low=K), "missing a required argument: 'high'; write Accordion(low, high,"),
+    "no option": (lambda: gw.Exclusive(4), "too many positional arguments; write Exclusive()"),
+    # plans and groups
+    "a group's text": (group(K, R, "allgather"), "such as communicator=gw.AllGather()"),
+    "a group's nothing": (group(K, None, A), "memory=None is no Memory; pass one, such as memory=gw.Residual()"),
+    "a group's class": (group(gw.TopK, R, A), "compressor=TopK is a class; pass an object"),
+    "one slot": (group(K, R, A, slots="weight"), "a group has several: slots=('weight',)"),
+    "a plan of compressors": (lambda: gw.Plan([K]), "is no tuple of groups; write gw.Plan((gw.Group("),
+    "no file": (lambda: gw.Plan.load("/nowhere.json"), "/nowhere.json cannot be read: No such file or directory"),
+    "a dictionary": (lambda: gw.Plan.from_json({"groups": []}), "is no str; pass one"),
+    "no JSON": (lambda: gw.Plan.from_json("topk"), "this is no plan that Plan.to_json() wrote"),
+    "another JSON": (
+        lambda: gw.Plan.from_json(json.dumps({"version": 1})),
+        "this is no plan that Plan.to_json() wrote",
+    ),
+    "megabytes by place": (lambda: gw.groups.of(25), "write gw.groups.of(megabytes=25)"),
+    "no size": (gw.groups.of, "use groups.of(megabytes=25) or of(count=4)"),
+    "megabytes as text": (lambda: gw.groups.of(megabytes="25"), "is no float; pass one, such as megabytes=25"),
+    "half a group": (lambda: gw.groups.of(count=2.5), "is no int; pass one, such as count=4"),
+    "one list": (lambda: gw.groups.listed(["weight"]), "write gw.groups.listed([['weight']])"),
+    "a plan's compressor": (lambda: handle().replan(K), 'is no Plan; pass one, such as plan=gw.Plan.load("plan.json")'),
+    # bench and plan
+    "a model to time": (lambda: gw.bench(model(), [K]), "cannot be imported by the ranks: define it at the top of a"),
+    "one text to time": (lambda: gw.bench(make, "topk"), 'such as configurations=["dense", gw.TopK(0.01)]'),
+    "one to time": (lambda: gw.bench(make, K), 'such as configurations=["dense", gw.TopK(0.01)]'),
+    "a number to time": (lambda: gw.bench(make, [3]), "pass a compressor, such as gw.TopK(0.01), or a text"),
+    "a class to time": (lambda: gw.bench(make, [gw.TopK]), "pass a compressor, such as gw.TopK(0.01), or a text"),
+    "a speed": (lambda: gw.bench(make, [K], link="fast"), "write a rate in kbit (from 0.008), mbit or gbit"),
+    "a cluster": (lambda: gw.bench(make, [K], play="64"), "write ranks@link, such as 64@25gbit"),
+    "hosts as text": (lambda: gw.bench(make, [K], hosts="2"), "hosts='2' is no int; pass one, such as hosts=2"),
+    "no hosts": (lambda: gw.bench(make, [K], hosts=0), "give 1 or more"),
+    "no steps to time": (lambda: gw.bench(make, [K], steps=0), "give 1 or more of both"),
+    "a device": (lambda: gw.bench(make, [K], device="tpu"), "device is cpu or cuda, not 'tpu'"),
+    "an objective": (lambda: gw.plan(make, objective="loss"), "is neither 'progress', per second, nor 'step'"),
+    "one to plan with": (lambda: gw.plan(make, candidates=K), "is no list; pass one"),
+    "text for Auto": (lambda: gw.Auto(["topk"]), "such as candidates=[gw.BF16(), gw.TopK(0.01)]"),
+    # states
+    "no ranks": (lambda: gw.reshard([handle().state_dict()], 0), "use e.g. gw.reshard(states, 4)"),
+    "one state": (lambda: gw.reshard(handle().state_dict(), 2), "pass what handle.state_dict() returned"),
+    "a model's state": (lambda: handle().load_state_dict(model().state_dict()), "pass what handle.state_dict() retur"),
+    "a path": (lambda: handle().load_state_dict("gradwire.pt"), "pass what handle.state_dict() returned"),
+    "save swapped": (lambda: gw.save("x.pt", handle().state_dict()), "such as state=handle.state_dict()"),
+    "no checkpoint": (lambda: handle().stateful("/nowhere"), "pass the folder in which dcp.save() made one"),
+    # the rest
+    "straggling": (lambda: handle().stragglers(0.5), "give 1 or more, of what the ranks' median takes"),
+    "hosts of 3": (lambda: gw.ProcessGroup.by_host(3), "use a divisor of 1"),
+    "hosts of 0": (lambda: gw.ProcessGroup.by_host(0), "use a divisor of 1"),
+    "no group": (lambda: gw.ProcessGroup(None), "such as group=torch.distributed.group.WORLD"),
+    "no replica": (lambda: gw.Mesh({"host": gw.Threads.group(1)[0]}), 'write gw.Mesh({"replica": transport})'),
+    "an address": (lambda: gw.Rendezvous("tcp://x"), "such as store=torch.distributed.TCPStore(host, port)"),
+    "a name": (lambda: gw.Topk(0.1), "there is no name in gradwire like 'Topk': did you mean TopK?"),
+}
+
+
+@pytest.mark.parametrize(("call", "right"), CALLS.values(), ids=CALLS)
+def test_a_wrong_call_is_answered_in_one_line_with_the_right_one(call: Callable[[], object], right: str) -> None:
+    with pytest.raises((ValueError, TypeError, AttributeError)) as error:
+        call()
+    assert right in str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) <= 250
