@@ -82,7 +82,9 @@ def _show_played(setup: Setup, running: LabCluster, folder: Path, samples: list[
     console().print(f"{title}; ms per step", highlight=False, markup=False)
     show(text_table.timings(summarize(samples)))
     show(played_report.winners(times))
-    facts = {name: str(fact) for name, fact in circumstances(running).items() if fact is not None}
+    # hosts and ranks are those that are played, which the place says
+    real = ("hosts", "ranks")
+    facts = {name: str(fact) for name, fact in circumstances(running).items() if name not in real and fact is not None}
     facts |= {"place": setup.place(running), "parameters": str(setup.parameters())}
     print(*played_report.write(folder, title, times, samples, facts), sep="\n")
 

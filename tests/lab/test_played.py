@@ -17,6 +17,7 @@ from gradwire.lab.played_cluster import PlayedCluster, described, read
 from gradwire.lab.results import Totals
 from gradwire.report import played_report
 from gradwire.report.played_report import PlayedTimes
+from gradwire.report.timing import summarize
 from gradwire.schedule.simulate import Cluster
 from gradwire.transports.played import SentCollective
 
@@ -118,8 +119,8 @@ def test_a_curve_by_hand() -> None:
 def test_the_winner_is_named_by_link_and_ranks() -> None:
     alone = replace(DENSE, carried=(), step_s=(0.09, 0.09, 0.09))
     samples = [
-        TimedSteps(name, 0, [1.0], NOTHING, curve)
-        for name, curve in (("nocomm", alone), ("dense", DENSE), ("topk", SPARSE))
+        TimedSteps(name, 0, [ms], NOTHING, curve)
+        for name, ms, curve in (("nocomm", 90.0, alone), ("dense", 170.0, DENSE), ("topk", 160.0, SPARSE))
     ]
     times = PlayedTimes.of(Cluster(8, GBIT), samples)
     assert [times.fastest(8, Link.parse(text)) for text in ("10mbit", "1gbit", "100gbit")] == ["topk", "topk", "dense"]
@@ -127,7 +128,9 @@ def test_the_winner_is_named_by_link_and_ranks() -> None:
     table = {row[0]: row[1] for row in played_report.winners(times).rows}
     assert table["8"].startswith("topk, from ")
     assert table["8"].endswith(" dense")
-    assert played_report.verdict(times).startswith("On 8 ranks at 1gbit, topk has the shortest step: ")
+    # the verdict is of the steps that were played, as the first table has them
+    said = played_report.verdict(times.cluster, summarize(samples))
+    assert said == "On 8 ranks at 1gbit, topk has the shortest step: 160 ms, where computing takes 90.0 and dense 170."
     panels = played_report.picture(times, "title").axes
     assert [panel.get_title() for panel in panels] == ["2 ranks", "8 ranks", "64 ranks", "1024 ranks"]
     assert all(len(panel.lines) == 3 for panel in panels)

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from gradwire.ops import backend
 from gradwire.runtime import runtime
 from gradwire.runtime.executor import Executor
+from gradwire.transports import staged
 from tests.support import harness, pretend_cuda
 from tests.support.harness import together as harness_together
 from tests.support.pretend_cuda import ASKS, COPIES, Call, PretendedGPU, leaves, real
@@ -180,6 +181,7 @@ def taped(*, records: bool, triton: bool = False) -> Iterator[None]:
         mock.patch.object(torch.Tensor, "pin_memory", pinned),
         mock.patch.object(PretendingExecutor, "records", records),
         mock.patch.object(runtime, "Executor", PretendingExecutor),
+        mock.patch.object(staged, "Copied"),
         mock.patch.object(harness, "together", together),
         mock.patch.object(backend, "on_gpu", return_value=(TRITON if triton else None, "")),
         mock.patch.object(launching, "launch", launch),

@@ -18,14 +18,16 @@ from gradwire.transports import connections, process_group
 from tests.support.harness import SMALL, job, plan_of, slots_of
 
 
-class Group:
+class Group(dist.ProcessGroup):
     """As torch's group over NCCL, with what the transport asks of it."""
 
+    _device_types = (torch.device("cuda"),)  # pyright: ignore
+    bound_device_id = torch.device("cuda:0")  # pyright: ignore[reportIncompatibleVariableOverride]
+    options = SimpleNamespace(_timeout=timedelta(seconds=60))  # pyright: ignore[reportIncompatibleVariableOverride]
+
     def __init__(self, rank: int = 0, world: int = 2) -> None:
+        super().__init__(rank, world)
         self._rank, self._world, self.error = rank, world, "SUCCESS"
-        self.bound_device_id: torch.device | None = torch.device("cuda:0")
-        self._device_types = [torch.device("cuda")]
-        self.options = SimpleNamespace(_timeout=timedelta(seconds=60))
 
     def rank(self) -> int:
         return self._rank
@@ -188,6 +190,7 @@ def test_only_axes_between_hosts_of_several_ranks_wait_for_a_slow_link(local: in
         monkeypatch.setattr(dist, name, lambda *given, value=value: value)
     monkeypatch.setattr(process_group, "new_group_of_members", new_group_of_members)
     monkeypatch.setattr(connections, "in_batch", no_threads)
+    monkeypatch.setattr(process_group, "gather", lambda *given: None)
     gw.ProcessGroup.by_host(local)
     few = [(ranks, options.config.max_ctas == process_groups.FEW_CTAS) for ranks, options in asked]
     assert few == {1: [([0, 1, 2, 3], False), ([1], False)], 2: [([1, 3], True), ([0, 1], False)]}[local]
