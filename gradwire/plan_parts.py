@@ -48,7 +48,7 @@ def _class(name: Any, base: type) -> type[Any]:
 
 
 def _of_gradwire(name: Any) -> Any:
-    """What Gradwire calls so, among the parts of plans."""
+    """Gradwire's compressor, memory or communicator of this name; None where there is none."""
     modules = (compressors, memories, communicators)
     return next((found for module in modules if (found := getattr(module, name, None))), None)
 

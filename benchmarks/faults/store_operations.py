@@ -137,7 +137,7 @@ def one_rank(rank: int, ranks: int, port: int, start: Callable[[str], None]) -> 
 
 
 def processes(ranks: int) -> tuple[list[dict[str, Any]], float]:
-    """What each of so many processes has found."""
+    """The results of so many processes."""
     reads = []
     port_reads, port_writes = os.pipe()
     for rank in range(ranks):

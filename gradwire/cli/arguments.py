@@ -15,10 +15,10 @@ _CONFIGURATION = (
 )
 _CONTROLLER = "for each CONFIG that compresses; see `list controllers`"
 _RULE = (
-    "in each CONFIG that compresses, the way of what matches this rule first: *.norm.*=fp32, dim<2=bf16, "
-    "*.weight&numel>99999=topk:0.01; auto, or bf16|qsgd, leaves a choice to the automatic plan"
+    "how parameters that match a pattern are sent, in each CONFIG that compresses; the first match counts: "
+    "*.norm.*=fp32, dim<2=bf16, *.weight&numel>99999=topk:0.01; auto, or bf16|qsgd, lets the automatic plan choose"
 )
-_PLAN_RULE = "candidates of what matches this rule first, such as *.norm.*=fp32 or dim>1=bf16|qsgd"
+_PLAN_RULE = "candidates for parameters that match a pattern, the first match counts: *.norm.*=fp32 or dim>1=bf16|qsgd"
 _BENCH_MODEL = "by default tiny-vgg16; see `list models`; or my.module:make, a function of your own"
 _BENCH_SUITE = "instead of CONFIGs, what a published system ran: cupcake, acpsgd, adtopk or gravac; --model picks rows"
 _TRAIN_MODEL = "a function of your own, my.module:make or file.py:make, that returns model, batches and loss"
@@ -64,7 +64,7 @@ Rate = Annotated[
 Shard = Annotated[
     int, typer.Option(help="ranks to a host, which share its link and hold one model together by FSDP2; else DDP")
 ]
-Device = Annotated[str, typer.Option(help="cpu, or cuda with one GPU per rank", callback=early(e.device))]
+Device = Annotated[str, typer.Option(help="cpu, or cuda; ranks may share a GPU", callback=early(e.device))]
 Seed = Annotated[int, typer.Option(help="of the model, the order of the data and the compressors")]
 Pdf = Annotated[bool, typer.Option("--pdf", help="also write each picture as PDF", callback=e.beside("pdf"))]
 Svg = Annotated[bool, typer.Option("--svg", help="also write each picture as SVG", callback=e.beside("svg"))]

@@ -19,8 +19,9 @@ class Staging:
         _begin  a thread of its own: waits for that event, then starts the collective, in the order of the starts
         wait    caller: waits for the collective; the stream copies what has come to the GPU
 
-    On its own stream nothing waits but Gradwire's worker. Every message has one twin on the host for as long as it
-    lives: the stream does its copies in order, so that a copy to the GPU is over before the next step overwrites it.
+    Only the caller's `wait` waits for the network; for Gradwire that is its worker, never the thread that trains. Every
+    message has one twin on the host for as long as it lives. The stream copies in order, so a copy to the GPU is over
+    before the next step's overwrites the twin.
     """
 
     def __init__(self, carry: Callable[[Collective], Pending], rank: int) -> None:
@@ -30,12 +31,12 @@ class Staging:
 
     def start(self, op: Collective) -> Pending:
         """Starts `op`, whose tensors lie on a GPU."""
-        on_host = self._on_host(op)
-        if self._sends(op):
+        on_host, (sends, receives) = self._on_host(op), _roles(op, self._rank)
+        if sends:
             on_host.send.whole.copy_(op.send.whole, non_blocking=True)
         # also where nothing is sent: a copy of the step before may still read what will be received into
         copied = Copied(op.send.whole.device)
-        return _Staged(op, on_host, self._thread.submit(self._begin, on_host, copied), self._receives(op))
+        return _Staged(op, on_host, self._thread.submit(self._begin, on_host, copied), receives)
 
     def close(self) -> None:
         """Ends the thread, behind what was started."""
@@ -58,26 +59,6 @@ class Staging:
             self._twins[message] = Message.plain(pinned_like(message.whole))
         return self._twins[message]
 
-    def _sends(self, op: Collective) -> bool:
-        """Whether this rank's message is read."""
-        match op:
-            case Broadcast(source=source):
-                return source == self._rank
-            case SendReceive(target=target):
-                return target is not None
-            case _:
-                return True
-
-    def _receives(self, op: Collective) -> bool:
-        """Whether something comes to this rank."""
-        match op:
-            case Broadcast(source=source):
-                return source != self._rank
-            case SendReceive(source=source):
-                return source is not None
-            case _:
-                return True
-
 
 @dataclass(frozen=True)
 class _Staged:
@@ -92,6 +73,17 @@ class _Staged:
         self.begun.result().wait()
         if self.receives:
             self.op.receive.whole.copy_(self.on_host.receive.whole, non_blocking=True)
+
+
+def _roles(op: Collective, rank: int) -> tuple[bool, bool]:
+    """Whether a rank's message is read, and whether something comes to it."""
+    match op:
+        case Broadcast(source=source):
+            return source == rank, source != rank
+        case SendReceive(target=target, source=source):
+            return target is not None, source is not None
+        case _:
+            return True, True
 
 
 class Copied:

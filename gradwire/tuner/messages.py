@@ -40,7 +40,7 @@ def chosen(trials: Trials, plan: Plan, predicted_s: float, dense_s: float) -> st
 
 
 def account(dense_s: float, tried: Sequence[Trials], decisions: Sequence[Decision]) -> str:
-    """What a dense step took, each plan that was tried with its result, and the decisions: in lines."""
+    """The time of a dense step, the result of each plan that was tried, and the decisions, a line each."""
     dense = [f"a dense step took {1e3 * dense_s:.0f} ms"] if isfinite(dense_s) else []
     timed = [(trials, plan) for trials in tried for plan, seconds in enumerate(trials.seconds) if seconds]
     lines = [f"tried {turn(trials, plan)}" for trials, plan in timed]

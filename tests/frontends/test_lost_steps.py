@@ -1,5 +1,5 @@
-"""Wherever in a step a rank is lost, and whenever a survivor hears of it: the checkpoint that it writes in its `except`
-branch is the last whole step's, parameters, optimizer and memories alike.
+"""Wherever in a step a rank is lost, and whenever a survivor hears of it: in the checkpoint that it writes in its
+`except` branch parameters, optimizer and memories are those of the last whole step.
 
 Ranks are threads. As over gloo, a wait raises when half of a result is there; as over NCCL, it raises nothing, and the
 host goes on: the worker's thread plays the stream, and the job hears of the loss at some later moment."""
@@ -260,7 +260,7 @@ def same(one: Any, other: Any) -> None:
 
 
 def check(rank: Rank, whole: Rank, loss: Loss) -> None:
-    """What it saved is what an undisturbed training has after so many steps."""
+    """The saved checkpoint is that of an undisturbed training after so many steps."""
     assert rank.error, loss
     expected = whole.history[taken(rank.saved)]
     try:

@@ -1,4 +1,4 @@
-"""What differs from layer to layer: rules, and sparse gradients of embeddings. Scenarios as in `scenarios`."""
+"""Rules by layer, and sparse gradients of embeddings: scenarios as in `scenarios`."""
 
 from functools import partial
 
