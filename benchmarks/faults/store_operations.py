@@ -74,23 +74,26 @@ class Played(gw.ProcessGroup):
         pass
 
 
-def group(rank: int, ranks: int) -> Any:
+class Group(dist.ProcessGroup):
     """As torch's over NCCL, to `Played`."""
-    backend = SimpleNamespace(
-        options=SimpleNamespace(_timeout=timedelta(seconds=60)), name=lambda: "nccl",
-        get_error=lambda: SimpleNamespace(name="SUCCESS"),
-    )  # fmt: skip
-    return SimpleNamespace(
-        rank=lambda: rank, size=lambda: ranks, _device_types=["cuda"], _get_backend=lambda device: backend,
-        abort=lambda: None, shutdown=lambda: None,
-    )  # fmt: skip
+
+    _device_types = ("cuda",)  # pyright: ignore
+    options = SimpleNamespace(_timeout=timedelta(seconds=60))  # pyright: ignore
+
+    def _get_backend(self, device: torch.device) -> Any:
+        error = SimpleNamespace(name="SUCCESS")
+        return SimpleNamespace(options=self.options, name=lambda: "nccl", get_error=lambda: error)
+
+    def abort(self) -> None: ...
+
+    def shutdown(self) -> None: ...
 
 
 def one_rank(rank: int, ranks: int, port: int, start: Callable[[str], None]) -> dict[str, Any]:
     """The calls of a rank by what it was doing; `start` returns when all ranks come to the same."""
     asked, found = Counter[str](), dict[str, Any]()
     store = Counting(dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60)), asked)
-    transport = Played(group(rank, ranks), "gradwire/1", store)
+    transport = Played(Group(rank, ranks), "gradwire/1", store)
 
     def count(what: str) -> None:
         found[what] = dict(asked)
