@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from gradwire.lab.launch.runner import _Launcher
 from gradwire.lab.network.network import Network, NetworkUnavailable
 from gradwire.lab.results import Totals
 from tests.support.ranks import run_ranks
+from tests.support.warm import program
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -396,12 +396,13 @@ def test_ranks_that_torchrun_started_are_joined(tmp_path: Path) -> None:
         "--out",
         str(tmp_path),
     ]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "gradwire", "train", "topk:0.1", *options]
-    finished = subprocess.run(
-        command, env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"}, capture_output=True, text=True, check=True
-    )
-    assert finished.stdout.count("speed-up") == 1
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+    with program(*command, env=environment, stdout=subprocess.PIPE, text=True) as torchrun:
+        out, _ = torchrun.communicate(timeout=200)
+    assert torchrun.returncode == 0
+    assert out.count("speed-up") == 1
     (run,) = tmp_path.iterdir()
     assert len((run / "topk-0.1" / "metrics.jsonl").read_text().splitlines()) == 3
     checkpoint = run / "topk-0.1" / "checkpoint-3"

@@ -19,6 +19,7 @@ from gradwire.lab.network import network
 from gradwire.report import simulation_report, terminal
 from gradwire.report.text_table import TextTable
 from gradwire.schedule.simulate import Cluster, Outcome
+from tests.support.warm import program
 
 REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(REPOSITORY)}
@@ -218,10 +219,8 @@ def test_what_forbids_namespaces_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.long
 def test_ctrl_c_says_where_the_run_is(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gradwire", "train", "dense", "--task", "digits", "--steps", "100000"]
-    with subprocess.Popen(
-        [*command, "--out", str(tmp_path)], env=ENVIRONMENT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    command = ["-m", "gradwire", "train", "dense", "--task", "digits", "--steps", "100000", "--out", str(tmp_path)]
+    with program(*command, env=ENVIRONMENT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stderr
         first = process.stderr.readline()
         assert first.startswith(f"writing to {tmp_path}/")

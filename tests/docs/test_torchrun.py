@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from gradwire.lab.launch.launch import free_port
 from tests.support.ranks import run_ranks
+from tests.support.warm import program
 
 pytestmark = pytest.mark.long
 
@@ -51,11 +51,11 @@ def torchrun(folder: Path, death: str, *options: str) -> Iterator["subprocess.Po
     """The example in the folder, on two ranks of one host."""
     script = folder / f"{len([*folder.glob('*.py')])}.py"
     script.write_text(DYING.format(death=death))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options, str(script)]
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", *options, str(script)]
     # else workers that are started again read in the store where those before them listened: pytorch/pytorch#135712
     environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True) as agent:
+    with program(*command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True) as agent:
         try:
             yield agent
         finally:

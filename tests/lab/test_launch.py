@@ -14,6 +14,7 @@ import pytest
 from gradwire.lab.launch.launch import launch
 from gradwire.lab.launch.launched import is_launched
 from gradwire.lab.launch.rank_failed import RankFailed
+from tests.support.warm import program
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -207,12 +208,9 @@ def test_what_rank_0_says_is_shown_and_not_what_others_say(capfd: pytest.Capture
 
 @pytest.mark.long
 def test_a_signal_ends_the_command_line_in_order(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gradwire", "bench", "bf16", "--model", "tiny-resnet18"]
-    command += ["--steps", "1", "--repeats", "9999"]
+    command = ["-m", "gradwire", "bench", "bf16", "--model", "tiny-resnet18", "--steps", "1", "--repeats", "9999"]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as bench:
+    with program(*command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as bench:
         try:
             assert wait_until(lambda: any(path.stat().st_size for path in tmp_path.glob("*/samples.jsonl")), 120)
             bench.terminate()

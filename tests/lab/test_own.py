@@ -17,6 +17,7 @@ from gradwire.lab.catalogue import catalogue
 from gradwire.lab.configuration import parse
 from gradwire.lab.workloads import Own
 from tests.support.cases import CASES
+from tests.support.warm import program
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -71,11 +72,10 @@ if __name__ == "__main__":
 @pytest.mark.long
 def test_a_function_of_the_script_itself_is_timed(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    finished = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, check=False
-    )
-    assert finished.returncode == 0, finished.stderr
-    assert finished.stdout == "nocomm False; topk:ratio=0.1 True; bf16 True\n"
+    with program(str(tmp_path / "script.py"), stdout=subprocess.PIPE, text=True) as timing:
+        out, _ = timing.communicate(timeout=200)
+    assert timing.returncode == 0
+    assert out == "nocomm False; topk:ratio=0.1 True; bf16 True\n"
 
 
 def test_gradwire_is_imported_without_the_lab() -> None:

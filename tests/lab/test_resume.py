@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from itertools import cycle
 from pathlib import Path
@@ -16,6 +15,7 @@ from gradwire.cli import main
 from gradwire.lab.jobs import checkpoints
 from gradwire.lab.launch.launch import launch
 from tests.support.small_files import write_ptb
+from tests.support.warm import program
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -112,8 +112,8 @@ def test_a_run_that_was_killed_is_resumed_from_the_command_line(
     command = ["train", "topk:0.1", "--task", "digits", "--set", "width=4", "--steps", "120", "--clip", "1"]
     command += ["--checkpoint-every", "30"]
     assert main([*command, "--out", str(tmp_path / "whole")]) == 0
-    with subprocess.Popen(
-        [sys.executable, "-m", "gradwire", *command, "--out", str(tmp_path / "cut")],
+    with program(
+        "-m", "gradwire", *command, "--out", str(tmp_path / "cut"),
         start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     ) as cut:  # fmt: skip
         while not list((tmp_path / "cut").glob("*/topk-0.1/checkpoint-*/shared.pt")):

@@ -1,32 +1,31 @@
 """Other default dtypes than float32, as torchtune sets one, change nothing that is computed."""
 
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.support.ranks import run_python
 
 SCRIPT = Path(__file__).parents[1] / "support" / "default_dtype.py"
 
 
 @cache
 def digests(dtype: str, *rows: int) -> dict[str, str]:
-    """Of these rows of `cases.py`, what each computes under this default."""
-    done = subprocess.run([sys.executable, SCRIPT, dtype, *map(str, rows)], check=False, capture_output=True, text=True)
-    assert done.returncode == 0, f"after {done.stdout.splitlines()[-1:]}: {done.returncode} {done.stderr[-2000:]}"
-    return dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
+    """By row of these of `cases.FEW`, a digest of the means and states that it computes under this default."""
+    out = run_python([str(SCRIPT), dtype, *map(str, rows)])
+    return dict(line.rsplit(" ", 1) for line in out.splitlines())
 
 
 @pytest.mark.parametrize(
     ("dtype", "rows"),
     [
-        ("bfloat16", (0, 6)),
-        pytest.param("bfloat16", (0, 2), marks=pytest.mark.long),
+        ("bfloat16", (0, 2)),
+        pytest.param("bfloat16", (1, 2), marks=pytest.mark.long),
         pytest.param("float64", (1, 2), marks=pytest.mark.long),
     ],
-    ids=["bfloat16, every sixth row", "bfloat16, even rows", "float64, odd rows"],
+    ids=["bfloat16, even rows", "bfloat16, odd rows", "float64, odd rows"],
 )
-def test_every_row_computes_the_same_under_this_default(dtype: str, rows: tuple[int, int]):
+def test_every_compressor_computes_the_same_under_this_default(dtype: str, rows: tuple[int, int]):
     theirs, ours = digests("float32", *rows), digests(dtype, *rows)
     assert {row for row in theirs if ours.get(row) != theirs[row]} == set()

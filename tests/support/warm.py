@@ -3,6 +3,7 @@ seconds of imports.
 
 `Forked(["-m", "tests.processes.victims", "topk"])` is `subprocess.Popen([sys.executable, "-m", ...])` otherwise, and
 takes its options. All forked processes have the server's hash seed; those of `gradwire.lab.launch` have their own.
+`program("-m", "gradwire", "bench", ...)` is `python -m gradwire bench ...`, whose ranks are forked too.
 """
 
 import atexit
@@ -16,10 +17,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,14 +34,16 @@ IMPORTED = (
     "torch", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint",
     "pytest",
 )  # fmt: skip
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class Forked(subprocess.Popen):
     """A process that runs `python *argv`, forked from the server once that has imported `imports` as well."""
 
-    def __init__(self, argv: Sequence[str], imports: Sequence[str] = (), **options: Any) -> None:
-        self._imports = list(imports)
+    def __init__(
+        self, argv: Sequence[str], imports: Sequence[str] = (), *, dies_with_parent: bool = False, **options: Any
+    ) -> None:
+        self._imports, self._dies_with_parent = list(imports), dies_with_parent
         super().__init__(list(argv), **options)
 
     def _execute_child(
@@ -48,7 +53,7 @@ class Forked(subprocess.Popen):
     ) -> None:  # fmt: skip
         """Replaces Popen's fork and exec."""
         command = {"argv": args, "cwd": str(cwd or os.getcwd()), "env": dict(env or os.environ)}
-        command |= {"imports": self._imports, "session": start_new_session}
+        command |= {"imports": self._imports, "session": start_new_session, "dies": self._dies_with_parent}
         files = [own if own != -1 else inherited for inherited, own in enumerate((p2cread, c2pwrite, errwrite))]
         self.pid = _server().fork(command, files)
         self._child_created = True
@@ -56,23 +61,29 @@ class Forked(subprocess.Popen):
 
 
 def forked_rank(handler: SubprocessHandler, command: Sequence[str], env: dict[str, str]) -> subprocess.Popen:
-    """Replaces `SubprocessHandler._popen`, by which `gradwire.lab.launch` starts a rank. Those on emulated hosts, whose
-    command names namespaces, are started as ever."""
+    """Replaces `SubprocessHandler._popen`, by which torchrun and `gradwire.lab.launch` start a rank. Those on emulated
+    hosts, whose command names namespaces, are started as ever."""
     options: dict[str, Any] = {"env": env, "stdout": handler._stdout, "stderr": handler._stderr}
     options["start_new_session"] = True
+    if command[1] == "-u":  # torchrun's
+        return Forked(command[2:], **options)
     if command[command.index("--") - 1] != str(os.getpid()):
         return subprocess.Popen(command, **options)
-    return Forked(command[command.index("--") + 2 :], **options)
+    return Forked(command[command.index("--") + 2 :], dies_with_parent=True, **options)
+
+
+def program(*argv: str, **options: Any) -> Forked:
+    """`python *argv`, forked; so are the ranks that torchrun or the lab start in it. Takes Popen's options."""
+    return Forked(["-m", "tests.support.program", *argv], ["gradwire.cli"], **options)
 
 
 class _Server:
-    """The process that forks, and ends when this one does."""
+    """The process that forks, and ends when this one does; `start` begins it with this process's socket and its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: Callable[[socket.socket, socket.socket], object]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-m", "tests.support.warm", str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=ROOT)
+            self._process = start(self._socket, theirs)
 
     def fork(self, command: dict[str, Any], files: list[int]) -> int:
         """The new process's number. Its parent has ended, so that it becomes a child of this process, the subreaper."""
@@ -86,9 +97,29 @@ class _Server:
         return int(answer)
 
 
-@cache
+_servers: list[_Server] = []
+
+
 def _server() -> _Server:
-    return _Server()
+    if not _servers:
+        _servers.append(_Server(_start))
+    return _servers[0]
+
+
+def fork_server() -> None:
+    """Has `Forked` processes come from a fork of this process, which has imported torch and no threads yet."""
+    _servers.append(_Server(_fork))
+
+
+def _start(ours: socket.socket, theirs: socket.socket) -> object:
+    command = [sys.executable, "-m", "tests.support.warm", str(theirs.fileno())]
+    return subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=ROOT)
+
+
+def _fork(ours: socket.socket, theirs: socket.socket) -> None:
+    if os.fork() == 0:
+        ours.close()
+        serve_and_end(theirs)
 
 
 def serve(connection: socket.socket) -> dict[str, Any] | None:
@@ -107,6 +138,8 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
             connection.close()
             if command["session"]:
                 os.setsid()
+            if command["dies"]:
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             for target, file in enumerate(files):
                 os.dup2(file, target)
                 os.close(file)
@@ -120,9 +153,12 @@ def _fork_orphan() -> int:
     """As os.fork, but the new process's parent has ended already."""
     reads, writes = os.pipe()
     if (parent := os.fork()) == 0:
+        parent = os.getpid()
         if (number := os.fork()) == 0:
             os.close(reads)
             os.close(writes)
+            while os.getppid() == parent:
+                time.sleep(0.0005)
             return 0
         os.write(writes, str(number).encode())
         os._exit(0)
@@ -140,15 +176,23 @@ def run(command: dict[str, Any]) -> None:
     os.chdir(command["cwd"])
     os.environ.clear()
     os.environ.update(command["env"])
+    # what was read from the server's files and variables
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    tempfile.tempdir = None
     signal.signal(signal.SIGINT, signal.default_int_handler)
     random.seed()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    first, *rest = command["argv"]
+    execute(*command["argv"])
+
+
+def execute(first: str, *rest: str) -> None:
+    """As `python first *rest` does it."""
     if first == "-c":
         sys.argv = ["-c", *rest[1:]]
         exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
     elif first == "-m":
-        sys.argv = rest
+        sys.argv = [*rest]
         sys.modules.pop(rest[0], None)  # it was imported for what it imports; runpy warns of a module that is there
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     else:
@@ -179,7 +223,12 @@ def exit_code_of(call: Callable[[], None]) -> int:
         return 1
 
 
-if __name__ == "__main__":
-    with socket.socket(fileno=int(sys.argv[1])) as theirs:
-        wanted = serve(theirs)
+def serve_and_end(connection: socket.socket) -> None:
+    """Serves, and ends this process; so does each that it forked."""
+    with connection:
+        wanted = serve(connection)
     end(exit_code_of(partial(run, wanted)) if wanted else 0)
+
+
+if __name__ == "__main__":
+    serve_and_end(socket.socket(fileno=int(sys.argv[1])))
