@@ -1,8 +1,5 @@
 """What front ends check and give back before a job runs."""
 
-import os
-import subprocess
-import sys
 import threading
 from itertools import count
 
@@ -18,6 +15,7 @@ from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
 from tests.support.harness import CPU, SMALL, draw, job, plan_of, raising, slots_of, together
 from tests.support.kernel_cases import needs_library
+from tests.support.ranks import run_python
 
 SLOTS = slots_of(SMALL)
 
@@ -117,7 +115,7 @@ def test_the_direct_exchange_is_on_whatever_the_group_was_called(backend: str):
         f"dist.init_process_group(*{[backend] if backend else []!r}, store=dist.HashStore(), rank=0, world_size=1)\n"
         "assert gw.ProcessGroup.own()._direct\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    run_python(["-c", program])
 
 
 def test_what_auto_refuses_is_refused_before_anything_is_opened():
