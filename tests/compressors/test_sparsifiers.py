@@ -202,6 +202,18 @@ def test_a_threshold_is_reused_for_tau_steps_and_tau_adapts(monkeypatch: pytest.
     assert exact_steps[-1] >= 30, "a gradient that has changed is noticed"
 
 
+@pytest.mark.parametrize(("change", "longer"), [(1.02, 2), (1.07, 1), (1.15, -1), (1.3, -2), (0.7, -2)])
+def test_tau_follows_how_much_a_threshold_has_changed(change: float, longer: int):
+    codec = gw.ReusedThreshold(RATIO, period=9, warmup=2)
+    context = context_of(slots_of({"x": torch.empty(10_000)}), codec)
+    x = torch.randn(10_000, generator=torch.Generator().manual_seed(8))
+    for step, scale in enumerate((1.0, change)):
+        context.step = step
+        codec.select(scale * x, 100, context)
+        context.group.commit()
+    assert float(context.group["reused"][1]) == 9 + longer
+
+
 @pytest.mark.parametrize("change", [0.2, 5.0])
 def test_a_threshold_that_no_longer_fits_is_renewed_at_once(change: float):
     codec = gw.ReusedThreshold(RATIO, warmup=0)
