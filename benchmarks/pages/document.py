@@ -12,18 +12,20 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks.pages.fault_questions import FAULTS
 from benchmarks.pages.page import Page
+from benchmarks.pages.published import table
 from benchmarks.pages.questions import QUESTIONS
 from benchmarks.pages.systems import SYSTEMS
 from benchmarks.shared.provenance import RESULTS, ROOT, is_since, last_tag, load
 from benchmarks.shared.tables import markdown
 
 FOLDER = ROOT / "docs" / "benchmarks"
+PUBLISHED = ROOT / "docs" / "published.md"
 
 INDEX = """# What was measured
 
 {questions}
 
-Beside published figures: {systems}.
+Beside published figures: {systems}. [Row by row](../published.md).
 
 CPUs, gloo, torch 2.13; a network namespace per rank behind `tc tbf`. Ranks and network share two cores. Timings vary by
 10 to 20%: configurations take turns, and ratios count.
@@ -32,7 +34,7 @@ Each page says when, at which commit, on which machine and by which command its 
 
 
 def main() -> None:
-    for path, text in pages().items():
+    for path, text in {**pages(), PUBLISHED: table.page()}.items():
         path.write_text(text)
     if tag := last_tag():
         names = sorted(path.stem for path in RESULTS.glob("*.json"))
