@@ -9,13 +9,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.compressors import Compressor
-from gradwire.frontends.choices import AttachOptions, StepChoices, device_of, parameters_of, slots_of
+from gradwire.frontends.choices import StepChoices, device_of, parameters_of, slots_of
 from gradwire.frontends.ddp import DDPFrontEnd
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.idle import Nothing
+from gradwire.frontends.keywords import AttachOptions
 from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.shards import attach_shards
 from gradwire.frontends.sparse import sparse_in
+from gradwire.frontends.weighted import asked_in_backward
 from gradwire.options import called_as, check_type, one_line
 from gradwire.plans import Plan
 from gradwire.torch_private.autograd import uncompiled
@@ -41,8 +43,8 @@ def attach(
     A compressor may be written as on the command line, "topk:0.01+residual". A `Plan` in its place says all group by
     group; `rules` say it layer by layer, as in [("*.norm.*", gw.FP32()), ("numel>65535", gw.PowerSGD(4))]. Without
     one, the plan with the most progress per second is found while training: see `gradwire.Auto`. The
-    options are memory, communicator, dense, groups, rules, transport, seed, candidates, fidelity, controller,
-    find_unused_parameters, scaler and elastic; `gradwire.frontends.choices` describes each.
+    options are memory, communicator, dense, groups, rules, transport, seed, weight, candidates, fidelity, controller,
+    find_unused_parameters, scaler and elastic; `gradwire.frontends.keywords` describes each.
 
     For FSDP2, `mesh` is the mesh of all ranks, whose first dimension counts replicas (hosts); the model was wrapped on
     what remains of it, `fully_shard(model, mesh=mesh["shard"])`, or on all of it, where `mesh` may be left out. Its
@@ -90,7 +92,8 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
     # the ranks meet over the store: they compare model, plan and options, or all of them raise
     runtime = choices.runtime(
         "DDP", parameters, slots_of(parameters), mesh, others=others,
-        can_be_native=not (ddp.static_graph or choices.elastic), sparse=sparse_in(ddp.module, parameters),
+        can_be_native=not (ddp.static_graph or choices.elastic or choices.weight is not None),
+        weight=asked_in_backward(choices.weight), sparse=sparse_in(ddp.module, parameters),
     )  # fmt: skip
     # from here on gradients go to the runtime
     front_end.hook_in(runtime, parameters, managed)

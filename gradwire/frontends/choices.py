@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, ClassVar, Self, TypedDict
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from gradwire.communicators import Communicator
 from gradwire.compressors import FP32, Compressor
 from gradwire.controllers import Controller
+from gradwire.frontends.keywords import Dense
 from gradwire.frontends.ruled import GivenRule, facts_of, planned, planned_by, rules_of
 from gradwire.frontends.sparse import check_sparse
+from gradwire.frontends.weighted import Weight, asked, fitting, weighted
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.notation import read, way_of
@@ -29,45 +31,6 @@ from gradwire.transports import Mesh, Transport
 from gradwire.tuner import Auto, profiler_for
 from gradwire.unknown import unknown
 
-Dense = Callable[[str, nn.Parameter], bool]
-
-
-class PlanOptions(TypedDict, total=False):
-    """Options of every front end."""
-
-    memory: Memory | None
-    """The memory, which keeps what was not sent; by default the one that suits the compressor."""
-    communicator: Communicator | None
-    """Which collectives carry the payloads; by default those that suit the compressor."""
-    dense: Dense | None
-    """`dense(name, parameter)`: whether a parameter travels uncompressed; by default those of fewer than two axes."""
-    groups: Grouping | None
-    """Which gradients travel together; by default some 8 groups of 8 MB or more."""
-    rules: Sequence[GivenRule]
-    """Pairs of a pattern of parameters and a way to send them, of which the first that matches counts; what none
-    matches is sent by `compressor`. A list of ways, or "auto", leaves the choice to the automatic plan."""
-    transport: Transport | Mesh | None
-    """Carries the collectives; by default a process group of its own. Gradwire does not close yours."""
-    seed: int
-    """Starts all randomness."""
-
-
-class AttachOptions(PlanOptions, total=False):
-    """Options of `attach` and `DistributedOptimizer`, which reduce every step."""
-
-    candidates: Sequence[Compressor | Group]
-    """The compressors among which the automatic plan chooses, where none is named."""
-    fidelity: float | None
-    """The fraction of dense steps' progress that the automatic plan may lose, such as 0.01."""
-    controller: Controller | None
-    """Changes the plan while training."""
-    find_unused_parameters: bool
-    """Some parameters may get no gradient."""
-    scaler: torch.amp.GradScaler | None
-    """Multiplies losses; memories hold gradients without its factor, which may change."""
-    elastic: bool
-    """Ranks may be lost, and come, while training goes on: see `gradwire.Rendezvous`."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
@@ -81,6 +44,7 @@ class Choices:
     rules: Sequence[GivenRule] = ()
     transport: Transport | Mesh | None = None
     seed: int = 0
+    weight: Weight | None = None
     finds_plans: ClassVar[bool] = False
     """There may be an automatic plan."""
 
@@ -111,6 +75,8 @@ class Choices:
         check_type("transport", self.transport, (Transport, Mesh), "gw.ProcessGroup.own()")
         check_type("seed", self.seed, (int,), "0", optional=False)
         # options that exclude each other
+        if not callable(self.weight):
+            check_type("weight", self.weight, (float, int, Tensor), "lambda: len(batch)")
         if self.dense is not None and not callable(self.dense):
             raise ValueError(f"dense={one_line(self.dense)} is no function; pass e.g. dense=lambda name, p: True")
         if self.fixed_plan and (self.memory or self.communicator or self.dense or self.groups or self.rules):
@@ -244,14 +210,15 @@ class StepChoices(Choices):
         facts = {
             "front end": front_end, "find_unused_parameters": str(self.find_unused_parameters),
             "scaler": "yes" if self.scaler else "no", "elastic": str(self.elastic), **facts_of(self.by_layer),
-            "sparse gradients": ", ".join(sorted(sparse)),
+            "sparse gradients": ", ".join(sorted(sparse)), "weight": weighted(self.weight),
         }  # fmt: skip
         return Runtime(partial(plan, first), slots, mesh, device, JobOptions(
             seed=self.seed, controller=self.controlled_by(), profiler=profiler_for(whole, mesh, device),
             follow_order=None if self.fixed_plan or self.elastic else plan,
             scale=scale_from(self.scaler), planned=planned, elastic=self.elastic, trained=trained, plan_for=plan,
             find_unused=self.find_unused_parameters, owns_mesh=self.owns_mesh, facts=facts, sparse=sparse,
-            fits=lambda _: check_sparse(sparse, first, mesh), **options,
+            fits=fitting(lambda _: check_sparse(sparse, first, mesh), self.weight),
+            **{"weight": asked(self.weight), **options},
         ))  # fmt: skip
 
 

@@ -16,9 +16,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from gradwire.compressors import Compressor
-from gradwire.frontends.choices import Choices, PlanOptions, device_of
+from gradwire.frontends.choices import Choices, device_of
 from gradwire.frontends.fragments import FragmentedModel, Fragments, Schedule
 from gradwire.frontends.handle import Handle
+from gradwire.frontends.keywords import PlanOptions
 from gradwire.frontends.model_replica import replica_of
 from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.rounds import OuterOptimizer, Rounds
@@ -27,6 +28,7 @@ from gradwire.frontends.shards import reshard
 from gradwire.frontends.stateful_rounds import DistributedRounds, rounds_in
 from gradwire.frontends.trained import add_to, check_held
 from gradwire.frontends.values import share_values, values_of
+from gradwire.frontends.weighted import asked, fitting, weighted
 from gradwire.frontends.wrapper import Wrapper
 from gradwire.options import Options, called_as, one_line
 from gradwire.plans import Plan
@@ -73,7 +75,8 @@ class LocalSteps(Wrapper):
     With `ChunkTopK(64, of=4096, bits=2)`, `Residual(decay=0.95)` and `Outer(1.0, momentum=0)`:
     SparseLoCo (Sarfi et al., 2025, https://arxiv.org/abs/2508.15706).
 
-    Compressor and options are as in `gradwire.attach`: memory, communicator, dense, groups, rules, transport and seed.
+    Compressor and options are as in `gradwire.attach`: memory, communicator, dense, groups, rules, transport,
+    seed and weight, which is asked when a fragment is sent.
     With FSDP2, `mesh` is as in `attach` too: its first dimension counts replicas, which ranks along the others hold
     together. Parameters and buffers are the first replica's from the start; buffers are not averaged. A round in which
     a replica's numbers are not finite is dropped: all replicas go back to the shared parameters.
@@ -101,6 +104,10 @@ class LocalSteps(Wrapper):
     ) -> None:
         choices = Choices.of(compressor, OWN, **options)
         choices.check()
+        if eager and choices.weight is not None:
+            raise ValueError(
+                "an eager update replaces one part of the last mean by its own, of 1 / replicas; leave weight out"
+            )
         self.check(inner_optimizer, model, process_group)
         _check_outer(outer)
         # the replica, and what this rank can refuse by itself
@@ -140,9 +147,11 @@ class LocalSteps(Wrapper):
         self._ranks = axes.replica.world
         runtime = Runtime(plan, replica.slots, axes, device, JobOptions(
             seed=choices.seed, others=replica.others, owns_mesh=choices.owns_mesh, planned=replica.planned,
-            values=values, trained=trained.keys(), plan_for=parts.plan, fits=parts.check_fits,
+            values=values, trained=trained.keys(), plan_for=parts.plan,
+            fits=fitting(parts.check_fits, choices.weight), weight=asked(choices.weight),
             facts={
                 "front end": "LocalSteps", "inner_steps, delay, mix and eager": schedule,
+                "weight": weighted(choices.weight),
                 **facts_of(choices.by_layer),
             },
         ))  # fmt: skip

@@ -10,9 +10,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradwire.compressors import Compressor
-from gradwire.frontends.choices import AttachOptions, StepChoices, device_of, slots_of
+from gradwire.frontends.choices import StepChoices, device_of, slots_of
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks, Whole
+from gradwire.frontends.keywords import AttachOptions
 from gradwire.frontends.owners import check_free
 from gradwire.frontends.sparse import sparse_in
 from gradwire.frontends.trained import HeldParameters, TrainedParameters, add_to, check_held, on_one_device

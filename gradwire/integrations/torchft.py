@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
-from gradwire.frontends.choices import Choices, Dense, StepChoices, device_of
+from gradwire.frontends.choices import Choices, StepChoices, device_of
 from gradwire.frontends.fragments import Fragment, Schedule, fragments_of
 from gradwire.frontends.handle import FrontEnd
 from gradwire.frontends.idle import Nothing
+from gradwire.frontends.keywords import Dense
 from gradwire.frontends.local_optimizer import DILOCO
 from gradwire.frontends.rounds import OuterOptimizer, go_back, outer_step
 from gradwire.groups import Grouping

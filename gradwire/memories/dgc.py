@@ -31,7 +31,8 @@ class DGCMemory(Memory, recordable=True):
     masking: bool = True
     """Zeroes the momentum of coordinates that were sent."""
     clip: float | None = None
-    """The largest norm of one parameter's gradient; each rank clips its own at clip / sqrt(ranks)."""
+    """The largest norm of one parameter's gradient; each rank clips its own at clip / sqrt(ranks). One with a weight
+    counts as times its weight over the ranks' mean."""
     flat_state: ClassVar[tuple[str, ...]] = (RESIDUAL, VELOCITY)
     wants_sparse: ClassVar[bool] = True
 

@@ -139,7 +139,7 @@ class Gradients:
             if tensor.dtype not in DTYPES or (part.slot is not None and tensor.stride() != part.slot.strides)
         }
 
-    def scale(self, factor: float) -> None:
+    def scale(self, factor: Scalar) -> None:
         """Multiplies the gradients by a factor, in place."""
         scale_each(self.tensors, factor)
 

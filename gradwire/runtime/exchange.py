@@ -47,10 +47,17 @@ class GroupInput:
     """The factor that the loss was multiplied by."""
     lost: bool = False
     """Backward failed: no rank takes the step."""
+    share: Scalar | None = None
+    """This rank's part of the mean over all ranks; None where each has the same."""
 
-    def weight(self, ranks: int) -> Scalar:
-        """The weight of a gradient in a mean over so many ranks."""
-        return 1 / ranks if self.scale is None else 1 / ranks / self.scale
+    def part(self, ranks: int, hosts: int = 1) -> Scalar:
+        """The part of this rank's gradients in a mean over so many ranks, which is then averaged over hosts."""
+        return 1 / ranks if self.share is None else self.share * hosts
+
+    def weight(self, ranks: int, hosts: int = 1) -> Scalar:
+        """That part of what the gradients are without the loss's scale."""
+        part = self.part(ranks, hosts)
+        return part if self.scale is None else part / self.scale
 
     def lazily(self, scratch: Tensor, weight: Scalar, nonfinite: Tensor) -> LazySum:
         """The weighted gradients, to be summed in scratch (n,)."""
@@ -237,7 +244,7 @@ class ReplicaExchange(GroupExchange):
     def _reduce_dense(self, dtype: torch.dtype, given: GroupInput) -> Reduction:
         # divide first: the sum is the mean
         gradients, whole = given.gradients, given.gradients.whole
-        gradients.scale(torch.nan if given.lost else 1 / self.context.world)
+        gradients.scale(torch.nan if given.lost else given.part(self.context.world))
         # sum where the gradients lie, if they are one vector of the type that travels; else in a copy
         x = whole
         if whole is None or whole.dtype != dtype or self.stored.pending:

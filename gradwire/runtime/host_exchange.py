@@ -62,7 +62,7 @@ class HostExchange(GroupExchange):
 
     def _accumulate(self, x: Tensor, given: GroupInput) -> None:
         """x (n,) becomes this rank's part of the host's mean."""
-        weight = given.weight(self._host.world)
+        weight = given.weight(self._host.world, self._hosts)
         gradient = given.lazily(x, weight, self.nonfinite)
         if self.compresses or not self.stored.has_residual:
             given.finish(gradient, weight).total()

@@ -9,7 +9,7 @@ The executor's queue orders the two threads.
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Lock, get_ident
 from time import monotonic
@@ -23,11 +23,13 @@ from torch.futures import Future
 from gradwire.runtime.active_plan import ActivePlan
 from gradwire.runtime.executor import Executor, Place
 from gradwire.runtime.failures import BETWEEN, ELSEWHERE, WAITING, RankStatus
+from gradwire.runtime.job_error import JobError
 from gradwire.runtime.machine import NO_GROUP, Arrivals
 from gradwire.runtime.raised import note_raised
 from gradwire.runtime.steps import Steps
 from gradwire.runtime.trace import Recorder
 from gradwire.runtime.training_thread import in_optimizer
+from gradwire.runtime.weights import asked
 
 _of_process: "WeakSet[Intake]" = WeakSet()
 """The intakes of all jobs in this process, by which one sees in which job the training thread waits."""
@@ -90,8 +92,12 @@ class Intake:
     begun_s: float
     """When the first group of the open step was complete; 0 before."""
 
-    def __init__(self, steps: Steps, active: ActivePlan, executor: Executor, recorder: Recorder) -> None:
+    def __init__(
+        self, steps: Steps, active: ActivePlan, executor: Executor, recorder: Recorder,
+        weight: Callable[[], object] | None, job: JobError,
+    ) -> None:  # fmt: skip
         self.step = self.ended = 0
+        self._ask_weight, self._weight = asked(weight, job), None
         # the training thread: the only one that may hand gradients over
         self._thread = get_ident()
         self.groups: Sequence[int] = ()
@@ -123,6 +129,8 @@ class Intake:
 
     def open(self, groups: Sequence[int] | None) -> None:
         """Opens a step of these groups, or of all; before that, turns are recorded where some are due."""
+        # the weight first: the user's function may fail
+        self._weight = self._ask_weight()
         # record turns while nothing is under way: the training thread waits for that
         if self._steps.recordings.due:
             self._executor.call(self._steps.record)
@@ -230,7 +238,7 @@ class Intake:
         # the first complete group: the worker begins the step
         if not self.begun_s:
             self.begun_s = monotonic()
-            self._executor.post(partial(self._steps.begin, self.groups, self.step))
+            self._executor.post(partial(self._steps.begin, self.groups, self.step, self._weight))
         members, tensors = self._members[group], None
         # a sparse gradient is another tensor in each step
         fixed = self._fixed and members[0] not in self._steps.store.sparse

@@ -39,6 +39,8 @@ class JobOptions:
     """The framework can reduce by itself."""
     scale: Callable[[], Scalar | None] = _unscaled
     """The factor that losses are multiplied by."""
+    weight: Callable[[], object] | None = None
+    """The weight of this rank's gradients in a step's mean, asked when a step opens; None where all have the same."""
     others: Collection[str] = ()
     """The model's parameters that are not reduced; a state may have them."""
     values: Mapping[str, str] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from torch import Tensor
 from gradwire.collective import Collective
 from gradwire.compressors import DoubleBuffer, Reduction
 from gradwire.compressors.context import SmallBuffers
+from gradwire.ops.vectors import Scalar
 from gradwire.ops.workspace import scratch_on
 from gradwire.runtime.exchange import GroupExchange, GroupInput, ReplicaExchange
 from gradwire.runtime.executor import Executor
@@ -131,11 +132,11 @@ class GroupRecordings:
         self.unless = "" if self.why_not else self._why_computed(given)
         if self.why_not or self.unless:
             return None
-        exchange, scale = self._exchange, given.scale
+        exchange = self._exchange
         # what a recording fixes: which half, phase and memory its kernels read and write
         return (
             exchange.group.compressor.phase(step), exchange.group.communicator.phase(step, exchange.context.world),
-            scale.data_ptr() if isinstance(scale, Tensor) else scale, id(given.gradients), *exchange.stored.sides,
+            _place(given.scale), _place(given.share), id(given.gradients), *exchange.stored.sides,
         )  # fmt: skip
 
     def _why_computed(self, given: GroupInput) -> str:
@@ -239,6 +240,11 @@ class Recordings:
         why = {index: group.status for index, group in enumerate(self._groups) if group.status}
         each = [f"group {index}: {reason}" for index, reason in why.items()]
         return "; ".join([f"{len(self._groups) - len(why)} of {len(self._groups)} groups", *each])
+
+
+def _place(number: Scalar | None) -> object:
+    """Where a number lies that kernels read; or itself, which a recording fixes."""
+    return number.data_ptr() if isinstance(number, Tensor) else number
 
 
 def _why_never(exchange: GroupExchange) -> str:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gradwire.collective import Gather, Message
 from gradwire.compressors import Reduction
+from gradwire.ops.vectors import Scalar
 from gradwire.plans import Group
 from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext
 from gradwire.runtime.store import StoredGroup
@@ -21,7 +22,7 @@ Rows = tuple[Tensor, Tensor]
 
 
 class RowExchange(GroupExchange):
-    """Gathers the rows of all ranks, and sums those of the same index, divided by the number of ranks.
+    """Gathers the rows of all ranks, each times its rank's part of the mean, and sums those of the same index.
 
     turn 0    the numbers of rows are gathered
     turn 1    the rows, in payloads as large as the largest rank's
@@ -52,7 +53,7 @@ class RowExchange(GroupExchange):
         *by_slot, lost = table.T.tolist()
         by_rank = list(zip(*by_slot, strict=True))
         payload = self._bytes("payload", max(map(self._size, by_rank)))
-        self._pack(own, payload[0])
+        self._pack(own, payload[0], given.part(self._world))
         payloads = self._bytes("payloads", payload.shape[1], self._world)
         yield Gather(Message.plain(payload[0]), Message.plain(payloads))
         # sum rows of the same index
@@ -84,12 +85,12 @@ class RowExchange(GroupExchange):
         """A kept buffer (rows, size), which is never empty."""
         return self.stored.buffers.tensor(name, (rows, max(WORD, size)), torch.uint8)
 
-    def _pack(self, own: Sequence[Rows], payload: Tensor) -> None:
-        """Writes this rank's rows, over the number of ranks, to the payload's beginning."""
+    def _pack(self, own: Sequence[Rows], payload: Tensor, part: Scalar) -> None:
+        """Writes this rank's part of the mean to the payload's beginning."""
         views = self._views(payload, [len(indices) for indices, _ in own])
         for (indices, rows), (indices_there, rows_there) in zip(own, views, strict=True):
             indices_there.copy_(indices)
-            torch.div(rows, self._world, out=rows_there)
+            torch.mul(rows, part, out=rows_there)
 
     def _views(self, payload: Tensor, counts: Sequence[int]) -> list[Rows]:
         """The rows of each slot in a rank's payload, which has so many."""

@@ -77,33 +77,32 @@ class Runtime:
         self._executor.fail = partial(_fail, weakref.ref(self))
         monitor = Monitor(self.mesh, self._executor) if mesh.needs_polling else None
         # the parts of a step, all on the worker
-        self._recorder = Recorder(self._executor.mark, mesh.rank)
-        self._pipeline = Pipeline(self.mesh, self._recorder)
+        self._recorder = recorder = Recorder(self._executor.mark, mesh.rank)
+        self._pipeline = Pipeline(self.mesh, recorder)
         control = Control(options, self._active.trained, self._pipeline, self._executor)
         self._steps = Steps(Store(self.slots, device, options.sparse), self._pipeline, self._executor, control, options)
         self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
         # those of the thread that trains, and the end
         self._states = States(self._steps, self._active, self._agreement, options)
-        self._intake = intake = Intake(self._steps, self._active, self._executor, self._recorder)
-        looks = self._intake.step_s, monitor.paused_s if monitor else float, self._intake.status
+        self._intake = intake = Intake(self._steps, self._active, self._executor, recorder, options.weight, failing)
+        looks = intake.step_s, monitor.paused_s if monitor else float, intake.status
         self._ending = Ending(self.mesh, self.hosts, *looks)
         self._end = forked.finalize(self, close_all, self._ending, monitor, self._executor, own_mesh)
         forked.register(failing)
         # calls for every gradient go straight to where they are handled
         self.submit, self.submit_absent, self.is_reduced = intake.submit, intake.submit_absent, intake.is_reduced
-        arrivals, self.fix_places, self.point = intake.arrivals, intake.fix_places, intake.point
-        self.is_immediate, self.lost = self._executor.is_immediate, self._executor.lost
+        self.fix_places, self.point, arrivals = intake.fix_places, intake.point, intake.arrivals
+        self.is_immediate, self.lost, self.used = self._executor.is_immediate, self._executor.lost, self._steps.used.has
         self.arrived, self.arrive, self.absent = arrivals.there, arrivals.arrive, arrivals.absent
-        self.forward_begins, self.forward_ends = self._intake.forward_begins, self._recorder.forward_ends
-        self.became_ready, self.wants_readiness = self._intake.became_ready, self._intake.wants_readiness
-        self._turns = turns = Turns(weakref.proxy(self), self._intake)
+        self.forward_begins, self.became_ready = intake.forward_begins, intake.became_ready
+        self.wants_readiness, self.forward_ends = intake.wants_readiness, self._recorder.forward_ends
+        self._turns = turns = Turns(weakref.proxy(self), intake)
         self.native_begins = partial(self._executor.post, self._steps.close)
         self.open_step, self.reduce, self.give_up, self.detach = turns.open_step, turns.reduce, turns.give_up, turns.end
         # the first plan is in force; then connections, which all ranks make together
         self._reduced.follow(self._active.trained)
         self._executor.call(partial(self._active.work_with, self._steps, control, self._pipeline))
         self._call(partial(self._pipeline.open, device))
-        self.used = self._steps.used.has
 
     # A step, on the thread that trains
 

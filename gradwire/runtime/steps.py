@@ -1,6 +1,7 @@
 """Steps, carried out on the worker: entries of the script, the verdict on the step, and what follows from it.
 
-    begin       the verdict on the step before is read, if a GPU had it not ready; the script begins
+    begin       the verdict on the step before is read, if a GPU had it not ready; where ranks have weights, their sum
+                is agreed; the script begins
     complete    a group is there: entries are carried out until one waits for another group's gradients
     _end        1. the groups' `nonfinite` is summed, also over the axes that reduce nothing: one verdict on all ranks
                 2. with find_unused, one sum finds the slots that had a gradient on some rank
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from gradwire.collective import HOST, REPLICA, Message, Sum
 from gradwire.controllers import GroupView
-from gradwire.ops.gradients import Gradients
+from gradwire.ops.vectors import Scalar
 from gradwire.ops.workspace import Workspace, scratch_on
 from gradwire.plans import Plan
 from gradwire.runtime.control import Control
@@ -37,6 +38,7 @@ from gradwire.runtime.raised import raised
 from gradwire.runtime.recordings import Recordings
 from gradwire.runtime.store import Store
 from gradwire.runtime.used_slots import UsedSlots
+from gradwire.runtime.weights import Weights
 from gradwire.script import Entry
 
 
@@ -87,6 +89,7 @@ class Steps:
         self.recordings = Recordings(executor, lambda: control.looks)
         self.used = UsedSlots(len(store.slots), pipeline, executor, options.find_unused)
         self._promise_sum = self._flags = torch.zeros(1, dtype=torch.float32, device=executor.device)
+        self._weights = Weights(pipeline, executor)
         # the step under way, or the last one while its verdict is not read
         self._active: list[GroupExchange] = []
         self._inputs: dict[int, GroupInput] = {}
@@ -157,8 +160,9 @@ class Steps:
         """Marks the step that is under way, or begins next, as one that no rank takes."""
         self._lost = True
 
-    def begin(self, groups: Sequence[int], opened: int) -> None:
-        """Begins a step of these groups, the one that the training thread counts as `opened`."""
+    def begin(self, groups: Sequence[int], opened: int, weight: Scalar | None = None) -> None:
+        """Begins a step of these groups, the one that the training thread counts as `opened`. This rank has
+        a `weight` in its mean, where ranks have any."""
         # settle the step before, and arrange the plan, before anything of this one is written
         with self.changing:
             self.close()
@@ -169,6 +173,8 @@ class Steps:
         self.opened = opened
         self._active = [self.exchanges[group] for group in groups]
         self.executor.waits.step_begins()
+        # agree on the sum of weights, which every payload needs
+        self._weights.agree(weight)
         self.machine.begin(groups, [exchange.rounds for exchange in self.exchanges])
 
     def complete(
@@ -178,7 +184,11 @@ class Steps:
         are zeros. Without `tensors` they lie where they did when they were `fixed`."""
         # the group's input: where its gradients lie, and the loss scale that they have
         self.last_arrival = arrival
-        self._inputs[group] = GroupInput(self._gradients(group, tensors, fixed), absent, self._scale(), self._lost)
+        stored = self.store.groups[group]
+        if tensors is not None:
+            self.executor.keep(tensors)
+        gradients = stored.gradients(tensors, fixed)
+        self._inputs[group] = GroupInput(gradients, absent, self._scale(), self._lost, self._weights.share)
         self.machine.complete(group)
         # walk the script as far as groups are there, until the step is over
         while (entry := self.machine.next()) is not None:
@@ -206,14 +216,6 @@ class Steps:
     def _skipped(self, why: str) -> None:
         self.skipped += 1
         self.skip_reason = f"{self.skipped} skipped, the last step {self.number - 1} {why}"
-
-    def _gradients(self, group: int, tensors: Sequence[Tensor] | None, fixed: bool) -> Gradients:
-        stored = self.store.groups[group]
-        if tensors is None:
-            assert stored.fixed is not None
-            return stored.fixed
-        self.executor.keep(tensors)
-        return stored.fix(tensors) if fixed else Gradients(stored.split, tensors)
 
     def _carry_out(self, entry: Entry) -> None:
         exchange = self.exchanges[entry.group]

@@ -79,12 +79,18 @@ class StoredGroup:
         self.slot_state.commit()
         self.group_state.commit()
 
-    def fix(self, tensors: Sequence[Tensor]) -> Gradients:
-        """Fixes the places of its gradients, and drops buffers that are not needed any more."""
-        self.fixed = fixed = Gradients.merged(self.layout, tensors)
+    def gradients(self, tensors: Sequence[Tensor] | None, fixed: bool) -> Gradients:
+        """Its gradients in these tensors, by slot; without any where they were fixed. With `fixed` they lie there from
+        now on, and buffers that are not needed any more are dropped."""
+        if tensors is None:
+            assert self.fixed is not None
+            return self.fixed
+        if not fixed:
+            return Gradients(self.split, tensors)
+        self.fixed = Gradients.merged(self.layout, tensors)
         self.split = GradientSplit.by_slot(self.layout)
         self.buffers.clear()
-        return fixed
+        return self.fixed
 
     def spend(self, whole: bool) -> None:
         """Drops the pending residual that a good step has sent; of all slots, if `whole`."""

@@ -1,0 +1,59 @@
+"""The keyword arguments that users give to front ends."""
+
+from collections.abc import Callable, Sequence
+from typing import TypedDict
+
+import torch
+from torch import nn
+
+from gradwire.communicators import Communicator
+from gradwire.compressors import Compressor
+from gradwire.controllers import Controller
+from gradwire.frontends.ruled import GivenRule
+from gradwire.frontends.weighted import Weight
+from gradwire.groups import Grouping
+from gradwire.memories import Memory
+from gradwire.plans import Group
+from gradwire.transports import Mesh, Transport
+
+Dense = Callable[[str, nn.Parameter], bool]
+
+
+class PlanOptions(TypedDict, total=False):
+    """Options of every front end."""
+
+    memory: Memory | None
+    """The memory, which keeps what was not sent; by default the one that suits the compressor."""
+    communicator: Communicator | None
+    """Which collectives carry the payloads; by default those that suit the compressor."""
+    dense: Dense | None
+    """`dense(name, parameter)`: whether a parameter travels uncompressed; by default those of fewer than two axes."""
+    groups: Grouping | None
+    """Which gradients travel together; by default some 8 groups of 8 MB or more."""
+    rules: Sequence[GivenRule]
+    """Pairs of a pattern of parameters and a way to send them, of which the first that matches counts; what none
+    matches is sent by `compressor`. A list of ways, or "auto", leaves the choice to the automatic plan."""
+    transport: Transport | Mesh | None
+    """Carries the collectives; by default a process group of its own. Gradwire does not close yours."""
+    seed: int
+    """Starts all randomness."""
+    weight: Weight | None
+    """This rank's weight in each step's mean, such as the number of its samples: a number, a tensor () that is read at
+    every step, or a function that is called then. By default all ranks have the same."""
+
+
+class AttachOptions(PlanOptions, total=False):
+    """Options of `attach` and `DistributedOptimizer`, which reduce every step."""
+
+    candidates: Sequence[Compressor | Group]
+    """The compressors among which the automatic plan chooses, where none is named."""
+    fidelity: float | None
+    """The fraction of dense steps' progress that the automatic plan may lose, such as 0.01."""
+    controller: Controller | None
+    """Changes the plan while training."""
+    find_unused_parameters: bool
+    """Some parameters may get no gradient."""
+    scaler: torch.amp.GradScaler | None
+    """Multiplies losses; memories hold gradients without its factor, which may change."""
+    elastic: bool
+    """Ranks may be lost, and come, while training goes on: see `gradwire.Rendezvous`."""

@@ -1,0 +1,74 @@
+"""Weights of the ranks' gradients in a step's mean, such as the numbers of their samples."""
+
+from collections.abc import Callable
+from functools import partial
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from gradwire.collective import HOST, REPLICA, Message, Sum
+from gradwire.ops.host import number_in
+from gradwire.ops.vectors import Scalar
+from gradwire.runtime.executor import Executor
+from gradwire.runtime.job_error import JobError
+from gradwire.runtime.pipeline import Pipeline
+
+CALL = "return the number of this rank's samples, 0 or more"
+
+
+def checked(weight: object) -> Scalar:
+    """A user's weight, a number, or a tensor () on a GPU. Raises ValueError for any other; a GPU's is not read, and
+    with NaN no rank takes the step."""
+    if isinstance(weight, Tensor) and weight.numel() == 1:
+        weight = number_in(weight.detach().reshape(()))
+        if isinstance(weight, Tensor):
+            return weight
+    if not isinstance(weight, int | float) or not isfinite(weight) or weight < 0:
+        raise ValueError(f"{weight!r} is no weight of a gradient; {CALL}")
+    return float(weight)
+
+
+def asked(weight: Callable[[], object] | None, job: JobError) -> Callable[[], Scalar | None]:
+    """A function that asks for this rank's weight in the step that opens; a mistake ends the job on all ranks."""
+
+    def ask() -> Scalar | None:
+        with job.ended_by(Exception):
+            return None if weight is None else checked(weight())
+
+    return ask
+
+
+class Weights:
+    """The sum over all ranks of a step's weights, agreed when the step begins, before anything is encoded."""
+
+    share: Scalar | None = None
+    """This rank's part of the step's mean: its weight over that sum, or 0 where the sum is. None where all ranks have
+    the same."""
+
+    def __init__(self, pipeline: Pipeline, executor: Executor) -> None:
+        self._pipeline, self._executor = pipeline, executor
+        # kept for all steps: recorded kernels read the share where it lies
+        self._own, self._sum, self._share = torch.zeros(3, dtype=torch.float32, device=executor.device).split(1)
+
+    def agree(self, weight: Scalar | None) -> None:
+        """Takes this rank's weight in the step that begins; all ranks call this together, on the worker. Ranks that
+        hold a replica together have one weight, the sum of theirs."""
+        if weight is None:
+            return
+        if isinstance(weight, Tensor):
+            self._executor.keep([weight])
+            self._own.copy_(weight)
+        else:
+            self._own.fill_(weight)
+        # the replica's, then all replicas'
+        self._add_up(self._own, replicas=False)
+        self._sum.copy_(self._own)
+        self._add_up(self._sum, replicas=True)
+        torch.div(self._own, self._sum.clamp_min_(torch.finfo(torch.float32).tiny), out=self._share)
+        self.share = number_in(self._share[0])
+
+    def _add_up(self, number: Tensor, replicas: bool) -> None:
+        for axis, transport in self._pipeline.mesh.axes.items():
+            if (axis in (REPLICA, HOST)) == replicas:
+                self._pipeline.agree(partial(transport.run, Sum(Message.plain(number), axis)))
