@@ -44,7 +44,7 @@ def attach(
     group; `rules` say it layer by layer, as in [("*.norm.*", gw.FP32()), ("numel>65535", gw.PowerSGD(4))]. Without
     one, the plan with the most progress per second is found while training: see `gradwire.Auto`. The
     options are memory, communicator, dense, groups, rules, transport, seed, weight, candidates, fidelity, controller,
-    find_unused_parameters, scaler and elastic; `gradwire.frontends.keywords` describes each.
+    find_unused_parameters, scaler, rows and elastic; `gradwire.frontends.keywords` describes each.
 
     For FSDP2, `mesh` is the mesh of all ranks, whose first dimension counts replicas (hosts); the model was wrapped on
     what remains of it, `fully_shard(model, mesh=mesh["shard"])`, or on all of it, where `mesh` may be left out. Its

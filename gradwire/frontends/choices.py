@@ -13,7 +13,7 @@ from gradwire.compressors import FP32, Compressor
 from gradwire.controllers import Controller
 from gradwire.frontends.keywords import Dense
 from gradwire.frontends.ruled import GivenRule, facts_of, planned, planned_by, rules_of
-from gradwire.frontends.sparse import check_sparse
+from gradwire.frontends.sparse import check_sparse, row_way
 from gradwire.frontends.weighted import Weight, asked, fitting, weighted
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
@@ -145,6 +145,7 @@ class StepChoices(Choices):
     find_unused_parameters: bool = False
     scaler: torch.amp.GradScaler | None = None
     elastic: bool = False
+    rows: Compressor | str | None = None
     finds_plans: ClassVar[bool] = True
 
     @property
@@ -159,6 +160,8 @@ class StepChoices(Choices):
         check_type("controller", self.controller, (Controller,), "gw.GraVAC()")
         check_type("candidates", self.candidates, (list, tuple), "[gw.BF16(), gw.TopK(0.01)]", optional=False)
         check_type("scaler", self.scaler, (torch.amp.GradScaler,), "torch.amp.GradScaler()")
+        check_type("rows", self.rows, (Compressor, str), "gw.Quantized(8)")
+        row_way(self.rows)
         check_type("elastic", self.elastic, (bool,), "True", optional=False)
         check_type("find_unused_parameters", self.find_unused_parameters, (bool,), "True", optional=False)
         # options that exclude each other
@@ -204,20 +207,21 @@ class StepChoices(Choices):
         ranks = mesh.replica.world
         plan, whole = self.plan(parameters, lambda: ranks), list(slots if planned is None else planned)
         now = [slot for slot in whole if trained is None or slot.name in trained]
-        first = [slot for slot in now if slot.name not in sparse]
+        first, way = [slot for slot in now if slot.name not in sparse], row_way(self.rows)
         device = device_of({slot.name: parameters[slot.name] for slot in now})
         # the ranks compare these when they meet
         facts = {
             "front end": front_end, "find_unused_parameters": str(self.find_unused_parameters),
             "scaler": "yes" if self.scaler else "no", "elastic": str(self.elastic), **facts_of(self.by_layer),
-            "sparse gradients": ", ".join(sorted(sparse)), "weight": weighted(self.weight),
+            "sparse gradients": ", ".join(sorted(sparse)), "rows": " ".join(map(str, way)),
+            "weight": weighted(self.weight),
         }  # fmt: skip
         return Runtime(partial(plan, first), slots, mesh, device, JobOptions(
             seed=self.seed, controller=self.controlled_by(), profiler=profiler_for(whole, mesh, device),
             follow_order=None if self.fixed_plan or self.elastic else plan,
             scale=scale_from(self.scaler), planned=planned, elastic=self.elastic, trained=trained, plan_for=plan,
-            find_unused=self.find_unused_parameters, owns_mesh=self.owns_mesh, facts=facts, sparse=sparse,
-            fits=fitting(lambda _: check_sparse(sparse, first, mesh), self.weight),
+            find_unused=self.find_unused_parameters, owns_mesh=self.owns_mesh, facts=facts, sparse=sparse, rows=way,
+            fits=fitting(lambda _: check_sparse(sparse, first, mesh, self.rows), self.weight),
             **{"weight": asked(self.weight), **options},
         ))  # fmt: skip
 

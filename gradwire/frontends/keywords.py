@@ -55,5 +55,8 @@ class AttachOptions(PlanOptions, total=False):
     """Some parameters may get no gradient."""
     scaler: torch.amp.GradScaler | None
     """Multiplies losses; memories hold gradients without its factor, which may change."""
+    rows: Compressor | str | None
+    """How rows of Embedding(sparse=True) are sent: by default as they are; or `Quantized`, or text that names a memory
+    as well, such as "quantized:4+residual"."""
     elastic: bool
     """Ranks may be lost, and come, while training goes on: see `gradwire.Rendezvous`."""

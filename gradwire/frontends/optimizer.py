@@ -35,7 +35,8 @@ class DistributedOptimizer(Wrapper):
     one process. Parameters and buffers are rank 0's from the start. Accumulate gradients under `no_sync()`.
     The arguments are those of `gradwire.attach`; `handle` is what that returns.
 
-    Gradients of `model`'s Embedding(sparse=True) stay sparse: their rows travel as they are, beside the plan.
+    Gradients of `model`'s Embedding(sparse=True) stay sparse: their rows travel beside the plan, as they are or as
+    `rows` says.
 
     Without `model`, parameters are called by the names that the optimizer was given, or by their places in it; no other
     can be added, and buffers, such as BatchNorm's, start as each rank has them.

@@ -5,6 +5,11 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor, nn
 
+from gradwire.compressors import Compressor, Quantized
+from gradwire.memories import NoMemory, Residual
+from gradwire.notation import read
+from gradwire.options import one_line
+from gradwire.runtime.row_memory import AS_THEY_ARE, RowWay
 from gradwire.slots import Slot
 from gradwire.transports import Mesh
 
@@ -23,12 +28,29 @@ def no_rows(parameter: Tensor) -> Tensor:
     return torch.sparse_coo_tensor(indices, rows, parameter.shape, is_coalesced=True, check_invariants=False)
 
 
-def check_sparse(sparse: Collection[str], dense: Collection[Slot], mesh: Mesh) -> None:
-    """Raises ValueError where sparse gradients cannot travel beside dense ones."""
+def check_sparse(sparse: Collection[str], dense: Collection[Slot], mesh: Mesh, rows: object = None) -> None:
+    """Raises ValueError where sparse gradients cannot travel beside dense ones, and for `rows` where there are none."""
     if sparse and mesh.host:
         raise ValueError(
             f"parameter {min(sparse)!r} has a sparse gradient, which is not summed inside hosts; use "
             "transport=gw.ProcessGroup.own(), or Embedding(sparse=False)"
         )
+    if rows is not None and not sparse:
+        raise ValueError("rows= is for Embedding(sparse=True), and the model has none; leave it out")
     if sparse and not dense:
         raise ValueError("all gradients are sparse, and there is nothing to compress; leave the model to DDP alone")
+
+
+def row_way(rows: Compressor | str | None) -> RowWay:
+    """How a user has rows sent: by a compressor, or a text that may name a memory as well. Raises ValueError for what
+    rows are not sent by."""
+    if rows is None:
+        return AS_THEY_ARE
+    parts = read(rows)[0] if isinstance(rows, str) else None
+    compressor, memory = (parts.compressor, parts.memory or NoMemory()) if parts else (rows, NoMemory())
+    if not isinstance(compressor, Quantized) or memory not in (NoMemory(), Residual()):
+        raise ValueError(
+            f"rows of sparse gradients travel as they are, or in few bits, not by rows={one_line(rows)}; use "
+            'rows=gw.Quantized(8) or rows="quantized:4+residual"'
+        )
+    return compressor, memory

@@ -9,6 +9,7 @@ from gradwire.controllers import Controller
 from gradwire.controllers.requests import Profiled, ProfileRequest
 from gradwire.ops.vectors import Scalar
 from gradwire.plans import Plan
+from gradwire.runtime.row_memory import AS_THEY_ARE, RowWay
 from gradwire.runtime.trace import Trace
 from gradwire.slots import Slot
 
@@ -56,7 +57,9 @@ class JobOptions:
     plan_for: Callable[[list[Slot]], Plan] | None = None
     """Makes the plan when other parameters are trained."""
     sparse: Collection[str] = ()
-    """Parameters whose gradients are sparse. No plan has them: their rows travel as they are."""
+    """Parameters whose gradients are sparse. No plan has them: their rows travel beside it."""
+    rows: RowWay = AS_THEY_ARE
+    """How these rows are sent."""
     elastic: bool = False
     """Ranks confirm at the end of each step that they have all of it: it counts on all that are left, or on none."""
     voted: bool = False

@@ -1,7 +1,6 @@
-"""The exchange of sparse gradients, such as those of Embedding(sparse=True): their rows travel as they are."""
+"""The exchange of sparse gradients, such as those of Embedding(sparse=True): their rows alone travel."""
 
-from collections.abc import Sequence
-from itertools import starmap
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import torch
@@ -9,23 +8,25 @@ from torch import Tensor
 
 from gradwire.collective import Gather, Message
 from gradwire.compressors import Reduction
-from gradwire.ops.vectors import Scalar
 from gradwire.plans import Group
 from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext
+from gradwire.runtime.row_formats import format_of
+from gradwire.runtime.row_memory import Rows
 from gradwire.runtime.store import StoredGroup
 from gradwire.slots import Slot
 
-WORD = 8
-"""Bytes of an index; all parts of a payload begin on multiples of it."""
-Rows = tuple[Tensor, Tensor]
-"""Indices (n,) of rows, and the rows (n, ...)."""
+WORD = 16
+"""All parts of a payload begin on multiples of it."""
+INDEX = 8
+"""Bytes of an index."""
 
 
 class RowExchange(GroupExchange):
-    """Gathers the rows of all ranks, each times its rank's part of the mean, and sums those of the same index.
+    """Gathers the rows of all ranks, each times its rank's part of the mean, and sums those of the same index. Rows go
+    as they are, or in few bits; with a memory, what a row lacks goes with the next row of its index.
 
-    turn 0    the numbers of rows are gathered
-    turn 1    the rows, in payloads as large as the largest rank's
+    turn 0    residuals are added; the numbers of rows are gathered
+    turn 1    rows are encoded and gathered, in payloads as large as the largest rank's
     turn 2    each gradient becomes the mean, which has the rows of all ranks
     """
 
@@ -35,6 +36,9 @@ class RowExchange(GroupExchange):
     def __init__(self, group: Group, index: int, stored: StoredGroup, job: JobContext) -> None:
         self.group, self.index, self.stored, self.rounds = group, index, stored, 2
         self._slots, self._world = stored.layout.slots, job.mesh.replica.world
+        assert stored.rows
+        self._format, self._memory = format_of((group.compressor, group.memory)), stored.rows
+        self._feeds_back = group.memory.error_feedback
         self.nonfinite = torch.zeros(1, dtype=torch.float32, device=stored.buffers.device)
 
     def __str__(self) -> str:
@@ -43,24 +47,26 @@ class RowExchange(GroupExchange):
     def run(self, given: GroupInput, step: int) -> Reduction:
         self.input = given
         self.nonfinite.zero_()
-        own = list(map(_rows, given.gradients.tensors))
-        # gather the numbers of rows, and whether a rank's backward pass failed
+        # add residuals
+        own = [self._weighted(i, tensor, given) for i, tensor in enumerate(given.gradients.tensors)]
+        # gather the numbers of rows, and whether a rank's are not finite or its backward pass failed
         counts = [len(indices) for indices, _ in own]
         sent = torch.tensor([*counts, given.lost], dtype=torch.int64, device=self.nonfinite.device)
+        sent[-1:] |= self.nonfinite.isnan()
         table = sent.new_empty(self._world, len(sent))
         yield Gather(Message.plain(sent), Message.plain(table))
-        # gather the rows
-        *by_slot, lost = table.T.tolist()
+        # encode, gather the rows
+        *by_slot, bad = table.T.tolist()
         by_rank = list(zip(*by_slot, strict=True))
         payload = self._bytes("payload", max(map(self._size, by_rank)))
-        self._pack(own, payload[0], given.part(self._world))
+        self._encode(own, payload[0])
         payloads = self._bytes("payloads", payload.shape[1], self._world)
         yield Gather(Message.plain(payload[0]), Message.plain(payloads))
         # sum rows of the same index
-        parts = [self._views(*each) for each in zip(payloads, by_rank, strict=True)]
+        parts = [self._decode(*each) for each in zip(payloads, by_rank, strict=True)]
         for i, (slot, tensor) in enumerate(zip(self._slots, given.gradients.tensors, strict=True)):
-            self._write(tensor, _sum(slot, [rows[i] for rows in parts]))
-        if any(lost):
+            self._write(tensor, _sum(slot, [rows[i] for rows in parts]), given)
+        if any(bad):
             self.nonfinite.fill_(torch.nan)
 
     def poison(self, nonfinite: Tensor | None) -> None:
@@ -75,8 +81,45 @@ class RowExchange(GroupExchange):
 
     def commit(self) -> None:
         self.stored.commit()
+        self._memory.commit()
 
-    def _write(self, tensor: Tensor, mean: Tensor) -> None:
+    def take_back(self) -> None:
+        super().take_back()
+        self._memory.take_back()
+
+    def forget(self) -> None:
+        super().forget()
+        self._memory.forget()
+
+    def _weighted(self, i: int, gradient: Tensor, given: GroupInput) -> Rows:
+        """The rows of a slot that this rank sends: its part of the mean, and with a memory what they lacked before."""
+        indices, rows = _rows(gradient)
+        if not self._feeds_back:
+            rows = rows * given.part(self._world)
+        else:
+            residual = self._memory.read(self.stored.slots[i], indices)
+            rows = residual.add_(rows.to(torch.float32) * given.weight(self._world))
+        # codes would hide what is not finite
+        self.nonfinite.masked_fill_(~rows.isfinite().all(), torch.nan)
+        return indices, rows
+
+    def _encode(self, own: Sequence[Rows], payload: Tensor) -> None:
+        """Writes this rank's rows to the payload's beginning; what they lack there is staged."""
+        views = self._views(payload, [len(indices) for indices, _ in own])
+        for i, ((indices, rows), (place, slot, part)) in enumerate(zip(own, views, strict=True)):
+            place.copy_(indices)
+            lacking = self._format.write(slot, rows, part)
+            if self._feeds_back:
+                self._memory.stage(self.stored.slots[i], indices, lacking)
+
+    def _decode(self, payload: Tensor, counts: Sequence[int]) -> list[Rows]:
+        """The rows of each slot in a rank's payload."""
+        views = zip(self._views(payload, counts), counts, strict=True)
+        return [(place, self._format.read(slot, part, count)) for (place, slot, part), count in views]
+
+    def _write(self, tensor: Tensor, mean: Tensor, given: GroupInput) -> None:
+        if self._feeds_back and given.scale is not None:
+            mean.values().mul_(given.scale)
         # the same on all ranks, which have the same rows
         self.nonfinite.add_(mean.values().sum(dtype=torch.float32) * 0)
         tensor.copy_(mean if tensor.is_sparse else mean.to_dense())
@@ -85,35 +128,23 @@ class RowExchange(GroupExchange):
         """A kept buffer (rows, size), which is never empty."""
         return self.stored.buffers.tensor(name, (rows, max(WORD, size)), torch.uint8)
 
-    def _pack(self, own: Sequence[Rows], payload: Tensor, part: Scalar) -> None:
-        """Writes this rank's part of the mean to the payload's beginning."""
-        views = self._views(payload, [len(indices) for indices, _ in own])
-        for (indices, rows), (indices_there, rows_there) in zip(own, views, strict=True):
-            indices_there.copy_(indices)
-            torch.mul(rows, part, out=rows_there)
-
-    def _views(self, payload: Tensor, counts: Sequence[int]) -> list[Rows]:
-        """The rows of each slot in a rank's payload, which has so many."""
-        parts: list[Rows] = []
+    def _views(self, payload: Tensor, counts: Sequence[int]) -> Iterator[tuple[Tensor, Slot, Tensor]]:
+        """By slot, the places of indices and of rows in a rank's payload, which has so many."""
         at = 0
         for slot, count in zip(self._slots, counts, strict=True):
-            middle, end = at + WORD * count, at + _size(slot, count)
-            numbers = payload[middle:end].view(slot.dtype)[: count * _width(slot)]
-            parts.append((payload[at:middle].view(torch.int64), numbers.view(count, *slot.shape[1:])))
-            at = end
-        return parts
+            middle = at + _aligned(INDEX * count)
+            nbytes = self._format.nbytes(slot, count)
+            yield payload[at : at + INDEX * count].view(torch.int64), slot, payload[middle : middle + nbytes]
+            at = middle + _aligned(nbytes)
 
     def _size(self, counts: Sequence[int]) -> int:
         """The bytes of so many rows of each slot."""
-        return sum(starmap(_size, zip(self._slots, counts, strict=True)))
+        each = zip(self._slots, counts, strict=True)
+        return sum(_aligned(INDEX * count) + _aligned(self._format.nbytes(slot, count)) for slot, count in each)
 
 
-def _width(slot: Slot) -> int:
-    return slot.numel // slot.shape[0]
-
-
-def _size(slot: Slot, count: int) -> int:
-    return WORD * count + -(-count * _width(slot) * slot.dtype.itemsize // WORD) * WORD
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // WORD) * WORD
 
 
 def _rows(gradient: Tensor) -> Rows:

@@ -80,7 +80,8 @@ class Runtime:
         self._recorder = recorder = Recorder(self._executor.mark, mesh.rank)
         self._pipeline = Pipeline(self.mesh, recorder)
         control = Control(options, self._active.trained, self._pipeline, self._executor)
-        self._steps = Steps(Store(self.slots, device, options.sparse), self._pipeline, self._executor, control, options)
+        store = Store(self.slots, device, options.sparse, options.rows)
+        self._steps = Steps(store, self._pipeline, self._executor, control, options)
         self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
         # those of the thread that trains, and the end
         self._states = States(self._steps, self._active, self._agreement, options)

@@ -109,6 +109,7 @@ class Steps:
         """Makes the last step final, and moves state to where the next step's plan has it."""
         with self.changing:
             self.settle()
+            self.store.rows.close()
             self._last = None
             plan, self._next = self._next, None
             if plan:

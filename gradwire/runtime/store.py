@@ -13,11 +13,12 @@ from torch import Tensor
 
 from gradwire.checkpoint import GROUP, SHARED
 from gradwire.communicators import AllGather
-from gradwire.compressors import FP32, DoubleBuffer, GroupState, SlotState
-from gradwire.memories import RESIDUAL, NoMemory
+from gradwire.compressors import DoubleBuffer, GroupState, SlotState
+from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients, GradientSplit
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan
+from gradwire.runtime.row_memory import AS_THEY_ARE, RowMemory, RowWay
 from gradwire.runtime.state_buffers import BufferPart, StateBuffers
 from gradwire.slots import Layout, Slot
 
@@ -46,6 +47,8 @@ class StoredGroup:
     """Scratch that it keeps from step to step."""
     fixed: Gradients | None = None
     """Its gradients, where they lie in the same place at every step."""
+    rows: RowMemory | None = None
+    """The residuals of sparse gradients, of their group."""
 
     @property
     def layout(self) -> Layout:
@@ -113,11 +116,14 @@ class Store:
     """The state of all `slots`, arranged for the `groups` of a plan. It belongs to the worker; any other thread holds
     `Steps.changing` while it looks."""
 
-    def __init__(self, slots: Sequence[Slot], device: torch.device, sparse: Collection[str] = ()) -> None:
+    def __init__(
+        self, slots: Sequence[Slot], device: torch.device, sparse: Collection[str] = (), rows: RowWay = AS_THEY_ARE
+    ) -> None:
         self.slots, self.device = list(slots), device
-        # slots whose gradients are sparse, which no plan has; and those of them that are trained
+        # slots whose gradients are sparse, which no plan has; those of them that are trained; how their rows are sent
         self.sparse = {i for i, slot in enumerate(slots) if slot.name in sparse}
         self._rows: tuple[int, ...] = ()
+        self._row_way, self.rows = rows, RowMemory(slots, device)
         self.groups: list[StoredGroup] = []
         # whether any rank may have state of gradient size; the same on all, which have the same plans and load together
         self.keeps_state = False
@@ -130,7 +136,8 @@ class Store:
     @property
     def nbytes(self) -> int:
         """Bytes of all state and scratch of the groups."""
-        return self._buffers.nbytes + sum(stored.slot_state.nbytes + stored.buffers.nbytes for stored in self.groups)
+        others = sum(stored.slot_state.nbytes + stored.buffers.nbytes for stored in self.groups)
+        return self._buffers.nbytes + self.rows.nbytes + others
 
     def train(self, names: Collection[str]) -> None:
         """Has the sparse gradients of these parameters alone take part in steps, from the next `arrange` on."""
@@ -141,7 +148,7 @@ class Store:
         if plan.native or not self._rows:
             return plan
         names = tuple(self.slots[i].name for i in self._rows)
-        return Plan((*plan.groups, Group(names, FP32(), NoMemory(), AllGather())))
+        return Plan((*plan.groups, Group(names, *self._row_way, AllGather())))
 
     def members(self, plan: Plan) -> list[tuple[int, ...]]:
         """The slots of each of these groups."""
@@ -160,6 +167,7 @@ class Store:
             for kind in _kinds(group):
                 self._buffers.need(kind)
                 self.keeps_state = True
+        self.keeps_state |= bool(self._rows) and self._row_way[1].error_feedback
         # groups with the same slots as before keep their scratch
         groups = zip(self.whole(plan).groups, members, strict=True)
         self.groups = [self._stored(group, own, before.get(own)) for group, own in groups]
@@ -178,6 +186,7 @@ class Store:
         """Takes over what `export` returned; slots that it lacks keep theirs. A slot's small tensor of another size
         takes the rows that both have."""
         self.keeps_state = True
+        exported = {name: self._load_rows(self._index[name], tensors) for name, tensors in exported.items()}
         kinds = {name: [kind for kind in tensors if "/" not in kind] for name, tensors in exported.items()}
         # places and buffers for all that the state has
         self._buffers.hold([self._index[name] for name, own in kinds.items() if own])
@@ -194,7 +203,7 @@ class Store:
 
     def _stored(self, group: Group, members: tuple[int, ...], before: StoredGroup | None) -> StoredGroup:
         """A group's state, with the buffers and views of the group that had the same slots before."""
-        kinds = _kinds(group)
+        kinds = () if members == self._rows else _kinds(group)
         slot_state = SlotState([self._init_slot(i, group) for i in members])
         group_state = GroupState(group.compressor.init_group() | group.communicator.init_group())
         group_state.load(self._group_tensors[members[0]])
@@ -204,10 +213,11 @@ class Store:
             before.buffers.forget_views()
             return replace(before, kinds=kinds, parts=parts, slot_state=slot_state, group_state=group_state)
         split = GradientSplit.by_slot(Layout(tuple(self.slots[i] for i in members)))
-        return StoredGroup(members, split, kinds, parts, slot_state, group_state, Workspace(self.device))
+        rows = self.rows if members == self._rows else None
+        return StoredGroup(members, split, kinds, parts, slot_state, group_state, Workspace(self.device), rows=rows)
 
     def _parts(self, kinds: tuple[str, ...], members: Sequence[int]) -> dict[str, BufferPart]:
-        # sparse gradients have no state
+        # rows have a memory of their own
         wanted = [kind for kind in self._buffers.kinds if kind in (*kinds, RESIDUAL) and members != self._rows]
         return {kind: self._buffers.part(kind, members) for kind in wanted}
 
@@ -241,7 +251,16 @@ class Store:
         tensors = {SHARED + name: tensor for name, tensor in {**self._slot_tensors[i], **small}.items()}
         tensors |= {GROUP + name: tensor for name, tensor in {**self._group_tensors[i], **changed}.items()}
         kept = [kind for kind in self._buffers.kinds if kind in written or self._buffers.used(kind, i)]
+        if (residual := self.rows.export(i)) is not None:
+            tensors[RESIDUAL] = residual
         return tensors | {kind: self._buffers.view(kind, i) for kind in kept}
+
+    def _load_rows(self, i: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Takes over the residual of a sparse gradient; returns the rest of a slot's state."""
+        if i not in self.sparse:
+            return tensors
+        self.rows.load(i, tensors.get(RESIDUAL))
+        return {key: tensor for key, tensor in tensors.items() if key != RESIDUAL}
 
     def _load_slot(self, i: int, tensors: Mapping[str, Tensor]) -> None:
         # kinds that the state lacks start at zero

@@ -266,3 +266,37 @@ def sparse_gradients_that_cannot_be_sent_are_one_clear_line() -> None:
         ValueError, "parameter 'bag.weight' has a sparse gradient, which is not summed inside hosts",
         lambda: gw.attach(DistributedDataParallel(Words()), gw.TopK(0.1), transport=hosts),
     )  # fmt: skip
+
+
+@scenario(2)
+def rows_in_few_bits_train_like_whole_ones() -> None:
+    expected = plain_words(12)
+    for rows in (gw.Quantized(8), "quantized:4+residual"):
+        model = Words()
+        optimizer = gw.DistributedOptimizer(sgd(model), model, gw.FP32(), rows=rows)
+        ddp = DistributedDataParallel(Words())
+        handle = gw.attach(ddp, gw.FP32(), rows=rows)
+        train_words(model, optimizer, range(12))
+        train_words(ddp, sgd(ddp), range(12))
+        assert torch.equal(flat(model), flat(ddp))
+        assert same_on_all_ranks(flat(model))
+        torch.testing.assert_close(flat(model), expected, rtol=0.02, atol=0.03)
+        # state goes along in checkpoints
+        residuals = [name for name in handle.state_dict() if "residual" in name]
+        assert len(residuals) == (2 if "residual" in str(rows) else 0)
+        handle.load_state_dict(handle.state_dict())
+        train_words(ddp, sgd(ddp), range(12, 14))
+        train_words(model, optimizer, range(12, 14))
+        assert torch.equal(flat(model), flat(ddp))
+
+
+@scenario(2)
+def mistakes_with_rows_are_one_clear_line() -> None:
+    for rows in (gw.TopK(0.1), "topk:0.1", "quantized:4+residual:0.9"):
+        wrong = "rows of sparse gradients travel as they are, or in few bits"
+        refused(ValueError, wrong, lambda rows=rows: gw.attach(DistributedDataParallel(Words()), rows=rows))
+    none = "rows= is for Embedding(sparse=True), and the model has none; leave it out"
+    refused(ValueError, none, lambda: gw.attach(DistributedDataParallel(network()), gw.FP32(), rows=gw.Quantized(8)))
+    bits = gw.Quantized(8 if dist.get_rank() == 0 else 4)
+    differs = "the ranks differ in rows: Quantized(bits=8, block=64) NoMemory() on rank 0"
+    refused(ValueError, differs, lambda: gw.attach(DistributedDataParallel(Words()), gw.FP32(), rows=bits))

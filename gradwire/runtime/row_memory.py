@@ -1,0 +1,84 @@
+"""Error feedback of sparse gradients: what a row lacked when it was last sent, until its index comes again.
+
+A step stages its rows and leaves the state alone. The rows of a good one are written when it can be taken back no more.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors import FP32, Compressor
+from gradwire.memories import Memory, NoMemory
+from gradwire.slots import Slot
+
+RowWay = tuple[Compressor, Memory]
+"""How rows of sparse gradients are sent."""
+AS_THEY_ARE: RowWay = (FP32(), NoMemory())
+Rows = tuple[Tensor, Tensor]
+"""Indices (n,) of rows, and the rows (n, ...)."""
+
+
+class RowMemory:
+    """The residuals of some slots, by number: float32, in a parameter's shape, all zero at first."""
+
+    def __init__(self, slots: Sequence[Slot], device: torch.device) -> None:
+        self._slots, self._device = slots, device
+        self._residuals: dict[int, Tensor] = {}
+        # by slot: rows of the step under way, and of the last one
+        self._staged: dict[int, Rows] = {}
+        self._last: dict[int, Rows] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all residuals."""
+        return sum(residual.nbytes for residual in self._residuals.values())
+
+    def read(self, slot: int, indices: Tensor) -> Tensor:
+        """The residuals of these rows."""
+        return self._of(slot)[indices]
+
+    def stage(self, slot: int, indices: Tensor, rows: Tensor) -> None:
+        """Takes what these rows lack in the step under way."""
+        self._staged[slot] = indices, rows
+
+    def commit(self) -> None:
+        """The step was good."""
+        self._last, self._staged = self._staged, {}
+
+    def take_back(self) -> None:
+        """The last step counts no more."""
+        self._last = {}
+
+    def forget(self) -> None:
+        """The step was not good."""
+        self._staged = {}
+
+    def close(self) -> None:
+        """The last step can be taken back no more."""
+        last, self._last = self._last, {}
+        for slot, (indices, rows) in last.items():
+            self._of(slot)[indices] = rows
+
+    def export(self, slot: int) -> Tensor | None:
+        """A copy of a slot's residual, of the last step; None where there was never any."""
+        if slot not in self._residuals and slot not in self._last:
+            return None
+        copy = self._of(slot).clone()
+        if slot in self._last:
+            indices, rows = self._last[slot]
+            copy[indices] = rows
+        return copy
+
+    def load(self, slot: int, residual: Tensor | None) -> None:
+        """Takes over a slot's residual; zero for None."""
+        self._last.pop(slot, None)
+        self._residuals.pop(slot, None)
+        if residual is not None:
+            self._of(slot).copy_(residual)
+
+    def _of(self, slot: int) -> Tensor:
+        if slot not in self._residuals:
+            zeros = torch.zeros(self._slots[slot].shape, dtype=torch.float32, device=self._device)
+            self._residuals[slot] = zeros
+        return self._residuals[slot]
