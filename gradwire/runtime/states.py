@@ -32,8 +32,9 @@ class States:
         # the worker counts no step meanwhile: memories and step number belong together
         with steps.changing:
             steps.settle()
-            # on a GPU rows are written where they lie, not to another half
-            steps.executor.order_behind()
+            # on a GPU residuals of rows are written where they lie, not to another half
+            if steps.store.rows.nbytes:
+                steps.executor.order_behind()
             skipped = steps.number - steps.taken
             about = checkpoint.About(mesh.rank, mesh.ranks, plans.plan.to_json(), plans.order, skipped)
             return checkpoint.pack(steps.store.export(), plans.export(), steps.number, about)
