@@ -39,11 +39,8 @@ class PlayedCluster:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         inside = Card(cluster.inside_latency_s, cluster.inside_bytes_per_s)
-        # ranks of a single host use its inside links alone
-        single = cluster.ranks <= cluster.gpus_per_host
-        self.hosts, per_host = (cluster.ranks, 1) if single else (cluster.hosts, cluster.gpus_per_host)
-        self.card = inside if single else Card(cluster.latency_s, cluster.bytes_per_s)
-        self._speed = self.card.latency_s, self.card.bytes_per_s
+        self.hosts, *self._speed = cluster.network
+        self.card, per_host = Card(*self._speed), cluster.ranks // self.hosts
         # Gradwire's own collectives, and those of DDP and torch's hooks
         self.mesh = (
             Played.by_host(self.hosts, per_host, self.card, inside)
@@ -68,7 +65,7 @@ class PlayedCluster:
 
     def step_s(self, curve: StepCurve) -> float:
         """The seconds of a step here, as the curve has it."""
-        return curve.at(self.hosts, self.card.latency_s, self.card.bytes_per_s)
+        return curve.at(*self.cluster.network)
 
     def set_speed(self, bytes_per_s: float | None = None) -> None:
         """Has the card send at this speed without latency, or again at its own."""

@@ -2,7 +2,7 @@
 much."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import median
@@ -63,7 +63,7 @@ class PlayedTimes:
     @property
     def per_host(self) -> int:
         """Ranks that share a link; those of a single host have one each."""
-        return 1 if self.cluster.ranks <= self.cluster.gpus_per_host else self.cluster.gpus_per_host
+        return self.cluster.ranks // self.cluster.network.peers
 
     @property
     def ranks(self) -> list[int]:
@@ -73,8 +73,8 @@ class PlayedTimes:
 
     def step_s(self, name: str, ranks: int, link: Link) -> float:
         """The seconds of a step of a configuration."""
-        hosts, latency_s = ranks // self.per_host, self.cluster.latency_s
-        return median(curve.at(hosts, latency_s, link.bits_per_second / 8) for curve in self.curves[name])
+        there = replace(self.cluster, ranks=ranks, gpus_per_host=self.per_host, bytes_per_s=link.bits_per_second / 8)
+        return median(curve.at(*there.network) for curve in self.curves[name])
 
     def fastest(self, ranks: int, link: Link) -> str:
         """The configuration with the shortest step."""

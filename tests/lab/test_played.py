@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -15,10 +16,11 @@ from gradwire.lab.jobs.bench_job import TimedSteps
 from gradwire.lab.network.link import Link
 from gradwire.lab.played_cluster import PlayedCluster, described, read
 from gradwire.lab.results import Totals
+from gradwire.lab.scheduling.profiles import profile as published
 from gradwire.report import played_report
 from gradwire.report.played_report import PlayedTimes
 from gradwire.report.timing import summarize
-from gradwire.schedule.simulate import Cluster
+from gradwire.schedule.simulate import Cluster, on_cluster
 from gradwire.transports.played import SentCollective
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -100,6 +102,20 @@ def test_ranks_of_one_host_have_its_links_alone() -> None:
     played = PlayedCluster(cluster)
     assert (played.hosts, played.card.bytes_per_s, played.mesh.ranks) == (8, 1e11, 8)
     assert described(cluster) == "8 ranks of one host, joined by 800gbit, of which one is played"
+
+
+@pytest.mark.parametrize("gpus_per_host", [1, 8, 64])
+def test_the_played_card_and_the_scheduler_say_the_same_of_a_link(gpus_per_host: int) -> None:
+    """Between hosts the headers of TCP over Ethernet are counted, once; inside a host there are none."""
+    cluster = read("64@1gbit", gpus_per_host, inside="8gbit")
+    played, scheduled = PlayedCluster(cluster), on_cluster(published("resnet50"), cluster).collectives
+    peers, _, bytes_per_s = cluster.network
+    assert bytes_per_s == pytest.approx(8 * GBIT if gpus_per_host == 64 else GBIT * 1448 / 1538)
+    for nbytes in (1 << 10, 1 << 28):
+        sent = 2 * (peers - 1) * nbytes // peers, (peers - 1) * nbytes
+        for kind, name, each in zip(("Sum", "Gather"), ("AllReduce", "AllGather"), sent, strict=True):
+            seconds = played.card.seconds(SentCollective(kind, nbytes).ways(peers, peers))
+            assert seconds == pytest.approx(float(scheduled[name](np.array([each]))[0]))
 
 
 NOTHING = Totals(0, 0, None, 0, 0, 0, 0)
