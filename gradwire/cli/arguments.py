@@ -112,6 +112,9 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="write all figures
 Play = Annotated[
     str | None, typer.Option(help="play one rank of a cluster, such as 64@25gbit, in place of ranks on a link")
 ]
+PlayCheck = Annotated[
+    str | None, typer.Option("--play", help="predict one cluster, such as 64@25gbit, and play one rank of it")
+]
 PlayLatency = Annotated[float, typer.Option("--latency-us", help="microseconds of a message beside its bytes")]
 
 Candidates = Annotated[str | None, typer.Option(help=_CANDIDATES, autocompletion=candidates)]
@@ -120,8 +123,11 @@ Objective = Annotated[str, typer.Option(help=_OBJECTIVE)]
 ProfilesObjective = Annotated[str | None, typer.Option("--objective", help=f"{_OBJECTIVE}; else as the profile says")]
 PlanRules = Annotated[list[str] | None, typer.Option("--rule", metavar="PATTERN=CANDIDATES", help=_PLAN_RULE)]
 Job = Annotated[str, typer.Argument(metavar="JOB", help=_JOB)]
-RankCounts = Annotated[str, typer.Option(help="numbers of ranks")]
-Links = Annotated[str, typer.Option(help="links between hosts", callback=early(e.links))]
+RankCounts = Annotated[str | None, typer.Option(help="numbers of ranks; by default 8,64,512")]
+Links = Annotated[
+    str | None,
+    typer.Option(help="links between hosts; by default 1gbit,10gbit,25gbit,100gbit", callback=early(e.links)),
+]
 GpusPerHost = Annotated[int, typer.Option(help="ranks that share a host and its link")]
 Inside = Annotated[
     str, typer.Option(help="what the ranks of a host are joined by; PCIe 3 has 96gbit", callback=early(e.links))

@@ -47,7 +47,7 @@ def bench(
         named = texts(configurations, controller, rules, plan)
         cluster, spec = setup.cluster(timed.device), setup.spec(named, timed)
     with runner(cluster) as ranks:
-        _time(spec, ranks, partial(_show_setup, setup, cluster, timed, json_file))
+        time_turns(spec, ranks, partial(_show_setup, setup, cluster, timed, json_file))
 
 
 def bench_played(
@@ -73,7 +73,7 @@ def bench_played(
     with runner(running) as ranks:
         folder = run_folder(out, "played", ranks.leads)
         with writing_to(folder, ranks.leads):
-            _time(spec, ranks, partial(_show_played, setup, running, folder), "playing")
+            time_turns(spec, ranks, partial(_show_played, setup, running, folder), "playing")
 
 
 def _show_played(setup: Setup, running: LabCluster, folder: Path, samples: list[TimedSteps]) -> None:
@@ -141,7 +141,7 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
                 with runner(cluster) as ranks:
                     # once for a cluster: ranks that run already can meet only once
                     for setup in setups:
-                        _time(specs[setup], ranks, partial(keep, setup), titles[setup])
+                        time_turns(specs[setup], ranks, partial(keep, setup), titles[setup])
     # show what there is, even where a set-up failed
     finally:
         if measured:
@@ -149,7 +149,7 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
             print(*paths, sep="\n")
 
 
-def _time(spec: BenchSpec, ranks: Runner, keep: Callable[[list[TimedSteps]], None], title: str = "timing") -> None:
+def time_turns(spec: BenchSpec, ranks: Runner, keep: Callable[[list[TimedSteps]], None], title: str = "timing") -> None:
     """Times the configurations; on the process that leads, `keep` gets the samples, also those before a failure."""
     samples: list[TimedSteps] = []
     try:

@@ -162,6 +162,10 @@ def plan(
     folder: a.Folder = None,
     seed: a.Seed = 0,
     device: a.Device = "cpu",
+    play: a.Play = None,
+    gpus_per_host: a.GpusPerHost = 1,
+    inside: a.Inside = "1200gbit",
+    latency_us: a.PlayLatency = 50.0,
     out: a.Out = Path("runs"),
 ) -> None:
     """Find the plan for a task on a network with the most progress per second, or with the shortest step; write it and
@@ -169,27 +173,47 @@ def plan(
     from gradwire.cli import scheduler_commands
 
     wanted = {"candidates": candidates, "fidelity": fidelity, "objective": objective, "rules": rules or []}
-    scheduler_commands.find_plan(task, model, hosts, link, wanted, options, folder, seed, device, out)
+    there = (play, gpus_per_host, inside, latency_us) if play else None
+    scheduler_commands.find_plan(task, model, hosts, link, wanted, options, folder, seed, device, there, out)
 
 
 @app.command()
 def simulate(
     job: a.Job,
-    ranks: a.RankCounts = "8,64,512",
-    link: a.Links = "1gbit,10gbit,25gbit,100gbit",
+    ranks: a.RankCounts = None,
+    link: a.Links = None,
     gpus_per_host: a.GpusPerHost = 1,
     inside: a.Inside = "96gbit",
     latency_us: a.Latency = None,
     every: a.Every = 1,
     objective: a.ProfilesObjective = None,
+    play: a.PlayCheck = None,
+    task: a.Task = None,
+    model: a.OwnModel = None,
+    options: a.TaskOptions = None,
+    folder: a.Folder = None,
+    seed: a.Seed = 0,
+    device: a.Device = "cpu",
     out: a.Out = Path("runs"),
     pdf: a.Pdf = False,
     svg: a.Svg = False,
 ) -> None:
-    """Predict a job's step time on clusters that you do not have, from its profile."""
-    from gradwire.cli import scheduler_commands
+    """Predict a job's step time on clusters that you do not have, from its profile. With --play, on one cluster, of
+    which this machine then plays one rank: predicted steps beside played ones."""
+    from gradwire.cli import check_command, scheduler_commands
+    from gradwire.cli.console import mistakes
 
-    scheduler_commands.predict(job, ranks, link, gpus_per_host, inside, latency_us, every, objective, out)
+    trained = task, model, folder, options
+    with mistakes():
+        if play and (ranks or link or every > 1):
+            raise ValueError("--play says ranks and link, and plays every step: leave --ranks, --link and --every out")
+        if not play and any(trained):
+            raise ValueError("a profile says all of a job; --task, --model, --set and --data are for --play")
+    if play:
+        there = play, gpus_per_host, inside, latency_us
+        return check_command.check(job, there, objective, trained, seed, device, out)
+    clusters = ranks or "8,64,512", link or "1gbit,10gbit,25gbit,100gbit"
+    return scheduler_commands.predict(job, *clusters, gpus_per_host, inside, latency_us, every, objective, out)
 
 
 @app.command()

@@ -1,7 +1,9 @@
 """A cluster that one rank plays: its ranks, hosts and links as text, and its transports."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, Self
 
 from gradwire.lab.curve import StepCurve
 from gradwire.lab.launch.rank_job import Peers
@@ -52,6 +54,11 @@ class PlayedCluster:
         self._between = between
         self._flat = Played(cluster.ranks, self.card, self.hosts)
         self._group = PlayedGroup(self._flat)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """That of a `Cluster` with these values."""
+        return cls(Cluster(**values))
 
     def peers(self, real: Peers) -> Peers:
         """The ranks as the one that is played sees them."""

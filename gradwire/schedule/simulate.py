@@ -99,6 +99,8 @@ class Outcome:
     """Steps in a round of local steps."""
     efficiency: float | None = None
     """Progress of a step in dense steps; None for local steps."""
+    plan: Plan | None = None
+    """None for local steps."""
 
     @property
     def progress(self) -> float:
@@ -126,8 +128,9 @@ def simulate(
     alone_s = problem.around_s + float(problem.ready_s[-1])
     # every step sends
     for way, found in _ways(there, problem, regime, plan).items():
+        outcome = _outcome(there, cluster, way, found, found.step_s, alone_s)
         efficiency = plan_efficiency(problem, found.groups)
-        yield dataclasses.replace(_outcome(there, cluster, way, found, found.step_s, alone_s), efficiency=efficiency)
+        yield dataclasses.replace(outcome, efficiency=efficiency, plan=there.plan(found.groups))
     # rounds of local steps: inner steps, and one exchange shared by all of them
     if every > 1:
         inside_s = inner_s(profile, cluster, regime)

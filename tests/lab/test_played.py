@@ -1,7 +1,9 @@
 """A user's model on a cluster of which one rank is played: the command, the call from Python, and curves by hand."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from gradwire.lab.scheduling.profiles import profile as published
 from gradwire.report import played_report
 from gradwire.report.played_report import PlayedTimes
 from gradwire.report.timing import summarize
+from gradwire.schedule import Profile
 from gradwire.schedule.simulate import Cluster, on_cluster
 from gradwire.transports.played import SentCollective
 
@@ -70,31 +73,63 @@ def test_a_cluster_is_played_from_python() -> None:
     assert timings[1].totals.wire_bytes > timings[0].totals.wire_bytes == 0
 
 
-MISTAKES = [
+def test_a_plan_is_found_on_a_played_cluster_and_its_prediction_is_checked_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = ["--play", "8@1gbit", "--gpus-per-host", "2", "--inside", "1200gbit"]
+    own = ["--model", f"{__file__}:make", "--out", str(tmp_path)]
+    assert main(["plan", *cluster, *own, "--candidates", "bf16"]) == 0
+    (run,) = tmp_path.iterdir()
+    profile = Profile.load(run / "profile.json")
+    assert (profile.ranks, profile.gpus_per_host, set(profile.local)) == (8, 2, {"sum", "broadcast"})
+    # the measured step is that of the rank that ran
+    assert "rank 0" in (trace := (run / "trace.json").read_text())
+    assert "rank 1" not in trace
+    assert main(["simulate", str(run / "plan.json"), *cluster, *own]) == 0
+    assert "Played steps take" in capsys.readouterr().out
+    (check,) = tmp_path.glob("*/check.json")
+    rows = json.loads(check.read_text())["rows"]
+    assert [row["way"] for row in rows] == ["no communication", "BF16", "FP32", "given plan", "best plan"]
+    assert all(row["played_ms"] > 0 and row["predicted_ms"] > 0 for row in rows)
+    assert gw.Plan.load(check.with_name("best-plan.json")).groups
+
+
+CLUSTERS = [
     (["--play", "64"], "'64' is no cluster to play: write ranks@link, such as 64@25gbit"),
     (["--play", "many@25gbit"], "write ranks@link"),
     (["--play", "64@fast"], "'fast' is not a link"),
     (["--play", "1@1gbit"], "give 2 ranks"),
     (["--play", "12@1gbit", "--gpus-per-host", "8"], "12 ranks do not fill hosts of 8 GPUs"),
-    (["--play", "8@1gbit", "--hosts", "2"], "leave --hosts, --link and --json out"),
-    (["--play", "8@1gbit", "--link", "1gbit"], "leave --hosts, --link and --json out"),
-    (["--play", "8@1gbit", "--shard", "2"], "leave link and shard out"),
+]
+COMMANDS = (["bench", "dense"], ["plan"], ["simulate", "resnet50"])
+MISTAKES = [
+    *(([*command, *options], message) for command in COMMANDS for options, message in CLUSTERS),
+    (["bench", "dense", "--play", "8@1gbit", "--hosts", "2"], "leave --hosts, --link and --json out"),
+    (["bench", "dense", "--play", "8@1gbit", "--link", "1gbit"], "leave --hosts, --link and --json out"),
+    (["bench", "dense", "--play", "8@1gbit", "--shard", "2"], "leave link and shard out"),
+    (["plan", "--play", "8@1gbit", "--hosts", "2"], "leave --hosts and --link out"),
+    (["plan", "--play", "8@1gbit", "--link", "1gbit"], "leave --hosts and --link out"),
+    (["simulate", "resnet50", "--play", "8@1gbit", "--ranks", "8"], "leave --ranks, --link and --every out"),
+    (["simulate", "resnet50", "--play", "8@1gbit", "--every", "30"], "leave --ranks, --link and --every out"),
+    (["simulate", "resnet50"], "--task, --model, --set and --data are for --play"),
+    (["simulate", "resnet50", "--play", "8@1gbit"], "which the model lacks"),
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), MISTAKES, ids=[" ".join(options) for options, _ in MISTAKES])
-def test_a_mistake_is_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "dense", "--model", f"{__file__}:make", *options]) != 0
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(arguments) for arguments, _ in MISTAKES])
+def test_a_mistake_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--model", f"{__file__}:make"]) != 0
     shown = capsys.readouterr().err.strip().splitlines()
     assert len(shown) == 1
     assert message in shown[0]
 
 
 def test_hosts_and_a_link_or_a_cluster_is_given() -> None:
-    with pytest.raises(ValueError, match="leave hosts or play out"):
-        gw.bench(make, ["bf16"], play="4@1gbit", hosts=2)
-    with pytest.raises(ValueError, match="leave link and shard out"):
-        gw.bench(make, ["bf16"], play="4@1gbit", link="1gbit")
+    measures: tuple[Callable[..., object], ...] = (partial(gw.bench, make, ["bf16"]), partial(gw.plan, make))
+    for measure in measures:
+        for other in (partial(measure, hosts=2), partial(measure, link="1gbit")):
+            with pytest.raises(ValueError, match="says ranks and link: leave hosts and link out"):
+                other(play="4@1gbit")
 
 
 def test_ranks_of_one_host_have_its_links_alone() -> None:

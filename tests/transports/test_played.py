@@ -13,10 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from gradwire.collective import Broadcast, Collective, Gather, Message, SendReceive, Sum
 from gradwire.communicators.scatter_reduce import part_bounds
-from gradwire.transports.card import ClockLane
+from gradwire.transports.card import CPU, ClockLane
 from gradwire.transports.played import SentCollective
 from gradwire.transports.played_group import PlayedGroup
-from gradwire.tuner.profiler import slowest
+from gradwire.tuner.profiler import contention, slowest
 from tests.support.cases import CASES, Case
 from tests.support.harness import WIDE, draw, exchange_of, job, plan_of, run, slots_of
 
@@ -185,3 +185,8 @@ def test_ranks_agree_on_the_played_ones_own_seconds():
     """By which the profiler measures: no sum may count them once for every rank."""
     assert slowest([0.5, 2.0], gw.Mesh.of(gw.Played(64, fast())), torch.device("cpu")) == [0.5, 2.0]
     assert slowest([0.5, 2.0], gw.Played.by_host(8, 8, fast(), fast()), torch.device("cpu")) == [0.5, 2.0]
+
+
+def test_played_ranks_share_no_cores():
+    """Each host has its own: the profiler counts processes, of which there is one."""
+    assert contention(gw.Mesh.of(gw.Played(64, fast())), CPU) == contention(gw.Mesh.of(gw.Played(1, fast())), CPU)

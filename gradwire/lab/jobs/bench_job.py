@@ -12,7 +12,6 @@ from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank
 from gradwire.lab.played_cluster import PlayedCluster
 from gradwire.lab.results import Totals
 from gradwire.lab.workloads.make_task import make_task
-from gradwire.schedule.simulate import Cluster
 
 TURN_S = 30.0
 """Seconds of a turn on a played cluster, if more than one step fits in."""
@@ -64,7 +63,7 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
 
     Raises RuntimeError where a configuration leaves replicas that differ."""
     task = make_task(spec.task, spec.options)
-    played = PlayedCluster(Cluster(**spec.play)) if spec.play else None  # pyright: ignore[reportArgumentType]
+    played = PlayedCluster.of(spec.play) if spec.play else None
     peers = played.peers(peers) if played else peers
     # one batch again and again: loading data is not what is timed
     batch = next(task.batches(peers.rank, peers.world, spec.seed))

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass, field
 from math import isfinite
 from typing import Any
@@ -17,6 +17,7 @@ from gradwire.frontends.ruled import GivenRule, rules_of
 from gradwire.lab.configuration import parse
 from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank
+from gradwire.lab.played_cluster import PlayedCluster
 from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.make_task import make_task
 from gradwire.lab.workloads.to_device import to_device
@@ -45,6 +46,8 @@ class PlanSpec(Spec):
     objective: Objective = "progress"
     rules: list[str] = field(default_factory=list)
     """By layer, as PATTERN=WAY; the candidates are for the rest."""
+    play: Mapping[str, float] | None = None
+    """A `Cluster`'s values, of which each rank plays one by itself; None where ranks are what they are."""
 
     def controller(self) -> Auto:
         """Finds the plan. Raises ValueError for what none can be found by."""
@@ -126,9 +129,12 @@ def candidate(text: str) -> Compressor | Group:
 
 
 def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
-    """Trains until a plan is found; `log` gets a line for each step, and at last a `Planned`."""
-    task = make_task(spec.task, spec.options)
-    ddp = DistributedDataParallel(task.build_model(spec.seed).to(peers.device))
+    """Trains until a plan is found; `log` gets a line for each step, and at last a `Planned`. The measured step is that
+    of the ranks that run."""
+    task, running = make_task(spec.task, spec.options), peers
+    if spec.play:
+        peers = PlayedCluster.of(spec.play).peers(running)
+    ddp = DistributedDataParallel(task.build_model(spec.seed).to(peers.device), process_group=peers.group)
     controller = spec.controller()
     dense: list[GivenRule] = [(pattern, FP32()) for pattern, _ in map(read_rule, spec.rules)]
     handle = attach(ddp, FP32(), rules=dense, controller=controller, transport=peers.transport, seed=spec.seed)
@@ -162,7 +168,7 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
             controller.regime.contention,
             tried,
             gain,
-            _median_step(trace.timelines(), peers),
+            _median_step(trace.timelines(), running),
             [decision.decision for decision in controller.decisions],
         ).to_line()
     )
