@@ -117,6 +117,17 @@ PlayCheck = Annotated[
 ]
 PlayLatency = Annotated[float, typer.Option("--latency-us", help="microseconds of a message beside its bytes")]
 
+Different = Annotated[
+    bool,
+    typer.Option("--different", help="with --play: other ranks send payloads of other batches, not this rank's own"),
+]
+Jitter = Annotated[
+    float, typer.Option(help="with --play: how a rank's computing varies from step to step, such as 0.05 of it")
+]
+SlowRank = Annotated[
+    float, typer.Option("--slow-rank", help="with --play: how many times as long one rank computes, such as 1.2")
+]
+
 Candidates = Annotated[str | None, typer.Option(help=_CANDIDATES, autocompletion=candidates)]
 Fidelity = Annotated[float | None, typer.Option(help="what may be lost of dense training's progress, such as 0.01")]
 Objective = Annotated[str, typer.Option(help=_OBJECTIVE)]

@@ -21,6 +21,7 @@ from gradwire.lab.jobs.bench_job import bench as time_steps
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.runner import Runner, runner
 from gradwire.lab.network.link import LOOPBACK, REAL
+from gradwire.lab.other_ranks import OtherRanks
 from gradwire.lab.played_cluster import read
 from gradwire.report import played_report, text_table
 from gradwire.report import suite_report as suites
@@ -53,6 +54,7 @@ def bench(
 def bench_played(
     model: dict[str, Any],
     cluster: tuple[str, int, str, float],
+    others: dict[str, Any],
     configurations: list[str] | None,
     controller: str | None,
     rules: list[str] | None,
@@ -62,12 +64,14 @@ def bench_played(
     out: Path,
 ) -> None:
     """Times configurations on a `cluster` (see `played_cluster.read`) of which one rank is played, and writes what they
-    take on other links and ranks."""
+    take on other links and ranks; `others` has `OtherRanks`' values."""
     with mistakes():
         if json_file or model["ranks"] or model["link"]:
             raise ValueError("--play says ranks and link, and writes played.json: leave --hosts, --link and --json out")
         played = read(*cluster)
-        setup = Setup(**model | {"ranks": played.ranks, "link": LOOPBACK, "play": played})
+        setup = Setup(
+            **model | {"ranks": played.ranks, "link": LOOPBACK, "play": played, "others": OtherRanks(**others)}
+        )
         named = texts(configurations, controller, rules, plan)
         running, spec = setup.cluster(timed.device), setup.spec(named, timed)
     with runner(running) as ranks:

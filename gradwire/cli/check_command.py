@@ -40,13 +40,13 @@ def check(
 ) -> None:
     """Predicts a job's steps on a cluster to `play` (see `played_cluster.read`), and plays the same plans; `trained` is
     what was profiled: a task or a function of the user's, the task's folder and options."""
-    *named, folder, options = trained
+    task, model, folder, options = trained
     with mistakes():
-        if not any(named):
+        if not (task or model):
             raise ValueError(f"--play trains what {job} was measured on: give its --task or --model")
         profile, chosen, latency_us = read_job(job, objective, play[-1])
         cluster, running = read(*play[:-1], latency_us), LabCluster(1, device=device)
-        training = described(*named, None, folder).altered(options=options or [])
+        training = described(task, model, None, folder).altered(options=options or [])
         outcomes = list(simulate(profile, cluster, plan=chosen))
         # refuse before anything is played
         planned = [Configuration(each.way, plan=each.plan) for each in outcomes]

@@ -110,6 +110,9 @@ def bench(
     gpus_per_host: a.GpusPerHost = 1,
     inside: a.Inside = "1200gbit",
     latency_us: a.PlayLatency = 50.0,
+    different: a.Different = False,
+    jitter: a.Jitter = 0.0,
+    slow: a.SlowRank = 1.0,
     layers: a.Layers = None,
     batch: a.Batch = None,
     size: a.Size = None,
@@ -129,6 +132,7 @@ def bench(
     """Time the steps of configurations that take turns, always with `nocomm`: no communication at all. With --play, on
     a cluster of which this machine plays one rank."""
     from gradwire.cli import bench_command
+    from gradwire.cli.console import mistakes
     from gradwire.lab.experiments.bench_setup import TimingOptions
 
     timed = TimingOptions(steps, repeats, seed, device, autocast)
@@ -140,11 +144,15 @@ def bench(
             suite, {"model": model, "ranks": hosts, "link": link, **sizes}, timed, out, own
         )
     setup = {"model": model or "tiny-vgg16", "ranks": hosts, "link": link, "shard": shard, **sizes}
+    others = {"different": different, "jitter": jitter, "slow": slow}
     if play:
         cluster = play, gpus_per_host, inside, latency_us
         return bench_command.bench_played(
-            setup, cluster, configurations, controller, rules, plan, timed, json_file, out
+            setup, cluster, others, configurations, controller, rules, plan, timed, json_file, out
         )
+    with mistakes():
+        if different or jitter or slow != 1:
+            raise ValueError("--different, --jitter and --slow-rank are of ranks that are played: give --play as well")
     return bench_command.bench(setup, configurations, controller, rules, plan, timed, json_file)
 
 

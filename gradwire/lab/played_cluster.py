@@ -3,13 +3,19 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf, lcm
 from typing import Any, Self
+
+import torch
 
 from gradwire.lab.curve import StepCurve
 from gradwire.lab.launch.rank_job import Peers
 from gradwire.lab.network.link import Link
+from gradwire.lab.other_ranks import OtherRanks
+from gradwire.plans import Plan
 from gradwire.schedule.simulate import Cluster
 from gradwire.transports import Card, Mesh, Played
+from gradwire.transports.others import Others
 from gradwire.transports.played import SentCollective
 from gradwire.transports.played_group import PlayedGroup
 
@@ -36,10 +42,11 @@ def described(cluster: Cluster) -> str:
 
 
 class PlayedCluster:
-    """The transports by which a process plays one rank of a cluster, whose host's card has a speed that may change."""
+    """The transports by which a process plays one rank of a cluster, whose host's card has a speed that may change,
+    and what the others do."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: Cluster, others: OtherRanks | None = None, seed: int = 0) -> None:
+        self.cluster, self._others, self._seed = cluster, others or OtherRanks(), seed
         inside = Card(cluster.inside_latency_s, cluster.inside_bytes_per_s)
         self.hosts, *self._speed = cluster.network
         self.card, per_host = Card(*self._speed), cluster.ranks // self.hosts
@@ -54,11 +61,26 @@ class PlayedCluster:
         self._between = between
         self._flat = Played(cluster.ranks, self.card, self.hosts)
         self._group = PlayedGroup(self._flat)
+        # a card that is busy while this rank would wait for the slowest one
+        self._slowest = Card(0.0, inf)
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        """That of a `Cluster` with these values."""
-        return cls(Cluster(**values))
+    def of(cls, values: Mapping[str, Any], others: Mapping[str, Any] | None = None, seed: int = 0) -> Self:
+        """That of a `Cluster`, and of `OtherRanks`, with these values."""
+        return cls(Cluster(**values), OtherRanks(**(others or {})), seed)
+
+    def begin(self, plan: Plan | None) -> int:
+        """Steps of another model begin, by a plan if Gradwire reduces. Returns how many batches should take turns."""
+        if not self._others.different:
+            return 1
+        groups = plan.groups if plan else ()
+        self._between.others = Others(lcm(*(group.compressor.period for group in groups)))
+        return self._between.others.batches
+
+    def wait_for_slowest(self, alone_s: float, step: int, device: torch.device) -> None:
+        """Passes the time by which the slowest rank is behind in a step that takes so long without messages."""
+        if late_s := alone_s * self._others.behind(self.cluster.ranks, self._seed, step):
+            self._slowest.carry(late_s, device, lambda: None).wait()
 
     def peers(self, real: Peers) -> Peers:
         """The ranks as the one that is played sees them."""

@@ -46,10 +46,11 @@ def test_hosts_of_two_are_played_and_written(
     monkeypatch.setattr(played_report, "picture", lambda *shown, **options: Figure())  # which takes most of the time
     options = ["--model", f"{__file__}:make", "--steps", "1", "--repeats", "1", "--out", str(tmp_path)]
     configurations = ["dense", "torch-fp16", "topk:0.1"]
-    assert main(["bench", *configurations, "--play", "8@1gbit", "--gpus-per-host", "2", *options]) == 0
-    assert "8 ranks, 4 hosts of 2 with a 1gbit link, of which one is played" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    cluster = ["--play", "8@1gbit", "--gpus-per-host", "2", "--different", "--jitter", "0.05", "--slow-rank", "1.2"]
+    assert main(["bench", *configurations, *cluster, *options]) == 0
+    place = "8 ranks, 4 hosts of 2 with a 1gbit link, of which one is played"
+    others = "payloads of other batches, a jitter of 5 %, one rank 1.2 times as slow"
+    assert f"{place}, {others}" in " ".join(capsys.readouterr().out.split())
     (folder,) = tmp_path.iterdir()
     assert {path.name for path in folder.iterdir()} == {"played.png", "report.html", "played.json"}
     found = json.loads((folder / "played.json").read_text())
@@ -107,6 +108,9 @@ MISTAKES = [
     (["bench", "dense", "--play", "8@1gbit", "--hosts", "2"], "leave --hosts, --link and --json out"),
     (["bench", "dense", "--play", "8@1gbit", "--link", "1gbit"], "leave --hosts, --link and --json out"),
     (["bench", "dense", "--play", "8@1gbit", "--shard", "2"], "leave link and shard out"),
+    (["bench", "dense", "--play", "8@1gbit", "--jitter", "-1"], "jitter -1.0 is no share"),
+    (["bench", "dense", "--play", "8@1gbit", "--slow-rank", "0.5"], "1 or more times as long"),
+    (["bench", "dense", "--jitter", "0.1"], "are of ranks that are played: give --play as well"),
     (["plan", "--play", "8@1gbit", "--hosts", "2"], "leave --hosts and --link out"),
     (["plan", "--play", "8@1gbit", "--link", "1gbit"], "leave --hosts and --link out"),
     (["simulate", "resnet50", "--play", "8@1gbit", "--ranks", "8"], "leave --ranks, --link and --every out"),

@@ -1,10 +1,12 @@
 """Steps of a model against the clock, on the ranks' own network or a played one."""
 
 import time
+from collections.abc import Callable, Sequence
 from math import ceil, inf
 from statistics import median
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.optim import SGD, Optimizer
 
@@ -24,10 +26,11 @@ CURVE_STEPS = 6
 
 
 class TimedModel:
-    """A model that takes steps on one batch."""
+    """A model that takes steps on batches in turns."""
 
-    def __init__(self, replica: MeasuredModel, task: Task, batch: Any) -> None:
-        self._replica, self._task, self._batch = replica, task, batch
+    def __init__(self, replica: MeasuredModel, task: Task, batches: Sequence[Any]) -> None:
+        self._replica, self._task, self._batches = replica, task, batches
+        self.late: Callable[[int, torch.device], None] = lambda step, device: None
         self._optimizer: Optimizer = replica.optimizer(SGD(replica.wrapped.parameters(), lr=1e-3))
         self._taken = 0
 
@@ -75,7 +78,8 @@ class TimedModel:
         return StepCurve((*points,), (*points.values(),), carried, played.hosts, totals.decode_s / steps)
 
     def _step(self) -> None:
-        self._replica.backward(self._task, self._batch)
+        self.late(self._taken, self._replica.peers.device)
+        self._replica.backward(self._task, self._batches[self._taken % len(self._batches)])
         self._replica.step(self._optimizer)
         self._optimizer.zero_grad()
         self._replica.peers.synchronize()
