@@ -26,6 +26,7 @@ from gradwire.lab.played_cluster import read
 from gradwire.report import played_report, text_table
 from gradwire.report import suite_report as suites
 from gradwire.report.timing import summarize
+from gradwire.report.training_cost import TrainingCost
 
 
 def bench(
@@ -61,10 +62,12 @@ def bench_played(
     plan: Path | None,
     timed: TimingOptions,
     json_file: Path | None,
+    training: tuple[int | None, float | None],
     out: Path,
 ) -> None:
     """Times configurations on a `cluster` (see `played_cluster.read`) of which one rank is played, and writes what they
-    take on other links and ranks; `others` has `OtherRanks`' values."""
+    take on other links and ranks; `others` has `OtherRanks`' values, and a
+    `training` has steps and the price of a GPU-hour, if its cost is asked for."""
     with mistakes():
         if json_file or model["ranks"] or model["link"]:
             raise ValueError("--play says ranks and link, and writes played.json: leave --hosts, --link and --json out")
@@ -74,23 +77,32 @@ def bench_played(
         )
         named = texts(configurations, controller, rules, plan)
         running, spec = setup.cluster(timed.device), setup.spec(named, timed)
+        cost = _cost(played.ranks, *training)
     with runner(running) as ranks:
         folder = run_folder(out, "played", ranks.leads)
         with writing_to(folder, ranks.leads):
-            time_turns(spec, ranks, partial(_show_played, setup, running, folder), "playing")
+            time_turns(spec, ranks, partial(_show_played, setup, running, folder, cost), "playing")
 
 
-def _show_played(setup: Setup, running: LabCluster, folder: Path, samples: list[TimedSteps]) -> None:
+def _cost(gpus: int, steps: int | None, price: float | None) -> TrainingCost | None:
+    if price is not None and steps is None:
+        raise ValueError("--price is for the steps of a training: give --training-steps as well")
+    return None if steps is None else TrainingCost(steps, gpus, price)
+
+
+def _show_played(
+    setup: Setup, running: LabCluster, folder: Path, cost: TrainingCost | None, samples: list[TimedSteps]
+) -> None:
     assert setup.play
     title, times = f"{setup.title}: {setup.place(running)}", played_report.PlayedTimes.of(setup.play, samples)
     console().print(f"{title}; ms per step", highlight=False, markup=False)
-    show(text_table.timings(summarize(samples)))
+    show(played_report.steps(summarize(samples), cost))
     show(played_report.winners(times))
     # hosts and ranks are those that are played, which the place says
     real = ("hosts", "ranks")
     facts = {name: str(fact) for name, fact in circumstances(running).items() if name not in real and fact is not None}
     facts |= {"place": setup.place(running), "parameters": str(setup.parameters())}
-    print(*played_report.write(folder, title, times, samples, facts), sep="\n")
+    print(*played_report.write(folder, title, times, samples, facts, cost), sep="\n")
 
 
 def bench_suite(name: str, cuts: dict[str, Any], timed: TimingOptions, out: Path, own: Sequence[object]) -> None:

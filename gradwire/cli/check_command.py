@@ -31,7 +31,7 @@ STEPS, REPEATS = 20, 3
 
 def check(
     job: str,
-    play: tuple[str, int, str, float | None],
+    play: tuple[str, int, str, float],
     objective: Any,
     trained: tuple[str | None, str | None, Path | None, list[str] | None],
     seed: int,
@@ -44,8 +44,8 @@ def check(
     with mistakes():
         if not (task or model):
             raise ValueError(f"--play trains what {job} was measured on: give its --task or --model")
-        profile, chosen, latency_us = read_job(job, objective, play[-1])
-        cluster, running = read(*play[:-1], latency_us), LabCluster(1, device=device)
+        profile, chosen = read_job(job, objective)
+        cluster, running = read(*play), LabCluster(1, device=device)
         training = described(task, model, None, folder).altered(options=options or [])
         outcomes = list(simulate(profile, cluster, plan=chosen))
         # refuse before anything is played

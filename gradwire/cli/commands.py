@@ -113,6 +113,8 @@ def bench(
     different: a.Different = False,
     jitter: a.Jitter = 0.0,
     slow: a.SlowRank = 1.0,
+    training_steps: a.TrainingSteps = None,
+    price: a.Price = None,
     layers: a.Layers = None,
     batch: a.Batch = None,
     size: a.Size = None,
@@ -144,15 +146,18 @@ def bench(
             suite, {"model": model, "ranks": hosts, "link": link, **sizes}, timed, out, own
         )
     setup = {"model": model or "tiny-vgg16", "ranks": hosts, "link": link, "shard": shard, **sizes}
-    others = {"different": different, "jitter": jitter, "slow": slow}
+    others, training = {"different": different, "jitter": jitter, "slow": slow}, (training_steps, price)
     if play:
         cluster = play, gpus_per_host, inside, latency_us
         return bench_command.bench_played(
-            setup, cluster, others, configurations, controller, rules, plan, timed, json_file, out
+            setup, cluster, others, configurations, controller, rules, plan, timed, json_file, training, out
         )
     with mistakes():
-        if different or jitter or slow != 1:
-            raise ValueError("--different, --jitter and --slow-rank are of ranks that are played: give --play as well")
+        if different or jitter or slow != 1 or training != (None, None):
+            raise ValueError(
+                "--different, --jitter, --slow-rank, --training-steps and --price are for clusters that are played: "
+                "give --play as well"
+            )
     return bench_command.bench(setup, configurations, controller, rules, plan, timed, json_file)
 
 
@@ -191,7 +196,7 @@ def simulate(
     ranks: a.RankCounts = None,
     link: a.Links = None,
     gpus_per_host: a.GpusPerHost = 1,
-    inside: a.Inside = "96gbit",
+    inside: a.SimulatedInside = None,
     latency_us: a.Latency = None,
     every: a.Every = 1,
     objective: a.ProfilesObjective = None,
@@ -218,10 +223,13 @@ def simulate(
         if not play and any(trained):
             raise ValueError("a profile says all of a job; --task, --model, --set and --data are for --play")
     if play:
-        there = play, gpus_per_host, inside, latency_us
+        # as in `bench` and `plan`
+        there = play, gpus_per_host, inside or "1200gbit", 50.0 if latency_us is None else latency_us
         return check_command.check(job, there, objective, trained, seed, device, out)
     clusters = ranks or "8,64,512", link or "1gbit,10gbit,25gbit,100gbit"
-    return scheduler_commands.predict(job, *clusters, gpus_per_host, inside, latency_us, every, objective, out)
+    return scheduler_commands.predict(
+        job, *clusters, gpus_per_host, inside or "96gbit", latency_us, every, objective, out
+    )
 
 
 @app.command()

@@ -81,16 +81,17 @@ def predict(
     """Predicts a job's step time on clusters, its plans by an objective, if one is given."""
     with mistakes():
         # the profile, and the clusters to predict
-        measured, chosen, latency_us = read_job(job, objective, latency_us)
+        measured, chosen = read_job(job, objective)
+        latency_s = latency_of(measured) if latency_us is None else 1e-6 * latency_us
         clusters = [
-            Cluster(count, bytes_per_s, gpus_per_host, 1e-6 * latency_us, Link.parse(inside).bits_per_second / 8)
+            Cluster(count, bytes_per_s, gpus_per_host, latency_s, Link.parse(inside).bits_per_second / 8)
             for bytes_per_s in [Link.parse(text).bits_per_second / 8 for text in links.split(",")]
             for count in _numbers(ranks)
         ]
     facts = {
         "job": job,
         "profiled": f"{measured.ranks} ranks, {measured.device}, {len(measured.slots)} tensors",
-        "latency of a message": f"{latency_us:.0f} µs",
+        "latency of a message": f"{1e6 * latency_s:.0f} µs",
         "inside a host": inside,
         "objective": measured.objective,
         "command": shlex.join(["gradwire", *sys.argv[1:]]),
@@ -144,9 +145,9 @@ def _plan(spec: PlanSpec, ranks: Runner, home: Path) -> Planned | None:
     return Planned.from_line(lines[-1]) if ranks.leads else None
 
 
-def read_job(job: str, objective: Any, latency_us: float | None) -> tuple[Profile, Plan | None, float]:
-    """A job's profile, with an objective if one is given, its plan if it has one, and the latency of a message, by
-    default the profile's. Raises ValueError for what cannot be predicted."""
+def read_job(job: str, objective: Any) -> tuple[Profile, Plan | None]:
+    """A job's profile, with an objective if one is given, and its plan if it has one. Raises ValueError for what cannot
+    be predicted."""
     measured, chosen = _read(job)
     if any(candidate.way.rule for candidate in measured.candidates):
         raise ValueError(f"{job} was planned under rules by layer, which are not searched for other clusters")
@@ -155,7 +156,7 @@ def read_job(job: str, objective: Any, latency_us: float | None) -> tuple[Profil
         measured = replace(measured, objective=objective)
     if chosen:
         measured.choices(chosen)
-    return measured, chosen, 1e6 * latency_of(measured) if latency_us is None else latency_us
+    return measured, chosen
 
 
 def _read(job: str) -> tuple[Profile, Plan | None]:

@@ -1,6 +1,7 @@
 """A user's model on a cluster of which one rank is played: the command, the call from Python, and curves by hand."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ from gradwire.lab.scheduling.profiles import profile as published
 from gradwire.report import played_report
 from gradwire.report.played_report import PlayedTimes
 from gradwire.report.timing import summarize
+from gradwire.report.training_cost import TrainingCost
 from gradwire.schedule import Profile
 from gradwire.schedule.simulate import Cluster, on_cluster
 from gradwire.transports.played import SentCollective
@@ -47,12 +49,18 @@ def test_hosts_of_two_are_played_and_written(
     options = ["--model", f"{__file__}:make", "--steps", "1", "--repeats", "1", "--out", str(tmp_path)]
     configurations = ["dense", "torch-fp16", "topk:0.1"]
     cluster = ["--play", "8@1gbit", "--gpus-per-host", "2", "--different", "--jitter", "0.05", "--slow-rank", "1.2"]
-    assert main(["bench", *configurations, *cluster, *options]) == 0
+    cost = ["--training-steps", "1000000", "--price", "2.5"]
+    assert main(["bench", *configurations, *cluster, *cost, *options]) == 0
     place = "8 ranks, 4 hosts of 2 with a 1gbit link, of which one is played"
     others = "payloads of other batches, a jitter of 5 %, one rank 1.2 times as slow"
-    assert f"{place}, {others}" in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"{place}, {others}" in shown
+    assert "cost of 1,000,000" in shown
     (folder,) = tmp_path.iterdir()
-    assert {path.name for path in folder.iterdir()} == {"played.png", "report.html", "played.json"}
+    assert {path.name for path in folder.iterdir()} == {"played.png", "report.html", "played.json", "timeline.html"}
+    # of the one that Gradwire reduces
+    panels = re.findall("<h2>([^<]+)<small>", (folder / "timeline.html").read_text())
+    assert panels == ["topk:0.1"]
     found = json.loads((folder / "played.json").read_text())
     sent = {sample["configuration"]: sample["curve"]["carried"] for sample in found["samples"]}
     # DDP's buckets around all ranks of the hosts; a selection among one rank of each host
@@ -77,7 +85,7 @@ def test_a_cluster_is_played_from_python() -> None:
 def test_a_plan_is_found_on_a_played_cluster_and_its_prediction_is_checked_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster = ["--play", "8@1gbit", "--gpus-per-host", "2", "--inside", "1200gbit"]
+    cluster = ["--play", "8@1gbit", "--gpus-per-host", "2"]
     own = ["--model", f"{__file__}:make", "--out", str(tmp_path)]
     assert main(["plan", *cluster, *own, "--candidates", "bf16"]) == 0
     (run,) = tmp_path.iterdir()
@@ -110,7 +118,11 @@ MISTAKES = [
     (["bench", "dense", "--play", "8@1gbit", "--shard", "2"], "leave link and shard out"),
     (["bench", "dense", "--play", "8@1gbit", "--jitter", "-1"], "jitter -1.0 is no share"),
     (["bench", "dense", "--play", "8@1gbit", "--slow-rank", "0.5"], "1 or more times as long"),
-    (["bench", "dense", "--jitter", "0.1"], "are of ranks that are played: give --play as well"),
+    (["bench", "dense", "--jitter", "0.1"], "are for clusters that are played: give --play as well"),
+    (["bench", "dense", "--price", "2.5"], "are for clusters that are played: give --play as well"),
+    (["bench", "dense", "--play", "8@1gbit", "--price", "2.5"], "give --training-steps as well"),
+    (["bench", "dense", "--play", "8@1gbit", "--training-steps", "0"], "give 1 or more --training-steps"),
+    (["bench", "dense", "--play", "8@1gbit", "--training-steps", "9", "--price", "-1"], "give 0 or more"),
     (["plan", "--play", "8@1gbit", "--hosts", "2"], "leave --hosts and --link out"),
     (["plan", "--play", "8@1gbit", "--link", "1gbit"], "leave --hosts and --link out"),
     (["simulate", "resnet50", "--play", "8@1gbit", "--ranks", "8"], "leave --ranks, --link and --every out"),
@@ -189,3 +201,11 @@ def test_the_winner_is_named_by_link_and_ranks() -> None:
     panels = played_report.picture(times, "title").axes
     assert [panel.get_title() for panel in panels] == ["2 ranks", "8 ranks", "64 ranks", "1024 ranks"]
     assert all(len(panel.lines) == 3 for panel in panels)
+
+
+def test_a_training_costs_hours_or_money() -> None:
+    timings = summarize([TimedSteps(name, 0, [ms], NOTHING) for name, ms in (("nocomm", 36.0), ("dense", 72.0))])
+    for price, heading, cells in ((None, "hours", ["1.00", "2.00"]), (2.5, "cost", ["160", "320"])):
+        table = played_report.steps(timings, TrainingCost(100_000, 64, price))
+        assert table.columns[-1] == f"{heading} of 100,000 steps"
+        assert [row[-1] for row in table.rows] == cells

@@ -15,6 +15,7 @@ from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank
 from gradwire.lab.played_cluster import PlayedCluster
 from gradwire.lab.results import Totals
 from gradwire.lab.workloads.make_task import make_task
+from gradwire.schedule import Timeline
 
 TURN_S = 30.0
 """Seconds of a turn on a played cluster, if more than one step fits in."""
@@ -53,14 +54,18 @@ class TimedSteps:
     totals: Totals
     curve: StepCurve | None = None
     """On a played cluster."""
+    timeline: Timeline | None = None
+    """Of one more step there, in the first repeat, where Gradwire reduces every step."""
 
     def to_line(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"timeline": self.timeline and self.timeline.to_data()}
 
     @classmethod
     def from_line(cls, line: dict[str, Any]) -> Self:
         curve = StepCurve.from_line(line["curve"]) if line["curve"] else None
-        return cls(line["configuration"], line["repeat"], line["step_ms"], Totals(**line["totals"]), curve)
+        timeline = Timeline.from_data(line["timeline"]) if line["timeline"] else None
+        totals = Totals(**line["totals"])
+        return cls(line["configuration"], line["repeat"], line["step_ms"], totals, curve, timeline)
 
 
 def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
@@ -89,12 +94,13 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
                     curve, step_ms, totals = _play(played, timed, spec.steps)
                 else:
                     curve, (step_ms, totals) = None, timed.time(spec.steps)
+                timeline = timed.timeline() if played and repeat == 0 else None
                 if not configuration.silent:
                     replica.hash()
                 # a plan is chosen once
                 configurations[index] = configuration.settled(replica.plan)
             alone_s = median(step_ms) / 1e3 if configuration.silent else alone_s
-            log(TimedSteps(configuration.text, repeat, step_ms, totals, curve).to_line())
+            log(TimedSteps(configuration.text, repeat, step_ms, totals, curve, timeline).to_line())
 
 
 def _play(played: PlayedCluster, timed: TimedModel, steps: int) -> tuple[StepCurve, list[float], Totals]:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -23,7 +23,7 @@ from gradwire.lab.workloads.make_task import make_task
 from gradwire.lab.workloads.to_device import to_device
 from gradwire.notation import read_rule, way_of
 from gradwire.plans import Group, Plan
-from gradwire.schedule import Objective, Profile, Span, Timeline
+from gradwire.schedule import Objective, Profile, Timeline
 from gradwire.transports import Mesh
 from gradwire.tuner import CHOOSING_STEPS, Auto
 from gradwire.tuner.trials import SETTLE, Tried
@@ -87,7 +87,7 @@ class Planned:
             "contention": self.contention,
             "tried": [[plan.to_json(), *tried] for plan, tried in self.tried.items()],
             "gain": self.gain,
-            "timeline": [astuple(span) for span in self.timeline.spans],
+            "timeline": self.timeline.to_data(),
             "decisions": self.decisions,
         }
 
@@ -99,7 +99,7 @@ class Planned:
             line["contention"],
             {Plan.from_json(plan): Tried(*tried) for plan, *tried in line["tried"]},
             line["gain"],
-            _timeline(line["timeline"]),
+            Timeline.from_data(line["timeline"]),
             line["decisions"],
         )
 
@@ -195,10 +195,10 @@ def _plan(handle: Handle) -> Plan:
 def _median_step(timelines: list[Timeline], peers: Peers) -> Timeline:
     """The median step by the slowest rank's seconds, with the spans of all ranks; each rank's clock starts at 0."""
     # every rank's spans of every traced step
-    mine = json.dumps([[astuple(span) for span in timeline.spans] for timeline in timelines])
+    mine = json.dumps([timeline.to_data() for timeline in timelines])
     ranks = [json.loads(text) for text in _gathered(mine, peers)]
     # the step of all ranks together
-    steps = [_timeline([span for rank in ranks for span in rank[step]]) for step in range(len(timelines))]
+    steps = [Timeline.from_data([span for rank in ranks for span in rank[step]]) for step in range(len(timelines))]
     return sorted(steps, key=lambda timeline: timeline.step_s)[len(steps) // 2]
 
 
@@ -210,10 +210,6 @@ def _gathered(text: str, peers: Peers) -> list[str]:
     padded = torch.zeros(max(lengths), dtype=torch.uint8, device=peers.device)
     padded[: len(mine)] = mine
     return [text_of(row[:length]) for row, length in zip(mesh.gather(padded), lengths, strict=True)]
-
-
-def _timeline(spans: list[list[Any]]) -> Timeline:
-    return Timeline(tuple(Span(*span[:-1], slots=tuple(span[-1])) for span in spans))
 
 
 if __name__ == "__main__":

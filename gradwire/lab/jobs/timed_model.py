@@ -16,6 +16,7 @@ from gradwire.lab.local import over_rounds
 from gradwire.lab.played_cluster import PlayedCluster
 from gradwire.lab.results import Totals
 from gradwire.lab.workloads import Task
+from gradwire.schedule import Timeline
 
 WARM_UP_STEPS = 5
 """Steps that are made before the timed ones."""
@@ -76,6 +77,17 @@ class TimedModel:
             points[load * alone_s] = median(self.time(CURVE_STEPS, warm_up=2)[0]) / 1e3
         played.set_speed()
         return StepCurve((*points,), (*points.values(),), carried, played.hosts, totals.decode_s / steps)
+
+    def timeline(self) -> Timeline | None:
+        """The spans of one more step; None where Gradwire does not reduce every step."""
+        plan = self._replica.plan
+        if self._replica.handle is None or self._replica.local or plan is None or plan.native:
+            return None
+        trace = self._replica.handle.trace()
+        # a step ends when the next one begins
+        for _ in range(2):
+            self._step()
+        return trace.timelines()[0]
 
     def _step(self) -> None:
         self.late(self._taken, self._replica.peers.device)
