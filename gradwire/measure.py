@@ -1,6 +1,7 @@
 """The command line's measurements from Python. The lab and its dependencies are imported when a function is called."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from gradwire.plans import Plan
     from gradwire.report.timing import Timing
     from gradwire.schedule import Objective
+    from gradwire.schedule.simulate import Cluster
 
 
 @called_as('gw.bench(make, ["dense", gw.TopK(0.01)], hosts=2)')
@@ -44,16 +46,10 @@ def bench(
     from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
     from gradwire.lab.jobs.bench_job import TimedSteps
     from gradwire.lab.jobs.bench_job import bench as job
-    from gradwire.lab.played_cluster import read
     from gradwire.report.timing import summarize
 
-    check_type("hosts", hosts, (int,), "2")
     # the same steps as `gradwire bench`, on ranks that are started here
-    if play and hosts:
-        raise ValueError(
-            f"hosts={hosts} are ranks that are started, and play={play!r} says its own: leave hosts or play out"
-        )
-    played = read(play, gpus_per_host) if play else None
+    played = _played(play, gpus_per_host, hosts, link)
     setup = Setup(
         model=named(make), ranks=played.ranks if played else 2 if hosts is None else hosts, link=link, play=played
     )
@@ -68,17 +64,19 @@ def plan(
     candidates: "Sequence[str | Compressor]" = (),
     fidelity: float | None = None,
     objective: "Objective" = "progress",
-    hosts: int = 2,
+    hosts: int | None = None,
     link: str = "loopback",
+    play: str | None = None,
+    gpus_per_host: int = 1,
     seed: int = 0,
     device: str = "cpu",
 ) -> "Plan":
-    """The plan with the most progress per second for `make`'s model on `hosts` ranks with a `link` each, or with the
-    objective "step" that of the shortest steps, to give to `attach`; found by training.
+    """The plan with the most progress per second for `make`'s model on `hosts` ranks (2) with a `link` each, or on a
+    cluster to `play`, or with the objective "step" that of the shortest steps, to give to `attach`; found by training.
 
-    `make` as in `bench`; `candidates` are compressors or texts, by default those that need no tuning, and `fidelity` is
-    what may be lost of dense training's progress, as in `Auto`. Raises ValueError for what the command line refuses,
-    and where this process is a rank itself.
+    `make`, `play` and `gpus_per_host` as in `bench`; `candidates` are compressors or texts, by default those that need
+    no tuning, and `fidelity` is what may be lost of dense training's progress, as in `Auto`. Raises ValueError for what
+    the command line refuses, and where this process is a rank itself.
     """
     from gradwire.construct import texts_of
     from gradwire.importing import named
@@ -89,15 +87,28 @@ def plan(
     from gradwire.lab.workloads import Own
     from gradwire.tuner.candidate_plans import check_wanted
 
-    check_type("hosts", hosts, (int,), "2", optional=False)
+    played = _played(play, gpus_per_host, hosts, link)
     # what cannot be is refused before ranks are started
     texts = texts_of("candidates", candidates)
     check_wanted([candidate(text) for text in texts], fidelity, objective)
     own = Own(function=named(make))
-    next(own.batches(0, hosts, seed))
+    ranks = 2 if hosts is None else hosts
+    next(own.batches(0, played.ranks if played else ranks, seed))
     wanted = {"candidates": texts, "fidelity": fidelity, "objective": objective}
+    wanted |= {"play": asdict(played) if played else None}
     spec = PlanSpec(task=own.name, options=[f"function={own.function}"], seed=seed, **wanted)
-    return Planned.from_line(_run(job, spec, LabCluster(hosts, link_of(link), device))[-1]).plan
+    cluster = LabCluster(1 if played else ranks, link_of(link), device)
+    return Planned.from_line(_run(job, spec, cluster)[-1]).plan
+
+
+def _played(play: str | None, gpus_per_host: int, hosts: int | None, link: str) -> "Cluster | None":
+    """The cluster of which a rank is played, if one is given in place of hosts and a link."""
+    from gradwire.lab.played_cluster import read
+
+    check_type("hosts", hosts, (int,), "2")
+    if play and (hosts or link != "loopback"):
+        raise ValueError(f"play={play!r} says ranks and link: leave hosts and link out")
+    return read(play, gpus_per_host) if play else None
 
 
 def _run(job: "Job", spec: "Spec", cluster: "LabCluster") -> list[dict[str, Any]]:

@@ -6,6 +6,10 @@ https://doi.org/10.1177/1094342005051521), which gloo and NCCL use; N ranks, m b
 
 from dataclasses import dataclass
 
+ETHERNET = 1448 / 1538
+"""The share of a link that a message's own bytes have over TCP: 1,448 of the 1,538 that a full frame takes, with the
+headers of TCP, IP and Ethernet, the preamble, and the gap to the next frame."""
+
 
 @dataclass(frozen=True)
 class Wire:

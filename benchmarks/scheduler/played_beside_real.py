@@ -33,7 +33,7 @@ def main() -> None:
     for model in arguments.models.split(","):
         for ranks in map(int, arguments.ranks.split(",")):
             cells = {link: cell(model, ranks, link, arguments) for link in arguments.links.split(",")}
-            fresh = [row for link in cells for row in compared(model, ranks, link, cells, 1e-6 * arguments.latency_us)]
+            fresh = [row for link in cells for row in compared(model, ranks, link, cells, arguments.latency_us)]
             rows += fresh
             save(arguments.save, latency_us=arguments.latency_us, within=WITHIN, **summary(rows), rows=rows)
             print("\n".join(map(line, fresh)), flush=True)
@@ -87,18 +87,18 @@ def timed(setup: Any, cluster: Any, arguments: argparse.Namespace) -> list[Any]:
     return [TimedSteps.from_line(line) for line in lines]
 
 
-def compared(model: str, ranks: int, link: str, cells: dict[str, Cell], latency_s: float) -> list[dict[str, Any]]:
+def compared(model: str, ranks: int, link: str, cells: dict[str, Cell], latency_us: float) -> list[dict[str, Any]]:
     """A row for each configuration: its steps, and the ratios of the played ones and of the curves to the real ones."""
-    from gradwire.lab.network.link import Link
+    from gradwire.lab.played_cluster import read
 
-    bytes_per_s = Link.parse(link).bits_per_second / 8
+    network = read(f"{ranks}@{link}", latency_us=latency_us).network
     real, played, _ = cells[link]
     rows: list[dict[str, Any]] = []
     for name, steps in real.items():
         # the curves that were measured where other links were asked for
         curves = [curve for other, (_, _, own) in cells.items() if other != link for curve in own[name]]
-        read = {"curve_ms": [1e3 * curve.at(ranks, latency_s, bytes_per_s) for curve in curves]}
-        found = {"real_ms": steps, "played_ms": played[name]} | (read if curves else {})
+        by_curve = {"curve_ms": [1e3 * curve.at(*network) for curve in curves]}
+        found = {"real_ms": steps, "played_ms": played[name]} | (by_curve if curves else {})
         figures = {what: median(numbers) for what, numbers in found.items()}
         ratios = {what.removesuffix("_ms"): figure / figures["real_ms"] for what, figure in figures.items()}
         rows.append({"model": model, "ranks": ranks, "link": link, "configuration": name} | figures | ratios)

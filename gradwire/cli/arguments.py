@@ -31,6 +31,7 @@ _SCHEDULE = "constant, cosine, linear, or drop:30,60 (to a tenth after 30 and 60
 _WARM_UP = "steps, or with --epochs epochs, in which the rate rises; by default 20 steps"
 _JOB = "profile.json, or a plan.json beside one, as `plan` writes them; or resnet50, resnet101 or bert-base"
 _OBJECTIVE = "step: the shortest step of the candidates alone; progress: the most progress per second"
+_SIMULATED_INSIDE = "what the ranks of a host are joined by; by default 96gbit, as PCIe 3, with --play 1200gbit"
 _CANDIDATES = "separated by commas, such as bf16,topk:0.01; by default those that need no tuning"
 
 Configurations = Annotated[
@@ -112,7 +113,28 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="write all figures
 Play = Annotated[
     str | None, typer.Option(help="play one rank of a cluster, such as 64@25gbit, in place of ranks on a link")
 ]
+PlayCheck = Annotated[
+    str | None, typer.Option("--play", help="predict one cluster, such as 64@25gbit, and play one rank of it")
+]
 PlayLatency = Annotated[float, typer.Option("--latency-us", help="microseconds of a message beside its bytes")]
+
+Different = Annotated[
+    bool,
+    typer.Option("--different", help="with --play: other ranks send payloads of other batches, not this rank's own"),
+]
+Jitter = Annotated[
+    float, typer.Option(help="with --play: how a rank's computing varies from step to step, such as 0.05 of it")
+]
+SlowRank = Annotated[
+    float, typer.Option("--slow-rank", help="with --play: how many times as long one rank computes, such as 1.2")
+]
+
+TrainingSteps = Annotated[
+    int | None, typer.Option(help="with --play: also show the hours of a training of so many steps")
+]
+Price = Annotated[
+    float | None, typer.Option(help="of an hour of one GPU: with --training-steps, show what they cost, not hours")
+]
 
 Candidates = Annotated[str | None, typer.Option(help=_CANDIDATES, autocompletion=candidates)]
 Fidelity = Annotated[float | None, typer.Option(help="what may be lost of dense training's progress, such as 0.01")]
@@ -120,18 +142,26 @@ Objective = Annotated[str, typer.Option(help=_OBJECTIVE)]
 ProfilesObjective = Annotated[str | None, typer.Option("--objective", help=f"{_OBJECTIVE}; else as the profile says")]
 PlanRules = Annotated[list[str] | None, typer.Option("--rule", metavar="PATTERN=CANDIDATES", help=_PLAN_RULE)]
 Job = Annotated[str, typer.Argument(metavar="JOB", help=_JOB)]
-RankCounts = Annotated[str, typer.Option(help="numbers of ranks")]
-Links = Annotated[str, typer.Option(help="links between hosts", callback=early(e.links))]
+RankCounts = Annotated[str | None, typer.Option(help="numbers of ranks; by default 8,64,512")]
+Links = Annotated[
+    str | None,
+    typer.Option(help="links between hosts; by default 1gbit,10gbit,25gbit,100gbit", callback=early(e.links)),
+]
 GpusPerHost = Annotated[int, typer.Option(help="ranks that share a host and its link")]
 Inside = Annotated[
     str, typer.Option(help="what the ranks of a host are joined by; PCIe 3 has 96gbit", callback=early(e.links))
+]
+SimulatedInside = Annotated[
+    str | None,
+    typer.Option("--inside", help=_SIMULATED_INSIDE, callback=early(e.links)),
 ]
 Every = Annotated[
     int,
     typer.Option(min=1, help="with 30: also by local steps, what moved is sent every 30 of them; see gw.LocalSteps"),
 ]
 Latency = Annotated[
-    float | None, typer.Option(help="microseconds of a message beside its bytes; by default as in the profile")
+    float | None,
+    typer.Option(help="microseconds of a message beside its bytes; by default as in the profile, with --play 50"),
 ]
 
 ImageSet = Annotated[str, typer.Argument(metavar="SET", help="mnist, fashion-mnist, cifar10 or cifar100")]

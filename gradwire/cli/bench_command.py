@@ -21,10 +21,12 @@ from gradwire.lab.jobs.bench_job import bench as time_steps
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.runner import Runner, runner
 from gradwire.lab.network.link import LOOPBACK, REAL
+from gradwire.lab.other_ranks import OtherRanks
 from gradwire.lab.played_cluster import read
 from gradwire.report import played_report, text_table
 from gradwire.report import suite_report as suites
 from gradwire.report.timing import summarize
+from gradwire.report.training_cost import TrainingCost
 
 
 def bench(
@@ -47,46 +49,60 @@ def bench(
         named = texts(configurations, controller, rules, plan)
         cluster, spec = setup.cluster(timed.device), setup.spec(named, timed)
     with runner(cluster) as ranks:
-        _time(spec, ranks, partial(_show_setup, setup, cluster, timed, json_file))
+        time_turns(spec, ranks, partial(_show_setup, setup, cluster, timed, json_file))
 
 
 def bench_played(
     model: dict[str, Any],
     cluster: tuple[str, int, str, float],
+    others: dict[str, Any],
     configurations: list[str] | None,
     controller: str | None,
     rules: list[str] | None,
     plan: Path | None,
     timed: TimingOptions,
     json_file: Path | None,
+    training: tuple[int | None, float | None],
     out: Path,
 ) -> None:
     """Times configurations on a `cluster` (see `played_cluster.read`) of which one rank is played, and writes what they
-    take on other links and ranks."""
+    take on other links and ranks; `others` has `OtherRanks`' values, and a
+    `training` has steps and the price of a GPU-hour, if its cost is asked for."""
     with mistakes():
         if json_file or model["ranks"] or model["link"]:
             raise ValueError("--play says ranks and link, and writes played.json: leave --hosts, --link and --json out")
         played = read(*cluster)
-        setup = Setup(**model | {"ranks": played.ranks, "link": LOOPBACK, "play": played})
+        setup = Setup(
+            **model | {"ranks": played.ranks, "link": LOOPBACK, "play": played, "others": OtherRanks(**others)}
+        )
         named = texts(configurations, controller, rules, plan)
         running, spec = setup.cluster(timed.device), setup.spec(named, timed)
+        cost = _cost(played.ranks, *training)
     with runner(running) as ranks:
         folder = run_folder(out, "played", ranks.leads)
         with writing_to(folder, ranks.leads):
-            _time(spec, ranks, partial(_show_played, setup, running, folder), "playing")
+            time_turns(spec, ranks, partial(_show_played, setup, running, folder, cost), "playing")
 
 
-def _show_played(setup: Setup, running: LabCluster, folder: Path, samples: list[TimedSteps]) -> None:
+def _cost(gpus: int, steps: int | None, price: float | None) -> TrainingCost | None:
+    if price is not None and steps is None:
+        raise ValueError("--price is for the steps of a training: give --training-steps as well")
+    return None if steps is None else TrainingCost(steps, gpus, price)
+
+
+def _show_played(
+    setup: Setup, running: LabCluster, folder: Path, cost: TrainingCost | None, samples: list[TimedSteps]
+) -> None:
     assert setup.play
     title, times = f"{setup.title}: {setup.place(running)}", played_report.PlayedTimes.of(setup.play, samples)
     console().print(f"{title}; ms per step", highlight=False, markup=False)
-    show(text_table.timings(summarize(samples)))
+    show(played_report.steps(summarize(samples), cost))
     show(played_report.winners(times))
     # hosts and ranks are those that are played, which the place says
     real = ("hosts", "ranks")
     facts = {name: str(fact) for name, fact in circumstances(running).items() if name not in real and fact is not None}
     facts |= {"place": setup.place(running), "parameters": str(setup.parameters())}
-    print(*played_report.write(folder, title, times, samples, facts), sep="\n")
+    print(*played_report.write(folder, title, times, samples, facts, cost), sep="\n")
 
 
 def bench_suite(name: str, cuts: dict[str, Any], timed: TimingOptions, out: Path, own: Sequence[object]) -> None:
@@ -141,7 +157,7 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
                 with runner(cluster) as ranks:
                     # once for a cluster: ranks that run already can meet only once
                     for setup in setups:
-                        _time(specs[setup], ranks, partial(keep, setup), titles[setup])
+                        time_turns(specs[setup], ranks, partial(keep, setup), titles[setup])
     # show what there is, even where a set-up failed
     finally:
         if measured:
@@ -149,7 +165,7 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
             print(*paths, sep="\n")
 
 
-def _time(spec: BenchSpec, ranks: Runner, keep: Callable[[list[TimedSteps]], None], title: str = "timing") -> None:
+def time_turns(spec: BenchSpec, ranks: Runner, keep: Callable[[list[TimedSteps]], None], title: str = "timing") -> None:
     """Times the configurations; on the process that leads, `keep` gets the samples, also those before a failure."""
     samples: list[TimedSteps] = []
     try:

@@ -110,6 +110,11 @@ def bench(
     gpus_per_host: a.GpusPerHost = 1,
     inside: a.Inside = "1200gbit",
     latency_us: a.PlayLatency = 50.0,
+    different: a.Different = False,
+    jitter: a.Jitter = 0.0,
+    slow: a.SlowRank = 1.0,
+    training_steps: a.TrainingSteps = None,
+    price: a.Price = None,
     layers: a.Layers = None,
     batch: a.Batch = None,
     size: a.Size = None,
@@ -129,6 +134,7 @@ def bench(
     """Time the steps of configurations that take turns, always with `nocomm`: no communication at all. With --play, on
     a cluster of which this machine plays one rank."""
     from gradwire.cli import bench_command
+    from gradwire.cli.console import mistakes
     from gradwire.lab.experiments.bench_setup import TimingOptions
 
     timed = TimingOptions(steps, repeats, seed, device, autocast)
@@ -140,11 +146,18 @@ def bench(
             suite, {"model": model, "ranks": hosts, "link": link, **sizes}, timed, out, own
         )
     setup = {"model": model or "tiny-vgg16", "ranks": hosts, "link": link, "shard": shard, **sizes}
+    others, training = {"different": different, "jitter": jitter, "slow": slow}, (training_steps, price)
     if play:
         cluster = play, gpus_per_host, inside, latency_us
         return bench_command.bench_played(
-            setup, cluster, configurations, controller, rules, plan, timed, json_file, out
+            setup, cluster, others, configurations, controller, rules, plan, timed, json_file, training, out
         )
+    with mistakes():
+        if different or jitter or slow != 1 or training != (None, None):
+            raise ValueError(
+                "--different, --jitter, --slow-rank, --training-steps and --price are for clusters that are played: "
+                "give --play as well"
+            )
     return bench_command.bench(setup, configurations, controller, rules, plan, timed, json_file)
 
 
@@ -162,6 +175,10 @@ def plan(
     folder: a.Folder = None,
     seed: a.Seed = 0,
     device: a.Device = "cpu",
+    play: a.Play = None,
+    gpus_per_host: a.GpusPerHost = 1,
+    inside: a.Inside = "1200gbit",
+    latency_us: a.PlayLatency = 50.0,
     out: a.Out = Path("runs"),
 ) -> None:
     """Find the plan for a task on a network with the most progress per second, or with the shortest step; write it and
@@ -169,27 +186,50 @@ def plan(
     from gradwire.cli import scheduler_commands
 
     wanted = {"candidates": candidates, "fidelity": fidelity, "objective": objective, "rules": rules or []}
-    scheduler_commands.find_plan(task, model, hosts, link, wanted, options, folder, seed, device, out)
+    there = (play, gpus_per_host, inside, latency_us) if play else None
+    scheduler_commands.find_plan(task, model, hosts, link, wanted, options, folder, seed, device, there, out)
 
 
 @app.command()
 def simulate(
     job: a.Job,
-    ranks: a.RankCounts = "8,64,512",
-    link: a.Links = "1gbit,10gbit,25gbit,100gbit",
+    ranks: a.RankCounts = None,
+    link: a.Links = None,
     gpus_per_host: a.GpusPerHost = 1,
-    inside: a.Inside = "96gbit",
+    inside: a.SimulatedInside = None,
     latency_us: a.Latency = None,
     every: a.Every = 1,
     objective: a.ProfilesObjective = None,
+    play: a.PlayCheck = None,
+    task: a.Task = None,
+    model: a.OwnModel = None,
+    options: a.TaskOptions = None,
+    folder: a.Folder = None,
+    seed: a.Seed = 0,
+    device: a.Device = "cpu",
     out: a.Out = Path("runs"),
     pdf: a.Pdf = False,
     svg: a.Svg = False,
 ) -> None:
-    """Predict a job's step time on clusters that you do not have, from its profile."""
-    from gradwire.cli import scheduler_commands
+    """Predict a job's step time on clusters that you do not have, from its profile. With --play, on one cluster, of
+    which this machine then plays one rank: predicted steps beside played ones."""
+    from gradwire.cli import check_command, scheduler_commands
+    from gradwire.cli.console import mistakes
 
-    scheduler_commands.predict(job, ranks, link, gpus_per_host, inside, latency_us, every, objective, out)
+    trained = task, model, folder, options
+    with mistakes():
+        if play and (ranks or link or every > 1):
+            raise ValueError("--play says ranks and link, and plays every step: leave --ranks, --link and --every out")
+        if not play and any(trained):
+            raise ValueError("a profile says all of a job; --task, --model, --set and --data are for --play")
+    if play:
+        # as in `bench` and `plan`
+        there = play, gpus_per_host, inside or "1200gbit", 50.0 if latency_us is None else latency_us
+        return check_command.check(job, there, objective, trained, seed, device, out)
+    clusters = ranks or "8,64,512", link or "1gbit,10gbit,25gbit,100gbit"
+    return scheduler_commands.predict(
+        job, *clusters, gpus_per_host, inside or "96gbit", latency_us, every, objective, out
+    )
 
 
 @app.command()

@@ -4,7 +4,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,11 @@ from gradwire.cli.wanted import described
 from gradwire.lab.configuration import saved_plan
 from gradwire.lab.jobs.plan_job import MOST_STEPS, Planned, PlanSpec, plan
 from gradwire.lab.jobs.plan_job import candidates as candidates_of
+from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.runner import Runner, runner
 from gradwire.lab.network.link import Link
+from gradwire.lab.played_cluster import described as in_words
+from gradwire.lab.played_cluster import read
 from gradwire.lab.scheduling.profiles import MODELS, profile
 from gradwire.lab.workloads.make_task import make_task
 from gradwire.plans import Plan, from_file
@@ -36,27 +39,30 @@ def find_plan(
     folder: Path | None,
     seed: int,
     device: str,
+    play: tuple[str, int, str, float] | None,
     out: Path,
 ) -> None:
-    """Finds the plan for a task on a network; `wanted` has `candidates`, `fidelity`, `objective` and `rules`."""
+    """Finds the plan for a task on a network, or on a cluster to `play` (see `played_cluster.read`); `wanted` has
+    `candidates`, `fidelity`, `objective` and `rules`."""
     with mistakes():
         # what can be refused is refused before ranks start
-        cluster = cluster_of(hosts, link, device)
-        if cluster.ranks < 2:
-            raise ValueError("1 rank sends nothing and needs no plan: give 2 or more --hosts")
+        cluster, played = _where(hosts, link, device, play)
         trained = described(task, model, None, folder).altered(options=options or [])
         named = wanted["candidates"]
         wanted = wanted | {"candidates": candidates_of(named) if named else []}
-        spec = PlanSpec(task=trained.task, options=list(trained.options), seed=seed, **wanted)
+        there = asdict(played) if played else None
+        spec = PlanSpec(task=trained.task, options=list(trained.options), seed=seed, play=there, **wanted)
         # refuses what plans cannot be chosen by
         spec.controller()
-        next(make_task(spec.task, spec.options).batches(0, cluster.ranks, seed))
+        next(make_task(spec.task, spec.options).batches(0, played.ranks if played else cluster.ranks, seed))
     # ranks measure; the process that leads writes and shows
     with runner(cluster) as ranks:
         home = run_folder(out, f"plan-{spec.task}", ranks.leads)
         with writing_to(home, ranks.leads):
             if planned := _plan(spec, ranks, home):
-                paths = plan_report.write(home, f"A plan for {spec.task}: {cluster}", planned)
+                paths = plan_report.write(
+                    home, f"A plan for {spec.task}: {in_words(played) if played else cluster}", planned
+                )
                 show(plan_report.why(planned))
                 print(*paths, sep="\n")
 
@@ -75,20 +81,13 @@ def predict(
     """Predicts a job's step time on clusters, its plans by an objective, if one is given."""
     with mistakes():
         # the profile, and the clusters to predict
-        measured, chosen = _read(job)
-        if any(candidate.way.rule for candidate in measured.candidates):
-            raise ValueError(f"{job} was planned under rules by layer, which are not searched for other clusters")
-        if objective:
-            check_wanted((), None, objective)
-            measured = replace(measured, objective=objective)
+        measured, chosen = read_job(job, objective)
         latency_s = latency_of(measured) if latency_us is None else 1e-6 * latency_us
         clusters = [
             Cluster(count, bytes_per_s, gpus_per_host, latency_s, Link.parse(inside).bits_per_second / 8)
             for bytes_per_s in [Link.parse(text).bits_per_second / 8 for text in links.split(",")]
             for count in _numbers(ranks)
         ]
-        if chosen:
-            measured.choices(chosen)
     facts = {
         "job": job,
         "profiled": f"{measured.ranks} ranks, {measured.device}, {len(measured.slots)} tensors",
@@ -105,6 +104,20 @@ def predict(
         if sentence := simulation_report.per_step_or_rounds(outcomes):
             console().print(sentence, highlight=False)
         print(*simulation_report.write(home, title, outcomes, facts), sep="\n")
+
+
+def _where(
+    hosts: int | None, link: str | None, device: str, play: tuple[str, int, str, float] | None
+) -> tuple[LabCluster, Cluster | None]:
+    """The ranks that run, and the cluster of which each plays one rank, if they do. Raises ValueError for both."""
+    if play and (hosts or link):
+        raise ValueError("--play says ranks and link: leave --hosts and --link out")
+    if play:
+        return LabCluster(1, device=device), read(*play)
+    cluster = cluster_of(hosts, link, device)
+    if cluster.ranks < 2:
+        raise ValueError("1 rank sends nothing and needs no plan: give 2 or more --hosts")
+    return cluster, None
 
 
 def _simulated(measured: Profile, clusters: list[Cluster], chosen: Plan | None, every: int) -> list[Outcome]:
@@ -130,6 +143,20 @@ def _plan(spec: PlanSpec, ranks: Runner, home: Path) -> Planned | None:
 
         ranks.run(plan, spec, home / "steps.jsonl", follow)
     return Planned.from_line(lines[-1]) if ranks.leads else None
+
+
+def read_job(job: str, objective: Any) -> tuple[Profile, Plan | None]:
+    """A job's profile, with an objective if one is given, and its plan if it has one. Raises ValueError for what cannot
+    be predicted."""
+    measured, chosen = _read(job)
+    if any(candidate.way.rule for candidate in measured.candidates):
+        raise ValueError(f"{job} was planned under rules by layer, which are not searched for other clusters")
+    if objective:
+        check_wanted((), None, objective)
+        measured = replace(measured, objective=objective)
+    if chosen:
+        measured.choices(chosen)
+    return measured, chosen
 
 
 def _read(job: str) -> tuple[Profile, Plan | None]:

@@ -2,7 +2,7 @@
 much."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import median
@@ -16,11 +16,12 @@ from gradwire.lab.curve import StepCurve
 from gradwire.lab.jobs.bench_job import TimedSteps
 from gradwire.lab.names import NOCOMM
 from gradwire.lab.network.link import Link
-from gradwire.report import page, text_table
+from gradwire.report import page, text_table, timeline_page
 from gradwire.report.pictures import STYLE, legend, look, sheet
 from gradwire.report.report_files import write_json, write_picture, write_text
 from gradwire.report.text_table import TextTable
 from gradwire.report.timing import Timing, summarize
+from gradwire.report.training_cost import TrainingCost
 from gradwire.schedule.simulate import Cluster
 
 LINKS = tuple(
@@ -40,6 +41,7 @@ Computed from the steps that were played, on cards that were busy for half, one 
 computes. What a rank computes is measured; rings, trees and all-to-all cost what is published; decoding an all-gather
 grows with the payloads. It does not know of stragglers, jitter and congestion, of what a backend's own threads compute,
 or of what a configuration costs in loss."""
+_PLAYED_NOTE = """As played. Hours and costs are of so many steps, however much progress a step makes."""
 _SHOWN = """Milliseconds of a step against the link between hosts, a panel for each number of ranks, one line per
 configuration; figures in the table below."""
 
@@ -63,7 +65,7 @@ class PlayedTimes:
     @property
     def per_host(self) -> int:
         """Ranks that share a link; those of a single host have one each."""
-        return 1 if self.cluster.ranks <= self.cluster.gpus_per_host else self.cluster.gpus_per_host
+        return self.cluster.ranks // self.cluster.network.peers
 
     @property
     def ranks(self) -> list[int]:
@@ -73,8 +75,8 @@ class PlayedTimes:
 
     def step_s(self, name: str, ranks: int, link: Link) -> float:
         """The seconds of a step of a configuration."""
-        hosts, latency_s = ranks // self.per_host, self.cluster.latency_s
-        return median(curve.at(hosts, latency_s, link.bits_per_second / 8) for curve in self.curves[name])
+        there = replace(self.cluster, ranks=ranks, gpus_per_host=self.per_host, bytes_per_s=link.bits_per_second / 8)
+        return median(curve.at(*there.network) for curve in self.curves[name])
 
     def fastest(self, ranks: int, link: Link) -> str:
         """The configuration with the shortest step."""
@@ -133,22 +135,42 @@ def _panel(axis: Axes, times: PlayedTimes, ranks: int) -> None:
     axis.xaxis.set_minor_locator(NullLocator())
 
 
+def steps(timings: Sequence[Timing], cost: TrainingCost | None = None) -> TextTable:
+    """Costs of one step of each configuration and, where it is asked for, of a training."""
+    table = text_table.timings(timings)
+    if cost is None:
+        return table
+    return text_table.with_column(table, cost.heading, [cost.at(timing.step_ms.median) for timing in timings])
+
+
 def write(
-    folder: Path, title: str, times: PlayedTimes, samples: Sequence[TimedSteps], facts: Mapping[str, str]
+    folder: Path,
+    title: str,
+    times: PlayedTimes,
+    samples: Sequence[TimedSteps],
+    facts: Mapping[str, str],
+    cost: TrainingCost | None = None,
 ) -> list[Path]:
-    """Writes played.png, report.html and played.json; returns their paths."""
+    """Writes played.png, report.html, timeline.html where Gradwire reduces, and played.json; returns their paths."""
     drawn = picture(times, title)
     paths = [folder / name for name in ("played.png", "report.html", "played.json")]
     write_picture(drawn, paths[0])
     shown = [page.Picture("Step time", _SHOWN, drawn, picture(times, title, narrow=True))]
     timings = summarize(samples)
-    tables = [(text_table.timings(timings), "As played."), (winners(times), _NOTE)]
+    tables = [(steps(timings, cost), _PLAYED_NOTE), (winners(times), _NOTE)]
     write_text(paths[1], page.render(title, verdict(times.cluster, timings), shown, tables, facts))
     # the same as data: what was measured, and steps on all links and ranks
-    steps = {
+    step_s = {
         name: {ranks: {str(link): times.step_s(name, ranks, link) for link in LINKS} for ranks in times.ranks}
         for name in times.curves
     }
-    figures = {"timings": [each.to_json() for each in timings], "samples": [each.to_line() for each in samples]}
-    write_json(paths[2], dict(facts) | figures | {"step_s": steps})
+    figures = {
+        "timings": [each.to_json() for each in timings],
+        "samples": [replace(each, timeline=None).to_line() for each in samples],
+    }
+    write_json(paths[2], dict(facts) | figures | {"step_s": step_s})
+    # one step of each configuration that Gradwire reduces
+    if timelines := {each.configuration: each.timeline for each in samples if each.timeline}:
+        paths.append(folder / "timeline.html")
+        write_text(paths[-1], timeline_page.render(title, timelines))
     return paths

@@ -1,8 +1,9 @@
 """The report of simulated clusters, in one folder: a table, a picture, a page, the figures."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -117,9 +118,13 @@ def write(folder: Path, title: str, outcomes: Sequence[Outcome], facts: Mapping[
     sentences = " ".join(filter(None, [verdict(outcomes), per_step_or_rounds(outcomes)]))
     write_text(paths[1], page.render(title, sentences, shown, [(table(outcomes), _NOTE)], facts))
     # the same as data
-    rows = [asdict(outcome) | {"scaling_efficiency": outcome.scaling_efficiency} for outcome in outcomes]
-    write_json(paths[2], dict(facts) | {"outcomes": rows})
+    write_json(paths[2], dict(facts) | {"outcomes": [_figures(outcome) for outcome in outcomes]})
     return paths
+
+
+def _figures(outcome: Outcome) -> dict[str, Any]:
+    figures = asdict(replace(outcome, plan=None)) | {"scaling_efficiency": outcome.scaling_efficiency}
+    return {name: value for name, value in figures.items() if name != "plan"}
 
 
 def _efficiency(outcome: Outcome) -> str:

@@ -1,7 +1,7 @@
 """Tables of figures as plain text, for the terminal and the page."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor, isfinite, log10
 
 from gradwire.lab.names import NOCOMM
@@ -103,3 +103,9 @@ def timings(timings: Sequence[Timing]) -> TextTable:
         sent = [*_sent(timing.totals, 1e3 * timing.steps), times(timing.totals.ratio)]
         rows.append([timing.configuration, *time, *sent])
     return TextTable("One step", columns, rows)
+
+
+def with_column(table: TextTable, heading: str, cells: Sequence[str]) -> TextTable:
+    """The table with one more column of numbers."""
+    rows = [[*row, cell] for row, cell in zip(table.rows, cells, strict=True)]
+    return replace(table, columns=[*table.columns, heading], rows=rows)

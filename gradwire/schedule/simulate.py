@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from gradwire.schedule.profile import Candidate, Profile, over_link
 from gradwire.schedule.progress import levels, plan_efficiency, search_efficiency, search_progress
 from gradwire.schedule.regimes import Regime, Worker
 from gradwire.schedule.search import Solution, evaluate
-from gradwire.wire import Wire, depth
+from gradwire.wire import ETHERNET, Wire, depth
 
 BEST = "best plan"
 GIVEN = "given plan"
@@ -39,12 +40,12 @@ class Cluster:
     ranks: int
     """Of the whole job."""
     bytes_per_s: float
-    """Of a link between hosts."""
+    """Of a link between hosts, with the headers of TCP over Ethernet."""
     gpus_per_host: int = 1
     latency_s: float = 50e-6
     """Of a message between hosts, beside its bytes."""
     inside_bytes_per_s: float = 12e9
-    """Of a link inside a host."""
+    """Of a link inside a host, which has no headers."""
     inside_latency_s: float = 10e-6
     """Of a message inside a host."""
 
@@ -60,6 +61,24 @@ class Cluster:
     @property
     def hosts(self) -> int:
         return max(1, self.ranks // self.gpus_per_host)
+
+    @property
+    def network(self) -> "Network":
+        """Of one rank of each host or, where there is a single host, of its ranks."""
+        if self.ranks <= self.gpus_per_host:
+            return Network(self.ranks, self.inside_latency_s, self.inside_bytes_per_s)
+        return Network(self.hosts, self.latency_s, ETHERNET * self.bytes_per_s)
+
+
+class Network(NamedTuple):
+    """The links over which compressed gradients travel."""
+
+    peers: int
+    """Ranks that have one each."""
+    latency_s: float
+    """Of a message beside its bytes."""
+    bytes_per_s: float
+    """Of messages, without headers."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +99,8 @@ class Outcome:
     """Steps in a round of local steps."""
     efficiency: float | None = None
     """Progress of a step in dense steps; None for local steps."""
+    plan: Plan | None = None
+    """None for local steps."""
 
     @property
     def progress(self) -> float:
@@ -107,8 +128,9 @@ def simulate(
     alone_s = problem.around_s + float(problem.ready_s[-1])
     # every step sends
     for way, found in _ways(there, problem, regime, plan).items():
+        outcome = _outcome(there, cluster, way, found, found.step_s, alone_s)
         efficiency = plan_efficiency(problem, found.groups)
-        yield dataclasses.replace(_outcome(there, cluster, way, found, found.step_s, alone_s), efficiency=efficiency)
+        yield dataclasses.replace(outcome, efficiency=efficiency, plan=there.plan(found.groups))
     # rounds of local steps: inner steps, and one exchange shared by all of them
     if every > 1:
         inside_s = inner_s(profile, cluster, regime)
@@ -158,22 +180,18 @@ def inner_s(profile: Profile, cluster: Cluster, regime: Regime) -> float:
 def on_cluster(profile: Profile, cluster: Cluster) -> Profile:
     """The profile of the same job on `cluster`: each rank computes as it did, the network is another. Decoding an
     all-gather grows with the number of payloads."""
-    # ranks of one host: its inside links are the network
-    alone = cluster.ranks <= cluster.gpus_per_host
-    hosts = cluster.ranks if alone else cluster.hosts
-    latency_s = cluster.inside_latency_s if alone else cluster.latency_s
-    bytes_per_s = cluster.inside_bytes_per_s if alone else cluster.bytes_per_s
-    costs = over_link(profile.candidates, hosts, latency_s, bytes_per_s)
+    network = cluster.network
+    costs, per_host = over_link(profile.candidates, *network), cluster.ranks // network.peers
     if "AllReduce" in costs:
-        costs["AllReduce"] = all_reduce(hosts, latency_s, bytes_per_s)
+        costs["AllReduce"] = all_reduce(*network)
     # what a rank computes stays; decoding more payloads takes longer
     return dataclasses.replace(
         profile,
-        candidates=tuple(_decoding(candidate, hosts / profile.hosts) for candidate in profile.candidates),
+        candidates=tuple(_decoding(candidate, network.peers / profile.hosts) for candidate in profile.candidates),
         collectives=costs,
         ranks=cluster.ranks,
-        gpus_per_host=1 if alone else cluster.gpus_per_host,
-        local={} if alone else inside(cluster),
+        gpus_per_host=per_host,
+        local=inside(cluster) if per_host > 1 else {},
     )
 
 

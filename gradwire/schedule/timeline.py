@@ -1,7 +1,9 @@
 """Timelines: spans of time on the lanes of a step."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from itertools import pairwise
+from typing import Any, Self
 
 from gradwire.plans import Plan
 from gradwire.schedule.problem import Choice, Problem
@@ -40,6 +42,15 @@ class Timeline:
     @property
     def step_s(self) -> float:
         return max((span.end_s for span in self.spans), default=0.0)
+
+    def to_data(self) -> list[list[Any]]:
+        """As plain values for JSON; `from_data` reads it back."""
+        return [list(astuple(span)) for span in self.spans]
+
+    @classmethod
+    def from_data(cls, spans: Sequence[Sequence[Any]]) -> Self:
+        """The timeline whose `to_data` this is."""
+        return cls(tuple(Span(*span[:-1], slots=tuple(span[-1])) for span in spans))
 
 
 def timeline(profile: Profile, plan: Plan, regime: Regime | None = None) -> Timeline:

@@ -11,6 +11,7 @@ from gradwire.collective import HOST, REPLICA, AllToAll, Broadcast, Collective, 
 from gradwire.transports.card import Card
 from gradwire.transports.echo import Echo, echo
 from gradwire.transports.mesh import Mesh
+from gradwire.transports.others import Others
 from gradwire.transports.transport import Pending, Transport
 from gradwire.wire import (
     Wire,
@@ -68,16 +69,17 @@ class SentCollective:
 class Played(Transport):
     """Rank 0 of `world`, without the others. A collective takes the time that its messages need on the `card`, by the
     costs of rings, trees and all-to-all; the payloads that come are as many and as large as N ranks would send, and all
-    of them this rank's own.
+    of them this rank's own: this step's or, with `others`, those of other batches.
 
     So a step takes what one rank computes and what the bytes need. It does not know of other ranks that are slower, of
-    jitter, of congestion, or of what a backend's own threads compute.
+    congestion, or of what a backend's own threads compute.
     """
 
-    def __init__(self, world: int, card: Card, hosts: int | None = None) -> None:
+    def __init__(self, world: int, card: Card, hosts: int | None = None, others: Others | None = None) -> None:
         if world < 1:
             raise ValueError(f"{world} ranks cannot be played; use e.g. Played(8, Card(50e-6, 1e9))")
         self.rank, self.world, self.hosts, self.card, self.store = 0, world, hosts or world, card, Echo(world)
+        self.others = others
         self.sent: Counter[SentCollective] = Counter()
 
     @classmethod
@@ -91,7 +93,18 @@ class Played(Transport):
         sent = SentCollective.of(op, self.world)
         self.sent[sent] += 1
         seconds = self.card.seconds(sent.ways(self.world, self.hosts))
-        return self.card.carry(seconds, op.send.whole.device, partial(echo, op, self.rank, self.world))
+        return self.card.carry(seconds, op.send.whole.device, partial(self._arrive, op))
+
+    def _arrive(self, op: Collective) -> None:
+        # payloads of groups alone: their messages are kept from step to step, and have flags
+        others = self.others if op.receive.flags is not None else None
+        match op:
+            case Gather(parts=None) if others:
+                others.send(op.send, op.receive, self.rank)
+            case AllToAll() if others:
+                others.send(op.send.row(self.rank), op.receive, self.rank)
+            case _:
+                echo(op, self.rank, self.world)
 
     def open(self, device: torch.device) -> None:
         """Measures a GPU's clock, before the first step."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
+from threading import get_native_id
 from time import perf_counter
 from zlib import crc32
 
@@ -183,9 +184,10 @@ def contention(mesh: Mesh, device: torch.device) -> float:
     threads = computing_threads(device)
     if not threads:
         return 0.0
-    # ranks with the same boot id share this machine's cores
+    # workers with the same boot id share this machine's cores; one that plays several ranks counts once
     machine = float(crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()))
-    ranks_here = int(_table([machine], mesh, device).eq(machine).sum())
+    mine = [machine, float(os.stat("/proc/self/ns/pid").st_ino), float(get_native_id())]
+    ranks_here = int(_table(mine, mesh, device).unique(dim=0)[:, 0].eq(machine).sum())
     cores = len(os.sched_getaffinity(0)) / ranks_here
     lost = max(0.0, 1 - max(cores, threads) / (threads + 1))
     return slowest([lost], mesh, device)[0]

@@ -1,9 +1,13 @@
 """A user's model on a cluster of which one rank is played: the command, the call from Python, and curves by hand."""
 
 import json
+import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -15,10 +19,13 @@ from gradwire.lab.jobs.bench_job import TimedSteps
 from gradwire.lab.network.link import Link
 from gradwire.lab.played_cluster import PlayedCluster, described, read
 from gradwire.lab.results import Totals
+from gradwire.lab.scheduling.profiles import profile as published
 from gradwire.report import played_report
 from gradwire.report.played_report import PlayedTimes
 from gradwire.report.timing import summarize
-from gradwire.schedule.simulate import Cluster
+from gradwire.report.training_cost import TrainingCost
+from gradwire.schedule import Profile
+from gradwire.schedule.simulate import Cluster, on_cluster
 from gradwire.transports.played import SentCollective
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -41,12 +48,19 @@ def test_hosts_of_two_are_played_and_written(
     monkeypatch.setattr(played_report, "picture", lambda *shown, **options: Figure())  # which takes most of the time
     options = ["--model", f"{__file__}:make", "--steps", "1", "--repeats", "1", "--out", str(tmp_path)]
     configurations = ["dense", "torch-fp16", "topk:0.1"]
-    assert main(["bench", *configurations, "--play", "8@1gbit", "--gpus-per-host", "2", *options]) == 0
-    assert "8 ranks, 4 hosts of 2 with a 1gbit link, of which one is played" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    cluster = ["--play", "8@1gbit", "--gpus-per-host", "2", "--different", "--jitter", "0.05", "--slow-rank", "1.2"]
+    cost = ["--training-steps", "1000000", "--price", "2.5"]
+    assert main(["bench", *configurations, *cluster, *cost, *options]) == 0
+    place = "8 ranks, 4 hosts of 2 with a 1gbit link, of which one is played"
+    others = "payloads of other batches, a jitter of 5 %, one rank 1.2 times as slow"
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"{place}, {others}" in shown
+    assert "cost of 1,000,000" in shown
     (folder,) = tmp_path.iterdir()
-    assert {path.name for path in folder.iterdir()} == {"played.png", "report.html", "played.json"}
+    assert {path.name for path in folder.iterdir()} == {"played.png", "report.html", "played.json", "timeline.html"}
+    # of the one that Gradwire reduces
+    panels = re.findall("<h2>([^<]+)<small>", (folder / "timeline.html").read_text())
+    assert panels == ["topk:0.1"]
     found = json.loads((folder / "played.json").read_text())
     sent = {sample["configuration"]: sample["curve"]["carried"] for sample in found["samples"]}
     # DDP's buckets around all ranks of the hosts; a selection among one rank of each host
@@ -68,31 +82,70 @@ def test_a_cluster_is_played_from_python() -> None:
     assert timings[1].totals.wire_bytes > timings[0].totals.wire_bytes == 0
 
 
-MISTAKES = [
+def test_a_plan_is_found_on_a_played_cluster_and_its_prediction_is_checked_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = ["--play", "8@1gbit", "--gpus-per-host", "2"]
+    own = ["--model", f"{__file__}:make", "--out", str(tmp_path)]
+    assert main(["plan", *cluster, *own, "--candidates", "bf16"]) == 0
+    (run,) = tmp_path.iterdir()
+    profile = Profile.load(run / "profile.json")
+    assert (profile.ranks, profile.gpus_per_host, set(profile.local)) == (8, 2, {"sum", "broadcast"})
+    # the measured step is that of the rank that ran
+    assert "rank 0" in (trace := (run / "trace.json").read_text())
+    assert "rank 1" not in trace
+    assert main(["simulate", str(run / "plan.json"), *cluster, *own]) == 0
+    assert "Played steps take" in capsys.readouterr().out
+    (check,) = tmp_path.glob("*/check.json")
+    rows = json.loads(check.read_text())["rows"]
+    assert [row["way"] for row in rows] == ["no communication", "BF16", "FP32", "given plan", "best plan"]
+    assert all(row["played_ms"] > 0 and row["predicted_ms"] > 0 for row in rows)
+    assert gw.Plan.load(check.with_name("best-plan.json")).groups
+
+
+CLUSTERS = [
     (["--play", "64"], "'64' is no cluster to play: write ranks@link, such as 64@25gbit"),
     (["--play", "many@25gbit"], "write ranks@link"),
     (["--play", "64@fast"], "'fast' is not a link"),
     (["--play", "1@1gbit"], "give 2 ranks"),
     (["--play", "12@1gbit", "--gpus-per-host", "8"], "12 ranks do not fill hosts of 8 GPUs"),
-    (["--play", "8@1gbit", "--hosts", "2"], "leave --hosts, --link and --json out"),
-    (["--play", "8@1gbit", "--link", "1gbit"], "leave --hosts, --link and --json out"),
-    (["--play", "8@1gbit", "--shard", "2"], "leave link and shard out"),
+]
+COMMANDS = (["bench", "dense"], ["plan"], ["simulate", "resnet50"])
+MISTAKES = [
+    *(([*command, *options], message) for command in COMMANDS for options, message in CLUSTERS),
+    (["bench", "dense", "--play", "8@1gbit", "--hosts", "2"], "leave --hosts, --link and --json out"),
+    (["bench", "dense", "--play", "8@1gbit", "--link", "1gbit"], "leave --hosts, --link and --json out"),
+    (["bench", "dense", "--play", "8@1gbit", "--shard", "2"], "leave link and shard out"),
+    (["bench", "dense", "--play", "8@1gbit", "--jitter", "-1"], "jitter -1.0 is no share"),
+    (["bench", "dense", "--play", "8@1gbit", "--slow-rank", "0.5"], "1 or more times as long"),
+    (["bench", "dense", "--jitter", "0.1"], "are for clusters that are played: give --play as well"),
+    (["bench", "dense", "--price", "2.5"], "are for clusters that are played: give --play as well"),
+    (["bench", "dense", "--play", "8@1gbit", "--price", "2.5"], "give --training-steps as well"),
+    (["bench", "dense", "--play", "8@1gbit", "--training-steps", "0"], "give 1 or more --training-steps"),
+    (["bench", "dense", "--play", "8@1gbit", "--training-steps", "9", "--price", "-1"], "give 0 or more"),
+    (["plan", "--play", "8@1gbit", "--hosts", "2"], "leave --hosts and --link out"),
+    (["plan", "--play", "8@1gbit", "--link", "1gbit"], "leave --hosts and --link out"),
+    (["simulate", "resnet50", "--play", "8@1gbit", "--ranks", "8"], "leave --ranks, --link and --every out"),
+    (["simulate", "resnet50", "--play", "8@1gbit", "--every", "30"], "leave --ranks, --link and --every out"),
+    (["simulate", "resnet50"], "--task, --model, --set and --data are for --play"),
+    (["simulate", "resnet50", "--play", "8@1gbit"], "which the model lacks"),
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), MISTAKES, ids=[" ".join(options) for options, _ in MISTAKES])
-def test_a_mistake_is_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "dense", "--model", f"{__file__}:make", *options]) != 0
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(arguments) for arguments, _ in MISTAKES])
+def test_a_mistake_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--model", f"{__file__}:make"]) != 0
     shown = capsys.readouterr().err.strip().splitlines()
     assert len(shown) == 1
     assert message in shown[0]
 
 
 def test_hosts_and_a_link_or_a_cluster_is_given() -> None:
-    with pytest.raises(ValueError, match="leave hosts or play out"):
-        gw.bench(make, ["bf16"], play="4@1gbit", hosts=2)
-    with pytest.raises(ValueError, match="leave link and shard out"):
-        gw.bench(make, ["bf16"], play="4@1gbit", link="1gbit")
+    measures: tuple[Callable[..., object], ...] = (partial(gw.bench, make, ["bf16"]), partial(gw.plan, make))
+    for measure in measures:
+        for other in (partial(measure, hosts=2), partial(measure, link="1gbit")):
+            with pytest.raises(ValueError, match="says ranks and link: leave hosts and link out"):
+                other(play="4@1gbit")
 
 
 def test_ranks_of_one_host_have_its_links_alone() -> None:
@@ -100,6 +153,20 @@ def test_ranks_of_one_host_have_its_links_alone() -> None:
     played = PlayedCluster(cluster)
     assert (played.hosts, played.card.bytes_per_s, played.mesh.ranks) == (8, 1e11, 8)
     assert described(cluster) == "8 ranks of one host, joined by 800gbit, of which one is played"
+
+
+@pytest.mark.parametrize("gpus_per_host", [1, 8, 64])
+def test_the_played_card_and_the_scheduler_say_the_same_of_a_link(gpus_per_host: int) -> None:
+    """Between hosts the headers of TCP over Ethernet are counted, once; inside a host there are none."""
+    cluster = read("64@1gbit", gpus_per_host, inside="8gbit")
+    played, scheduled = PlayedCluster(cluster), on_cluster(published("resnet50"), cluster).collectives
+    peers, _, bytes_per_s = cluster.network
+    assert bytes_per_s == pytest.approx(8 * GBIT if gpus_per_host == 64 else GBIT * 1448 / 1538)
+    for nbytes in (1 << 10, 1 << 28):
+        sent = 2 * (peers - 1) * nbytes // peers, (peers - 1) * nbytes
+        for kind, name, each in zip(("Sum", "Gather"), ("AllReduce", "AllGather"), sent, strict=True):
+            seconds = played.card.seconds(SentCollective(kind, nbytes).ways(peers, peers))
+            assert seconds == pytest.approx(float(scheduled[name](np.array([each]))[0]))
 
 
 NOTHING = Totals(0, 0, None, 0, 0, 0, 0)
@@ -134,3 +201,11 @@ def test_the_winner_is_named_by_link_and_ranks() -> None:
     panels = played_report.picture(times, "title").axes
     assert [panel.get_title() for panel in panels] == ["2 ranks", "8 ranks", "64 ranks", "1024 ranks"]
     assert all(len(panel.lines) == 3 for panel in panels)
+
+
+def test_a_training_costs_hours_or_money() -> None:
+    timings = summarize([TimedSteps(name, 0, [ms], NOTHING) for name, ms in (("nocomm", 36.0), ("dense", 72.0))])
+    for price, heading, cells in ((None, "hours", ["1.00", "2.00"]), (2.5, "cost", ["160", "320"])):
+        table = played_report.steps(timings, TrainingCost(100_000, 64, price))
+        assert table.columns[-1] == f"{heading} of 100,000 steps"
+        assert [row[-1] for row in table.rows] == cells

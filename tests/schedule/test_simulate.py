@@ -16,6 +16,7 @@ from gradwire.report.simulation_report import per_step_or_rounds
 from gradwire.report.text_table import times
 from gradwire.schedule import Affine, Candidate, CostTable, Profile, SlotTime, baselines, over_link
 from gradwire.schedule.simulate import BEST, GIVEN, Cluster, all_reduce, latency_of, names, on_cluster, simulate
+from gradwire.wire import ETHERNET
 from tests.support.harness import place_bytes
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -123,13 +124,14 @@ def test_local_steps_cost_their_share_of_a_round():
 def test_a_mean_step_by_hand(ranks: int, mbit: float):
     """One tensor of n elements: a ring in float32, and an all-gather of 1 % of the places and values."""
     n, latency_s, every = 1 << 20, 5e-5, 30
+    bytes_per_s = ETHERNET * mbit * MBIT
     job = replace(JOB, slots=(SlotTime("weight", (1024, 1024), 0.012),), candidates=CANDIDATES[:2])
     found = {o.way: o for o in simulate(job, Cluster(ranks, mbit * MBIT, latency_s=latency_s), every=every)}
     around_s, encode_s = 0.005 + 0.012 + 0.001, 1e-4 + 1e-10 * n
     decode_s = 1e-4 + 9e-4 * (n - 1e4) / 9.9e5
     dense = 2 * (ranks - 1) * 4 * n / ranks
-    ring_s = 2 * (ranks - 1) * latency_s + dense / (mbit * MBIT)
-    trees_s = 2 * np.log2(ranks) * latency_s + 2 * 4 * n / (mbit * MBIT)  # in pieces, twice along a tree
+    ring_s = 2 * (ranks - 1) * latency_s + dense / bytes_per_s
+    trees_s = 2 * np.log2(ranks) * latency_s + 2 * 4 * n / bytes_per_s  # in pieces, twice along a tree
     round_s = encode_s + (ring_s if ranks == 2 else min(ring_s, trees_s)) + decode_s
     local = found["FP32 every 30"]
     assert local.wire_bytes == pytest.approx(dense / every, rel=1e-6)
@@ -137,7 +139,7 @@ def test_a_mean_step_by_hand(ranks: int, mbit: float):
     assert found["FP32"].step_s == pytest.approx(around_s + round_s, rel=1e-6)  # nothing follows that could hide it
     sparse, payload = found["TopK(ratio=0.01) every 30"], (4 + place_bytes(100)) * (n // 100)
     assert sparse.wire_bytes == pytest.approx((ranks - 1) * payload / every, rel=0.01)
-    round_s = encode_s + (ranks - 1) * (latency_s + payload / (mbit * MBIT)) + decode_s * ranks / 4
+    round_s = encode_s + (ranks - 1) * (latency_s + payload / bytes_per_s) + decode_s * ranks / 4
     assert sparse.step_s == pytest.approx(around_s + round_s / every, rel=0.01)
     assert found["best plan every 30"].step_s <= min(local.step_s, sparse.step_s)
 

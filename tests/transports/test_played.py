@@ -13,14 +13,16 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from gradwire.collective import Broadcast, Collective, Gather, Message, SendReceive, Sum
 from gradwire.communicators.scatter_reduce import part_bounds
-from gradwire.transports.card import ClockLane
+from gradwire.transports.card import CPU, ClockLane
+from gradwire.transports.others import Others
 from gradwire.transports.played import SentCollective
 from gradwire.transports.played_group import PlayedGroup
-from gradwire.tuner.profiler import slowest
+from gradwire.tuner.profiler import contention, slowest
 from tests.support.cases import CASES, Case
 from tests.support.harness import WIDE, draw, exchange_of, job, plan_of, run, slots_of
 
 SLOTS = slots_of(WIDE)
+WIDE_SLOTS = slots_of({"w": torch.empty(100, 100)})
 LATENCY_S, BYTES_PER_S = 1e-5, 1e9
 CARD = gw.Card(LATENCY_S, BYTES_PER_S)
 
@@ -86,16 +88,18 @@ def test_a_ring_of_all_ranks_has_the_latency_of_hosts():
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_algorithm_runs_without_the_others(case: Case):
-    """Also where the last part of a group is shorter, of which a rank gets no payload that it makes itself."""
-    played = gw.Played(5, fast())
+    """Also where the last part of a group is shorter, of which a rank gets no payload that it makes itself, and where
+    others send payloads of other batches."""
     names = tuple(slot.name for slot in SLOTS)
-    exchange = exchange_of(gw.Group(names, case.compressor, case.memory, case.communicator), SLOTS, played)
-    for step in range(2):
-        (grads,) = draw(SLOTS, 1, step)
-        means = [grad.clone() for grad in grads]
-        with torch.no_grad():
-            run(exchange, means, played, step)
-        assert all(mean.isfinite().all() for mean in means)
+    for others in (None, Others(case.compressor.period)):
+        played = gw.Played(5, fast(), others=others)
+        exchange = exchange_of(gw.Group(names, case.compressor, case.memory, case.communicator), SLOTS, played)
+        for step in range(4 if others else 2):
+            (grads,) = draw(SLOTS, 1, step)
+            means = [grad.clone() for grad in grads]
+            with torch.no_grad():
+                run(exchange, means, played, step)
+            assert all(mean.isfinite().all() for mean in means)
 
 
 @pytest.mark.parametrize("cls", [gw.Recording, lambda world: gw.Played(world, fast())], ids=["recording", "played"])
@@ -185,3 +189,51 @@ def test_ranks_agree_on_the_played_ones_own_seconds():
     """By which the profiler measures: no sum may count them once for every rank."""
     assert slowest([0.5, 2.0], gw.Mesh.of(gw.Played(64, fast())), torch.device("cpu")) == [0.5, 2.0]
     assert slowest([0.5, 2.0], gw.Played.by_host(8, 8, fast(), fast()), torch.device("cpu")) == [0.5, 2.0]
+
+
+def test_played_ranks_share_no_cores():
+    """Each host has its own: the profiler counts processes, of which there is one."""
+    assert contention(gw.Mesh.of(gw.Played(64, fast())), CPU) == contention(gw.Mesh.of(gw.Played(1, fast())), CPU)
+
+
+@pytest.mark.parametrize("period", [1, 2])
+def test_others_send_payloads_of_other_batches(period: int):
+    """Of earlier steps, whole periods back: a compressor's payloads may have another form in each step of a period."""
+    played, world = gw.Played(8, fast(), others=Others(period)), 8
+    send, receive = (Message.of_bytes(torch.zeros((rows, 16), dtype=torch.uint8), 8) for rows in (1, world))
+    to_each, from_each = (Message.of_bytes(torch.zeros((world, 16), dtype=torch.uint8), 8) for _ in range(2))
+    for step in range(12 * period):
+        send.body.fill_(step)
+        to_each.body.fill_(step)
+        for message in (send, to_each):
+            message.whole[:, -4:].view(torch.float32).fill_(step % 3)  # flags are this step's
+        played.run(Gather(send.row(0), receive))
+        played.run(gw.AllToAll(to_each, from_each))
+        for came in (receive, from_each):
+            steps = came.body[:, 0].tolist()
+            assert (came.body == came.body[:, :1]).all()
+            assert came.whole[:, -4:].view(torch.float32).flatten().tolist() == [step % 3] * world
+            assert steps[0] == step
+            if step < period:
+                assert set(steps) == {step}
+            assert {number % period for number in steps} == {step % period}
+            if step >= 4 * period:
+                assert set(steps) == {step - each * period for each in range(5)}
+        assert played.others
+        assert len({number % played.others.batches for number in steps}) == len(set(steps))
+
+
+def test_a_mean_is_of_different_payloads():
+    """Of top-k with a residual: this step's, and those of the steps before."""
+    selected: list[set[int]] = []
+    for others in (None, Others()):
+        played, means = gw.Played(5, fast(), others=others), list[torch.Tensor]()
+        exchange = exchange_of(gw.Group(("w",), gw.TopK(0.01), gw.Residual(), gw.AllGather()), WIDE_SLOTS, played)
+        for step in range(6):
+            means = [draw(WIDE_SLOTS, 1, step)[0][0].clone()]
+            with torch.no_grad():
+                run(exchange, means, played, step)
+        selected.append(set(means[0].flatten().nonzero().flatten().tolist()))
+    own, mixed = selected
+    assert own < mixed
+    assert len(mixed) > 4 * len(own)

@@ -16,6 +16,7 @@ from benchmarks.gpu.device import Device
 from benchmarks.gpu.models import Model, model_of
 from benchmarks.gpu.rows import Rows
 from benchmarks.gpu.trainings import Times, Training, all_recorded
+from gradwire.wire import ETHERNET
 
 ROUNDS, ROUND_S = 3, 0.3
 COMPUTED = ["TopK 1 %", "ACP-SGD r4", "PowerSGD 1/6 in 4 bits"]
@@ -72,7 +73,7 @@ def _begun(
 def _rounds(rows: Rows, model: Model, trainings: dict[Way, Training], gbit: float, seconds: float) -> None:
     found: dict[Way, list[Times]] = {way: [] for way in trainings}
     for training in trainings.values():
-        training.card.bytes_per_s = 1e9 * gbit / 8
+        training.card.bytes_per_s = ETHERNET * 1e9 * gbit / 8
     for number in range(ROUNDS if seconds else 1):
         if number and rows.left_s < 2 * len(trainings) * seconds:
             break

@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import islice
+from statistics import median
 from typing import Any, Self
 
 from gradwire.lab.configuration import parse
@@ -12,7 +15,7 @@ from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank
 from gradwire.lab.played_cluster import PlayedCluster
 from gradwire.lab.results import Totals
 from gradwire.lab.workloads.make_task import make_task
-from gradwire.schedule.simulate import Cluster
+from gradwire.schedule import Timeline
 
 TURN_S = 30.0
 """Seconds of a turn on a played cluster, if more than one step fits in."""
@@ -33,6 +36,8 @@ class BenchSpec(Spec):
     """bf16 or fp16."""
     play: Mapping[str, float] | None = None
     """A `Cluster`'s values, of which each rank plays one by itself; None where ranks are what they are."""
+    others: Mapping[str, Any] | None = None
+    """`OtherRanks`' values, beside a cluster that is played."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.repeats < 1:
@@ -49,14 +54,18 @@ class TimedSteps:
     totals: Totals
     curve: StepCurve | None = None
     """On a played cluster."""
+    timeline: Timeline | None = None
+    """Of one more step there, in the first repeat, where Gradwire reduces every step."""
 
     def to_line(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"timeline": self.timeline and self.timeline.to_data()}
 
     @classmethod
     def from_line(cls, line: dict[str, Any]) -> Self:
         curve = StepCurve.from_line(line["curve"]) if line["curve"] else None
-        return cls(line["configuration"], line["repeat"], line["step_ms"], Totals(**line["totals"]), curve)
+        timeline = Timeline.from_data(line["timeline"]) if line["timeline"] else None
+        totals = Totals(**line["totals"])
+        return cls(line["configuration"], line["repeat"], line["step_ms"], totals, curve, timeline)
 
 
 def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
@@ -64,29 +73,41 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
 
     Raises RuntimeError where a configuration leaves replicas that differ."""
     task = make_task(spec.task, spec.options)
-    played = PlayedCluster(Cluster(**spec.play)) if spec.play else None  # pyright: ignore[reportArgumentType]
+    played = PlayedCluster.of(spec.play, spec.others, spec.seed) if spec.play else None
     peers = played.peers(peers) if played else peers
-    # one batch again and again: loading data is not what is timed
-    batch = next(task.batches(peers.rank, peers.world, spec.seed))
+    # the same batches again and again, mostly one: loading data is not what is timed
+    stream, batches = task.batches(peers.rank, peers.world, spec.seed), list[Any]()
+    batches.append(next(stream))
+    alone_s = 0.0
     configurations = [parse(text) for text in spec.configurations]
     for repeat in range(spec.repeats):
         # configurations take turns, so that a slow minute of the machine hits all of them
         for index, configuration in enumerate(configurations):
             model, options = task.build_model(spec.seed), (spec.seed, spec.shard, spec.autocast)
             with MeasuredModel(model, configuration, peers, *options) as replica:
-                timed = TimedModel(replica, task, batch)
+                timed = TimedModel(replica, task, batches)
                 timed.settle()
                 if played:
-                    curve = timed.curve(played)
-                    fitting = max(1, int(TURN_S / played.step_s(curve)))
-                    step_ms, totals = timed.time(min(spec.steps, fitting), warm_up=1)
+                    batches += islice(stream, max(0, played.begin(replica.plan) - len(batches)))
+                    # without communication no rank waits for others
+                    timed.late = timed.late if configuration.silent else partial(played.wait_for_slowest, alone_s)
+                    curve, step_ms, totals = _play(played, timed, spec.steps)
                 else:
                     curve, (step_ms, totals) = None, timed.time(spec.steps)
+                timeline = timed.timeline() if played and repeat == 0 else None
                 if not configuration.silent:
                     replica.hash()
                 # a plan is chosen once
                 configurations[index] = configuration.settled(replica.plan)
-            log(TimedSteps(configuration.text, repeat, step_ms, totals, curve).to_line())
+            alone_s = median(step_ms) / 1e3 if configuration.silent else alone_s
+            log(TimedSteps(configuration.text, repeat, step_ms, totals, curve, timeline).to_line())
+
+
+def _play(played: PlayedCluster, timed: TimedModel, steps: int) -> tuple[StepCurve, list[float], Totals]:
+    """The curve of a model's steps, and the milliseconds of as many as are wanted, or as fit in a turn."""
+    curve = timed.curve(played)
+    fitting = max(1, int(TURN_S / played.step_s(curve)))
+    return curve, *timed.time(min(steps, fitting), warm_up=1)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import astuple, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -17,12 +17,13 @@ from gradwire.frontends.ruled import GivenRule, rules_of
 from gradwire.lab.configuration import parse
 from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank
+from gradwire.lab.played_cluster import PlayedCluster
 from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.make_task import make_task
 from gradwire.lab.workloads.to_device import to_device
 from gradwire.notation import read_rule, way_of
 from gradwire.plans import Group, Plan
-from gradwire.schedule import Objective, Profile, Span, Timeline
+from gradwire.schedule import Objective, Profile, Timeline
 from gradwire.transports import Mesh
 from gradwire.tuner import CHOOSING_STEPS, Auto
 from gradwire.tuner.trials import SETTLE, Tried
@@ -45,6 +46,8 @@ class PlanSpec(Spec):
     objective: Objective = "progress"
     rules: list[str] = field(default_factory=list)
     """By layer, as PATTERN=WAY; the candidates are for the rest."""
+    play: Mapping[str, float] | None = None
+    """A `Cluster`'s values, of which each rank plays one by itself; None where ranks are what they are."""
 
     def controller(self) -> Auto:
         """Finds the plan. Raises ValueError for what none can be found by."""
@@ -84,7 +87,7 @@ class Planned:
             "contention": self.contention,
             "tried": [[plan.to_json(), *tried] for plan, tried in self.tried.items()],
             "gain": self.gain,
-            "timeline": [astuple(span) for span in self.timeline.spans],
+            "timeline": self.timeline.to_data(),
             "decisions": self.decisions,
         }
 
@@ -96,7 +99,7 @@ class Planned:
             line["contention"],
             {Plan.from_json(plan): Tried(*tried) for plan, *tried in line["tried"]},
             line["gain"],
-            _timeline(line["timeline"]),
+            Timeline.from_data(line["timeline"]),
             line["decisions"],
         )
 
@@ -126,9 +129,12 @@ def candidate(text: str) -> Compressor | Group:
 
 
 def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
-    """Trains until a plan is found; `log` gets a line for each step, and at last a `Planned`."""
-    task = make_task(spec.task, spec.options)
-    ddp = DistributedDataParallel(task.build_model(spec.seed).to(peers.device))
+    """Trains until a plan is found; `log` gets a line for each step, and at last a `Planned`. The measured step is that
+    of the ranks that run."""
+    task, running = make_task(spec.task, spec.options), peers
+    if spec.play:
+        peers = PlayedCluster.of(spec.play).peers(running)
+    ddp = DistributedDataParallel(task.build_model(spec.seed).to(peers.device), process_group=peers.group)
     controller = spec.controller()
     dense: list[GivenRule] = [(pattern, FP32()) for pattern, _ in map(read_rule, spec.rules)]
     handle = attach(ddp, FP32(), rules=dense, controller=controller, transport=peers.transport, seed=spec.seed)
@@ -162,7 +168,7 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
             controller.regime.contention,
             tried,
             gain,
-            _median_step(trace.timelines(), peers),
+            _median_step(trace.timelines(), running),
             [decision.decision for decision in controller.decisions],
         ).to_line()
     )
@@ -189,10 +195,10 @@ def _plan(handle: Handle) -> Plan:
 def _median_step(timelines: list[Timeline], peers: Peers) -> Timeline:
     """The median step by the slowest rank's seconds, with the spans of all ranks; each rank's clock starts at 0."""
     # every rank's spans of every traced step
-    mine = json.dumps([[astuple(span) for span in timeline.spans] for timeline in timelines])
+    mine = json.dumps([timeline.to_data() for timeline in timelines])
     ranks = [json.loads(text) for text in _gathered(mine, peers)]
     # the step of all ranks together
-    steps = [_timeline([span for rank in ranks for span in rank[step]]) for step in range(len(timelines))]
+    steps = [Timeline.from_data([span for rank in ranks for span in rank[step]]) for step in range(len(timelines))]
     return sorted(steps, key=lambda timeline: timeline.step_s)[len(steps) // 2]
 
 
@@ -204,10 +210,6 @@ def _gathered(text: str, peers: Peers) -> list[str]:
     padded = torch.zeros(max(lengths), dtype=torch.uint8, device=peers.device)
     padded[: len(mine)] = mine
     return [text_of(row[:length]) for row, length in zip(mesh.gather(padded), lengths, strict=True)]
-
-
-def _timeline(spans: list[list[Any]]) -> Timeline:
-    return Timeline(tuple(Span(*span[:-1], slots=tuple(span[-1])) for span in spans))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Steps of a model against the clock, on the ranks' own network or a played one."""
 
 import time
+from collections.abc import Callable, Sequence
 from math import ceil, inf
 from statistics import median
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.optim import SGD, Optimizer
 
@@ -14,6 +16,7 @@ from gradwire.lab.local import over_rounds
 from gradwire.lab.played_cluster import PlayedCluster
 from gradwire.lab.results import Totals
 from gradwire.lab.workloads import Task
+from gradwire.schedule import Timeline
 
 WARM_UP_STEPS = 5
 """Steps that are made before the timed ones."""
@@ -24,10 +27,11 @@ CURVE_STEPS = 6
 
 
 class TimedModel:
-    """A model that takes steps on one batch."""
+    """A model that takes steps on batches in turns."""
 
-    def __init__(self, replica: MeasuredModel, task: Task, batch: Any) -> None:
-        self._replica, self._task, self._batch = replica, task, batch
+    def __init__(self, replica: MeasuredModel, task: Task, batches: Sequence[Any]) -> None:
+        self._replica, self._task, self._batches = replica, task, batches
+        self.late: Callable[[int, torch.device], None] = lambda step, device: None
         self._optimizer: Optimizer = replica.optimizer(SGD(replica.wrapped.parameters(), lr=1e-3))
         self._taken = 0
 
@@ -74,8 +78,20 @@ class TimedModel:
         played.set_speed()
         return StepCurve((*points,), (*points.values(),), carried, played.hosts, totals.decode_s / steps)
 
+    def timeline(self) -> Timeline | None:
+        """The spans of one more step; None where Gradwire does not reduce every step."""
+        plan = self._replica.plan
+        if self._replica.handle is None or self._replica.local or plan is None or plan.native:
+            return None
+        trace = self._replica.handle.trace()
+        # a step ends when the next one begins
+        for _ in range(2):
+            self._step()
+        return trace.timelines()[0]
+
     def _step(self) -> None:
-        self._replica.backward(self._task, self._batch)
+        self.late(self._taken, self._replica.peers.device)
+        self._replica.backward(self._task, self._batches[self._taken % len(self._batches)])
         self._replica.step(self._optimizer)
         self._optimizer.zero_grad()
         self._replica.peers.synchronize()

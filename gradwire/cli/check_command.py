@@ -1,0 +1,94 @@
+"""`gradwire simulate --play`: predicted steps beside those of the same plans as they are played."""
+
+import re
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gradwire.cli.bench_command import time_turns
+from gradwire.cli.console import console, mistakes, show
+from gradwire.cli.run_setup import run_folder, writing_to
+from gradwire.cli.scheduler_commands import read_job
+from gradwire.cli.wanted import described
+from gradwire.lab.configuration import Configuration, check_plans
+from gradwire.lab.experiments.training import Training
+from gradwire.lab.jobs.bench_job import BenchSpec, TimedSteps
+from gradwire.lab.launch.lab_cluster import LabCluster
+from gradwire.lab.launch.runner import runner
+from gradwire.lab.names import NOCOMM, PLAN
+from gradwire.lab.played_cluster import described as in_words
+from gradwire.lab.played_cluster import read
+from gradwire.lab.workloads.make_task import make_task
+from gradwire.report import check_report
+from gradwire.report.report_files import write_json
+from gradwire.report.timing import summarize
+from gradwire.schedule.simulate import Cluster, Outcome, simulate
+
+STEPS, REPEATS = 20, 3
+"""As `bench` times by default."""
+
+
+def check(
+    job: str,
+    play: tuple[str, int, str, float],
+    objective: Any,
+    trained: tuple[str | None, str | None, Path | None, list[str] | None],
+    seed: int,
+    device: str,
+    out: Path,
+) -> None:
+    """Predicts a job's steps on a cluster to `play` (see `played_cluster.read`), and plays the same plans; `trained` is
+    what was profiled: a task or a function of the user's, the task's folder and options."""
+    task, model, folder, options = trained
+    with mistakes():
+        if not (task or model):
+            raise ValueError(f"--play trains what {job} was measured on: give its --task or --model")
+        profile, chosen = read_job(job, objective)
+        cluster, running = read(*play), LabCluster(1, device=device)
+        training = described(task, model, None, folder).altered(options=options or [])
+        outcomes = list(simulate(profile, cluster, plan=chosen))
+        # refuse before anything is played
+        planned = [Configuration(each.way, plan=each.plan) for each in outcomes]
+        check_plans(planned, lambda: make_task(training.task, training.options).build_model(seed))
+    with runner(running) as ranks:
+        home = run_folder(out, "simulate", ranks.leads)
+        with writing_to(home, ranks.leads):
+            spec = _spec(training, cluster, [_saved(each, home) for each in outcomes], seed)
+            title = f"{Path(job).stem}: {in_words(cluster)}"
+            time_turns(spec, ranks, partial(_show, home, title, outcomes), "playing")
+
+
+def _spec(training: Training, cluster: Cluster, plans: list[str], seed: int) -> BenchSpec:
+    return BenchSpec(
+        task=training.task,
+        options=list(training.options),
+        configurations=[NOCOMM, *plans],
+        steps=STEPS,
+        repeats=REPEATS,
+        seed=seed,
+        play=asdict(cluster),
+    )
+
+
+def _saved(outcome: Outcome, home: Path) -> str:
+    """The plan of a way, as a configuration; its file may be trained with."""
+    path = home / f"{re.sub(r'[^a-zA-Z0-9_.=]+', '-', outcome.way).strip('-')}.json"
+    assert outcome.plan
+    outcome.plan.save(path)
+    return f"{PLAN}{path}"
+
+
+def _show(home: Path, title: str, outcomes: list[Outcome], samples: list[TimedSteps]) -> None:
+    alone, *timings = summarize(samples)
+    predicted = [("no communication", outcomes[0].alone_s), *((each.way, each.step_s) for each in outcomes)]
+    rows = [
+        check_report.Checked(way, 1e3 * step_s, timing.step_ms.median)
+        for (way, step_s), timing in zip(predicted, [alone, *timings], strict=False)
+    ]
+    console().print(title, highlight=False, markup=False)
+    show(check_report.table(rows))
+    console().print(check_report.verdict(rows), highlight=False)
+    path = home / "check.json"
+    write_json(path, {"title": title, "rows": [asdict(row) for row in rows]})
+    print(path)

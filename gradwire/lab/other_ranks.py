@@ -1,0 +1,42 @@
+"""The ranks that are not there where one rank is played, and how they differ from it."""
+
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class OtherRanks:
+    """How the other ranks differ from the one that is played; by default they do as it does.
+
+    Raises ValueError for what cannot be."""
+
+    different: bool = False
+    """Whether they send payloads of other batches; else copies of its own."""
+    jitter: float = 0.0
+    """The standard deviation of a rank's computing from step to step, as a share of it."""
+    slow: float = 1.0
+    """How many times as long one of them computes."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.jitter < inf:
+            raise ValueError(f"jitter {self.jitter} is no share of a step's computing: give 0 or more, such as 0.05")
+        if not 1 <= self.slow < inf:
+            raise ValueError(f"a slow rank computes 1 or more times as long, such as 1.2, not {self.slow}")
+
+    def behind(self, ranks: int, seed: int, step: int) -> float:
+        """By how much the slowest of so many ranks is behind the played one in a step, as a share of the played one's
+        computing: the same for the same seed and step."""
+        took = np.random.default_rng((seed, step)).normal(1.0, self.jitter, ranks - 1)
+        took[0] *= self.slow
+        return max(0.0, float(took.max()) - 1.0)
+
+    def __str__(self) -> str:
+        """In words, for headings; nothing where they do as the played one does."""
+        words = {
+            "payloads of other batches": self.different,
+            f"a jitter of {100 * self.jitter:g} %": self.jitter > 0,
+            f"one rank {self.slow:g} times as slow": self.slow > 1,
+        }
+        return "".join(f", {each}" for each, said in words.items() if said)

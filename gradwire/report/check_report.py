@@ -1,0 +1,34 @@
+"""Predicted steps beside those that were played."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradwire.report.text_table import TextTable, figure, times
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A step of one way to send gradients."""
+
+    way: str
+    predicted_ms: float
+    played_ms: float
+    """The median."""
+
+    @property
+    def ratio(self) -> float:
+        """Of the played step to the predicted one."""
+        return self.played_ms / self.predicted_ms
+
+
+def table(rows: Sequence[Checked]) -> TextTable:
+    """A row for each way."""
+    columns = ["sent by", "predicted, ms", "played, ms", "played over predicted"]
+    cells = [[row.way, figure(row.predicted_ms), figure(row.played_ms), times(row.ratio)] for row in rows]
+    return TextTable("One step", columns, cells)
+
+
+def verdict(rows: Sequence[Checked]) -> str:
+    """How far the two are apart, in a sentence."""
+    ratios = [row.ratio for row in rows]
+    return f"Played steps take {times(min(ratios))} to {times(max(ratios))} of what was predicted."

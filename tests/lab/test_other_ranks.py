@@ -1,0 +1,55 @@
+"""The ranks beside a played one: who is late by how much, and which payloads they send."""
+
+from collections.abc import Callable
+from math import inf
+
+import pytest
+import torch
+
+import gradwire as gw
+from gradwire.lab.other_ranks import OtherRanks
+from gradwire.lab.played_cluster import PlayedCluster, read
+from gradwire.transports import Done
+from gradwire.transports.card import CPU
+
+
+def test_the_slowest_rank_is_agreed_and_seeded() -> None:
+    assert OtherRanks().behind(64, 0, 0) == 0.0
+    assert OtherRanks(slow=1.25).behind(64, 0, 7) == pytest.approx(0.25)
+    own = [OtherRanks(jitter=0.1).behind(64, 0, step) for step in range(200)]
+    assert own == [OtherRanks(jitter=0.1).behind(64, 0, step) for step in range(200)]
+    assert own != [OtherRanks(jitter=0.1).behind(64, 1, step) for step in range(200)]
+    # the largest of 63 normal draws is 2.3 deviations off, on average
+    assert sum(own) / len(own) == pytest.approx(0.23, rel=0.1)
+    assert min(own) >= 0.0
+    few = [OtherRanks(jitter=0.1).behind(2, 0, step) for step in range(2000)]
+    assert sum(few) / len(few) == pytest.approx(0.04, rel=0.1)
+
+
+@pytest.mark.parametrize("options", [{"jitter": -0.1}, {"jitter": inf}, {"slow": 0.5}, {"slow": float("nan")}])
+def test_what_cannot_be_is_refused(options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="such as"):
+        OtherRanks(**options)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_step_waits_for_the_slowest_rank() -> None:
+    """For as long as it is behind, in seconds of this rank's own step; on a card of its own, so on any device."""
+    waited: list[float] = []
+
+    def carry(seconds: float, device: torch.device, arrive: Callable[[], None]) -> Done:
+        waited.append(seconds)
+        return Done()
+
+    for others in (OtherRanks(), OtherRanks(slow=1.5)):
+        played = PlayedCluster(read("8@1gbit"), others)
+        played._slowest.carry = carry  # pyright: ignore[reportAttributeAccessIssue]
+        played.wait_for_slowest(0.04, 0, CPU)
+    assert waited == [pytest.approx(0.02)]
+
+
+def test_batches_take_turns_where_payloads_are_to_differ() -> None:
+    group = gw.Group(("w",), gw.Interleaved(gw.TopK(0.1), gw.TopK(0.2), 3), gw.Residual(), gw.AllGather())
+    plan = gw.Plan((group, gw.Group(("v",), gw.ACPSGD(4), gw.Residual(), gw.AllReduce())))
+    assert PlayedCluster(read("8@1gbit")).begin(plan) == 1
+    assert PlayedCluster(read("8@1gbit"), OtherRanks(different=True)).begin(plan) == 4 * 6 + 1
+    assert PlayedCluster(read("8@1gbit"), OtherRanks(different=True)).begin(None) == 5
