@@ -163,6 +163,8 @@ def plan(
     seed: a.Seed = 0,
     device: a.Device = "cpu",
     out: a.Out = Path("runs"),
+    pdf: a.Pdf = False,
+    svg: a.Svg = False,
 ) -> None:
     """Find the plan for a task on a network with the most progress per second, or with the shortest step; write it and
     its profile to runs/."""
