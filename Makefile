@@ -13,7 +13,7 @@ DEV := $(VENV)/.dev
 
 WORKERS := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 
-.PHONY: demo test test-all test-ray test-torchft test-titan lint docs benchmarks sanitize fuzz wheels extras clean
+.PHONY: demo test test-all test-ray test-torchft test-titan lint docs benchmarks sanitize fuzz dist wheels extras clean
 
 demo: $(LAB)  ## the main job: a language model over slow links, dense against compressed
 	$(BIN)/gradwire demo
@@ -59,7 +59,10 @@ fuzz: $(DEV)  ## ten minutes for each reader; the native decoders need Clang, th
 	$(INSTALL) atheris
 	printf '%s\n' plan state entries blocks | xargs -n 1 -P 2 $(BIN)/python -m tests.support.fuzz
 
-wheels:  ## builds both wheels and tries each in an empty environment
+dist:  ## the files of a release, into build/dist: source and wheels; it needs Debian's g++-aarch64-linux-gnu
+	.ci/release
+
+wheels: dist  ## tries each of them in an empty environment, and the library for aarch64 under qemu-user
 	native/check/wheels.sh
 
 extras:  ## the package, and it with each extra, each in an empty environment

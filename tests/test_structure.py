@@ -5,6 +5,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+import gradwire
+
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "gradwire"
 CORE = ("runtime", "ops", "compressors", "communicators", "frontends", "transports")
@@ -44,6 +46,14 @@ def test_only_ops_and_the_executor_ask_for_the_kind_of_device():
     askers = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if asks.search(path.read_text())}
     outside = {path for path in askers if not path.startswith(("ops/", "lab/"))}
     assert outside == {"runtime/executor.py", "runtime/replicas.py"}
+
+
+def test_files_name_one_version_and_it_has_a_section_of_the_changelog_or_is_unreleased():
+    root = PACKAGE.parent
+    assert f"\nversion: {gradwire.__version__}\n" in (root / "CITATION.cff").read_text()
+    assert re.search(
+        rf"^## (Unreleased|{re.escape(gradwire.__version__)} - )", (root / "CHANGELOG.md").read_text(), re.M
+    )
 
 
 def test_few_paths_are_chosen_by_the_kind_of_our_own_objects():

@@ -1,5 +1,6 @@
 """Wrong calls of the API: each ends in one line that names the mistake and the call that works."""
 
+import gc
 import json
 from collections.abc import Callable
 from functools import cache
@@ -67,6 +68,13 @@ def group(*parts, slots=("weight",)) -> Callable[[], object]:
 @cache
 def handle() -> gw.Handle:
     return gw.attach(KEPT.setdefault("ddp", ddp()), K)
+
+
+def orphan() -> gw.Handle:
+    """A handle whose DDP was not kept."""
+    left = gw.attach(ddp(), K)
+    gc.collect()
+    return left
 
 
 def with_ddp(kind: type) -> Callable[[], object]:
@@ -201,6 +209,10 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "a path": (lambda: handle().load_state_dict("gradwire.pt"), "pass what handle.state_dict() returned"),
     "save swapped": (lambda: gw.save("x.pt", handle().state_dict()), "such as state=handle.state_dict()"),
     "no checkpoint": (lambda: handle().stateful("/nowhere"), "pass the folder in which dcp.save() made one"),
+    # a DDP that was not kept
+    "stateful of none": (lambda: orphan().stateful(), "was garbage collected: keep a reference to ddp"),
+    "accumulate of none": (lambda: orphan().accumulate(), "was garbage collected: keep a reference to ddp"),
+    "paused of none": (lambda: orphan().paused(), "was garbage collected: keep a reference to ddp"),
     # the rest
     "straggling": (lambda: handle().stragglers(0.5), "give 1 or more, of what the ranks' median takes"),
     "hosts of 3": (lambda: gw.ProcessGroup.by_host(3), "use a divisor of 1"),

@@ -1,4 +1,5 @@
-"""Writes docs/benchmarks/ from benchmarks/results/: one page per question, one per published system, and their index.
+"""Writes docs/benchmarks/ from benchmarks/results/: one page per question, one per published system, and their index;
+and the picture of the site's first page.
 
     python benchmarks/pages/document.py
 
@@ -11,6 +12,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks.pages.fault_questions import FAULTS
+from benchmarks.pages.front import pictures
 from benchmarks.pages.page import Page
 from benchmarks.pages.published import table
 from benchmarks.pages.questions import QUESTIONS
@@ -34,7 +36,7 @@ Each page says when, at which commit, on which machine and by which command its 
 
 
 def main() -> None:
-    for path, text in {**pages(), PUBLISHED: table.page()}.items():
+    for path, text in {**pages(), **pictures(), PUBLISHED: table.page()}.items():
         path.write_text(text)
     if tag := last_tag():
         names = sorted(path.stem for path in RESULTS.glob("*.json"))

@@ -3,7 +3,7 @@ age of each result.
 
 In a page, `<!-- steps 100mbit -->` becomes the step times on that link, `<!-- ladder fidelity -->` the losses and bytes
 of that result, `<!-- losses fidelity gpt-adamw -->` all of a task's, `<!-- answers README.md -->` the first table of
-README, and `<!-- source FILE CLASS -->` the source of a class.
+README, and `<!-- source FILE CLASS -->` the source of a class, without CLASS of the whole file.
 """
 
 import ast
@@ -76,10 +76,15 @@ def _inserted(what: str, name: str, part: str | None) -> str:
         return _losses(name, str(part))
     if what == "answers":
         return _first_table(ROOT / name)
-    tree = ast.parse(text := (ROOT / name).read_text())
-    found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == part)
+    text = (ROOT / name).read_text()
+    return f"```python\n{_class(text, part) if part else text}\n```"
+
+
+def _class(text: str, name: str) -> str:
+    """A class of a module, with its decorators."""
+    found = next(node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == name)
     first = min(node.lineno for node in (found, *found.decorator_list))
-    return "\n".join(["```python", *text.splitlines()[first - 1 : found.end_lineno], "```"])
+    return "\n".join(text.splitlines()[first - 1 : found.end_lineno])
 
 
 def _first_table(path: Path) -> str:

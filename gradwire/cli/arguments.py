@@ -8,6 +8,7 @@ import typer
 from gradwire.cli import early as e
 from gradwire.cli.completion import candidates, configurations, controllers, families, models, presets, tasks
 from gradwire.cli.early import early
+from gradwire.lab.names import check_device
 
 _CONFIGURATION = (
     "dense, or [localsteps[:value,...]+]compressor[:value,...][+memory][+communicator], such as topk:0.01+residual; "
@@ -65,25 +66,23 @@ Rate = Annotated[
 Shard = Annotated[
     int, typer.Option(help="ranks to a host, which share its link and hold one model together by FSDP2; else DDP")
 ]
-Device = Annotated[str, typer.Option(help="cpu, or cuda; ranks may share a GPU", callback=early(e.device))]
+Device = Annotated[str, typer.Option(help="cpu, or cuda; ranks may share a GPU", callback=early(check_device))]
 Seed = Annotated[int, typer.Option(help="of the model, the order of the data and the compressors")]
 Pdf = Annotated[bool, typer.Option("--pdf", help="also write each picture as PDF", callback=e.beside("pdf"))]
 Svg = Annotated[bool, typer.Option("--svg", help="also write each picture as SVG", callback=e.beside("svg"))]
 Out = Annotated[Path, typer.Option(help="where the run's folder goes")]
 
-Task = Annotated[
-    str | None, typer.Option(help="what to train on, by default lm; see `list tasks`", autocompletion=tasks)
-]
-TrainTask = Annotated[str | None, typer.Option(help=_TRAIN_TASK, autocompletion=tasks)]
+Task = Annotated[str | None, typer.Option(help=_TASK, autocompletion=tasks, callback=early(e.task))]
+TrainTask = Annotated[str | None, typer.Option(help=_TRAIN_TASK, autocompletion=tasks, callback=early(e.task))]
 TaskOptions = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="option of the task; see `list tasks`")
 ]
 Folder = Annotated[
     Path | None, typer.Option("--folder", "--data", help="where the task's files are; a suite's: its tasks' folders")
 ]
-OwnModel = Annotated[str | None, typer.Option("--model", help=_TRAIN_MODEL)]
-Preset = Annotated[str | None, typer.Option(help=_PRESET, autocompletion=presets)]
-TrainSuite = Annotated[str | None, typer.Option(help=_TRAIN_SUITE)]
+OwnModel = Annotated[str | None, typer.Option("--model", help=_TRAIN_MODEL, callback=early(e.own_model))]
+Preset = Annotated[str | None, typer.Option(help=_PRESET, autocompletion=presets, callback=early(e.preset))]
+TrainSuite = Annotated[str | None, typer.Option(help=_TRAIN_SUITE, callback=early(e.suite))]
 Pretrained = Annotated[Path | None, typer.Option(help="folder with config.json and model.safetensors to start from")]
 
 Steps = Annotated[int | None, typer.Option(help="to train each configuration for; by default 300")]
@@ -101,8 +100,10 @@ Autocast = Annotated[
 CheckpointEvery = Annotated[int | None, typer.Option(help="steps, or with --epochs epochs, between checkpoints")]
 Resume = Annotated[Path | None, typer.Option(help="folder of an interrupted run with checkpoints; alone")]
 
-BenchModel = Annotated[str | None, typer.Option("--model", help=_BENCH_MODEL, autocompletion=models)]
-BenchSuite = Annotated[str | None, typer.Option(help=_BENCH_SUITE)]
+BenchModel = Annotated[
+    str | None, typer.Option("--model", help=_BENCH_MODEL, autocompletion=models, callback=early(e.model))
+]
+BenchSuite = Annotated[str | None, typer.Option(help=_BENCH_SUITE, callback=early(e.suite))]
 Layers = Annotated[int | None, typer.Option(help="of the model, where all are too many")]
 Batch = Annotated[int | None, typer.Option(help="samples per rank; by default the published ones")]
 Size = Annotated[int | None, typer.Option(help="pixels along an image's side, or tokens in a window")]
@@ -178,4 +179,7 @@ DoctorRanks = Annotated[
 DoctorHosts = Annotated[
     int | None, typer.Option("--hosts", help="emulated hosts that share them, with --link; by default one for each")
 ]
-DoctorDevice = Annotated[str | None, typer.Option("--device", help="cpu or cuda; by default cuda where there is a GPU")]
+DoctorDevice = Annotated[
+    str | None,
+    typer.Option("--device", help="cpu or cuda; by default cuda where there is a GPU", callback=early(check_device)),
+]

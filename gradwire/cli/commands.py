@@ -180,6 +180,8 @@ def plan(
     inside: a.Inside = "1200gbit",
     latency_us: a.PlayLatency = 50.0,
     out: a.Out = Path("runs"),
+    pdf: a.Pdf = False,
+    svg: a.Svg = False,
 ) -> None:
     """Find the plan for a task on a network with the most progress per second, or with the shortest step; write it and
     its profile to runs/."""

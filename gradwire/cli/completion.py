@@ -1,4 +1,8 @@
-"""Completions for the shell's Tab key; torch is loaded only then."""
+"""Completions for the shell's Tab key, which load torch for the parts of configurations alone."""
+
+from collections.abc import Iterable
+
+from gradwire.lab.names import MODELS, PRESETS, TASKS
 
 
 def configurations(incomplete: str) -> list[str]:
@@ -28,17 +32,17 @@ def controllers(incomplete: str) -> list[str]:
 
 def tasks(incomplete: str) -> list[str]:
     """Their names."""
-    return _of("Tasks", incomplete)
+    return _beginning(TASKS, incomplete)
 
 
 def models(incomplete: str) -> list[str]:
     """Their names."""
-    return _of("Models", incomplete)
+    return _beginning(MODELS, incomplete)
 
 
 def presets(incomplete: str) -> list[str]:
     """Their names."""
-    return _of("Presets", incomplete)
+    return _beginning(PRESETS, incomplete)
 
 
 def families(incomplete: str) -> list[str]:
@@ -53,4 +57,8 @@ def families(incomplete: str) -> list[str]:
 def _of(kind: str, incomplete: str) -> list[str]:
     from gradwire.lab.catalogue import catalogue
 
-    return [entry.name for entry in catalogue()[kind] if entry.name.startswith(incomplete)]
+    return _beginning((entry.name for entry in catalogue()[kind]), incomplete)
+
+
+def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]

@@ -11,7 +11,7 @@ from typing import TypeVar
 import typer
 
 import gradwire
-from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM, PLAN
+from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, MODELS, NOCOMM, PLAN, PRESETS, SUITES, TASKS, TINY
 from gradwire.lab.network.link import Link, link_of
 from gradwire.report.report_files import BESIDE
 from gradwire.unknown import unknown
@@ -56,10 +56,31 @@ def links(text: str) -> None:
         Link.parse(each)
 
 
-def device(text: str) -> None:
-    """Raises ValueError for an unknown type of device."""
-    if text not in ("cpu", "cuda"):
-        raise ValueError(f"device is cpu or cuda, not {text!r}")
+def task(name: str) -> None:
+    """Raises ValueError for an unknown task."""
+    _check_named("task", name, TASKS)
+
+
+def model(name: str) -> None:
+    """Raises ValueError for an unknown model; a function of the user's is one, and so is a tiny one."""
+    if ":" not in name and not name.startswith(TINY):
+        _check_named("model", name, MODELS)
+
+
+def preset(name: str) -> None:
+    """Raises ValueError for an unknown preset."""
+    _check_named("preset", name, PRESETS)
+
+
+def suite(name: str) -> None:
+    """Raises ValueError for an unknown suite."""
+    _check_named("suite", name, SUITES)
+
+
+def own_model(name: str) -> None:
+    """Raises ValueError for what is not written as a function of the user's."""
+    if ":" not in name:
+        raise ValueError(f"{name!r} names no function: write module:name or file.py:name, such as my.module:make")
 
 
 def configurations(texts: Sequence[str]) -> None:
@@ -80,6 +101,11 @@ def configurations(texts: Sequence[str]) -> None:
 def controller(text: str) -> None:
     """Raises ValueError for an unknown controller."""
     _check("controller", text, _exported("controllers"))
+
+
+def _check_named(kind: str, name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        raise unknown(kind, name, known)
 
 
 def _check(kind: str, part: str, known: Sequence[str]) -> None:

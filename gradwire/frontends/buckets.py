@@ -48,6 +48,16 @@ class Buckets:
         self._places: dict[int, BucketPlace] = {}
         self._stayed = False
 
+    def refuse_frozen(self) -> None:
+        """Ends the job where a parameter of the open step was frozen too late: DDP waits for its gradient in vain."""
+        missing = {*self._runtime.missing()}
+        frozen = [slot for parameter, slot in self._slot.items() if slot in missing and not parameter.requires_grad]
+        if frozen:
+            self._runtime.refuse(
+                f"parameter {self._runtime.slots[frozen[0]].name!r} was frozen after DDP was made, which waits for its "
+                "gradient; make DDP with find_unused_parameters=True, or anew"
+            )
+
     def begin(self) -> None:
         """Begins a step."""
         self.late, self._stayed, self.notes = None, True, self._runtime.wants_readiness()
@@ -143,8 +153,11 @@ def reduce_dense(bucket: GradBucket, group: dist.ProcessGroup) -> Future[Tensor]
     return work.get_future().then(lambda future: future.value()[0])
 
 
-def left_alone(ddp: DistributedDataParallel, managed: Collection[Tensor]) -> str:
-    """A remark about parameters that need a gradient and are not in DDP's buckets, which have the `managed` ones."""
+def left_alone(ddp: DistributedDataParallel | None, managed: Collection[Tensor]) -> str:
+    """A remark about parameters that need a gradient and are not in DDP's buckets, which have the `managed` ones;
+    or that the DDP is gone."""
+    if ddp is None:
+        return "its DDP was garbage collected"
     others = {n: p for n, p in ddp.module.named_parameters() if p.requires_grad and p not in managed}
     delayed = {*delayed_by(ddp)}
     # two kinds: DDP sends some itself, later; the others stay this rank's own

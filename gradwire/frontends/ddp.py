@@ -49,7 +49,6 @@ class DDPFrontEnd:
     def __init__(self, ddp: DistributedDataParallel) -> None:
         # DDP's C++ side holds this; the collector does not see that cycle
         self._module = weakref.ref(ddp)
-        self.ddp: Any = weakref.proxy(ddp)
         self.runtime: Runtime | None = None
         self._slot: dict[Tensor, int] = {}
         self._managed: Collection[Tensor] = ()
@@ -57,6 +56,13 @@ class DDPFrontEnd:
         self._synchronising = self._open = False
         self._native, self._native_steps = False, NativeSteps()
         self._forward_hooks, self._gradient_hooks = RegisteredHooks(), RegisteredHooks()
+
+    @property
+    def ddp(self) -> Any:
+        """The DDP. Raises ValueError where it is gone."""
+        if (ddp := self._module()) is None:
+            raise ValueError("the DDP of this handle was garbage collected: keep a reference to ddp, or attach anew")
+        return ddp
 
     @classmethod
     def of(cls, ddp: DistributedDataParallel) -> "DDPFrontEnd":
@@ -102,8 +108,8 @@ class DDPFrontEnd:
 
     def unhook(self) -> None:
         """DDP reduces dense from now on; not at all where ranks may be lost, and one was."""
-        if self.runtime and self.runtime.elastic and self.runtime.error:
-            # DDP's group has lost a rank: its own collectives would hang
+        # DDP's group has lost a rank: its own collectives would hang
+        if self.runtime and self.runtime.elastic and self.runtime.error and self._module():
             retire(self.ddp)
         self.runtime = None
         self._forward_hooks.remove()
@@ -138,7 +144,7 @@ class DDPFrontEnd:
 
     def left_alone(self) -> str:
         """A remark about parameters whose gradients do not go to the runtime."""
-        return left_alone(self.ddp, self._managed) if self.runtime else ""
+        return left_alone(self._module(), self._managed) if self.runtime or not self._module() else ""
 
     # Gradients
 
@@ -242,14 +248,8 @@ class DDPFrontEnd:
 
     def _give_up(self, runtime: Runtime) -> None:
         """Gives up a step whose backward pass failed: DDP itself raises on this rank alone."""
-        # a parameter that was frozen too late never gives its gradient: it is named
-        missing = [slot for slot in runtime.missing() if not self.ddp.find_unused_parameters]
-        parameters = {slot: parameter for parameter, slot in self._slot.items()}
-        if frozen := [runtime.slots[slot].name for slot in missing if not parameters[slot].requires_grad]:
-            runtime.refuse(
-                f"parameter {frozen[0]!r} was frozen after DDP was made, which waits for its gradient; make DDP with "
-                "find_unused_parameters=True, or anew"
-            )
+        if self._buckets and not self.ddp.find_unused_parameters:
+            self._buckets.refuse_frozen()
         runtime.give_up()
         self._open = False
 

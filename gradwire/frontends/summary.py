@@ -35,6 +35,7 @@ def _figures(stats: Stats, elements: int) -> list[str]:
     if elements:
         held = stats.held_bytes
         lines.append(f"memory held: {held / 1e6:,.1f} MB, {held / elements:.1f} bytes a parameter")
+    lines.append(f"kernels: {stats.kernels}")
     recorded = [f"recorded turns: {stats.recorded}"] if stats.recorded else []
     return [*lines, *recorded, *stats.account.splitlines()]
 

@@ -1,4 +1,5 @@
-"""Names of configurations that are no compressors, and their parts; nothing here loads torch."""
+"""Names on the command line; nothing here loads torch. First those of configurations that are no compressors, and of
+their parts; then those of tables in other modules, which a test compares."""
 
 DENSE, DDP = "dense", "ddp"
 NOCOMM = "nocomm"
@@ -6,3 +7,29 @@ AUTO = "auto"
 LOCAL = "localsteps"
 PLAN = "plan:"
 PLANNED = "planned"
+TINY = "tiny-"
+"""Before the name of a synthetic model."""
+
+TASKS = (
+    "lm", "text", "ptb", "wikitext", "masked", "squad", "digits", "mnist", "fashion-mnist", "cifar10", "cifar100",
+    "images", "synthetic", "published", "own",
+)  # fmt: skip
+MODELS = (
+    "resnet18", "resnet50", "resnet101", "resnet152", "cifar-resnet18", "cifar-resnet50", "cifar-resnet101",
+    "cifar-resnet152", "vgg16", "vgg16-bn", "vgg19", "vit-base", "vit-large", "bert-base", "bert-large", "gpt2",
+    "gpt2-large", "lstm",
+)  # fmt: skip
+PRESETS = (
+    "cupcake-resnet50-cifar10", "cupcake-resnet101-cifar10", "cupcake-resnet50-imagenet", "cupcake-resnet101-imagenet",
+    "gravac-resnet101", "gravac-vgg16", "gravac-lstm", "adtopk-resnet152-imagenet", "adtopk-vit-large-imagenet",
+    "adtopk-bert-large-squad", "adtopk-gpt2-large-wikitext", "acpsgd-resnet50-imagenet", "acpsgd-resnet152-imagenet",
+    "acpsgd-resnet18-cifar10", "acpsgd-vgg16-cifar10", "acpsgd-bert-base", "acpsgd-bert-large", "acpsgd-mnist",
+)  # fmt: skip
+SUITES = ("cupcake", "acpsgd", "adtopk", "gravac")
+DEVICES = ("cpu", "cuda")
+
+
+def check_device(name: str) -> None:
+    """Raises ValueError for an unknown type of device."""
+    if name not in DEVICES:
+        raise ValueError(f"device is {' or '.join(DEVICES)}, not {name!r}")

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gradwire.lab.jobs.plan_job import Planned
-from gradwire.report import explain, timeline_page, timeline_trace
-from gradwire.report.report_files import write_text
+from gradwire.report import explain, timeline_page, timeline_picture, timeline_trace
+from gradwire.report.report_files import write_picture, write_text
 from gradwire.report.text_table import TextTable, figure, times
 from gradwire.schedule import Timeline, Worker, plan_efficiency, timeline
 from gradwire.schedule.simulate import names
@@ -22,7 +22,7 @@ former stay."""
 
 
 def write(folder: Path, title: str, planned: Planned) -> list[Path]:
-    """Writes timeline.html, trace.json, plan.json and profile.json; returns their paths."""
+    """Writes timeline.html, timeline.png, trace.json, plan.json and profile.json; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     # predicted before, and measured after
     timelines = both(planned)
@@ -33,8 +33,11 @@ def write(folder: Path, title: str, planned: Planned) -> list[Path]:
         (explain.lanes(timelines), f"{explain.LANES_NOTE} {_TIMELINES_NOTE}"),
     ]
     # all that the page has, also as files to load
-    paths = {name: folder / name for name in ("timeline.html", "trace.json", "plan.json", "profile.json")}
+    paths = {
+        name: folder / name for name in ("timeline.html", "timeline.png", "trace.json", "plan.json", "profile.json")
+    }
     write_text(paths["timeline.html"], timeline_page.render(title, timelines, tables, verdict(planned)))
+    write_picture(timeline_picture.picture(title, timelines), paths["timeline.png"])
     write_text(paths["trace.json"], timeline_trace.trace_events(timelines))
     planned.plan.save(paths["plan.json"])
     planned.profile.save(paths["profile.json"])

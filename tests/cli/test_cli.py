@@ -13,8 +13,10 @@ import gradwire as gw
 from gradwire.cli import main, train_command
 from gradwire.cli.run_setup import cluster_of, run_folder
 from gradwire.cli.wanted import texts
+from gradwire.lab import names
 from gradwire.lab.catalogue import catalogue
 from gradwire.lab.configuration import parse
+from gradwire.lab.experiments.training_suites import TRAINING_SUITES
 from gradwire.lab.jobs.bench_job import TimedSteps
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launch import launch
@@ -140,6 +142,13 @@ def test_every_compressor_memory_communicator_and_task_is_listed(capsys: pytest.
             assert entry.name in listed
     assert main(["list", "compressors"]) == 0
     assert "https://arxiv.org/abs/1905.13727" in capsys.readouterr().out
+
+
+def test_names_that_are_checked_before_torch_is_loaded_are_those_of_the_catalogue() -> None:
+    found = {kind: [entry.name for entry in entries] for kind, entries in catalogue().items()}
+    known = {"Tasks": names.TASKS, "Models": names.MODELS, "Presets": names.PRESETS, "Suites": names.SUITES}
+    assert {kind: tuple(found[kind]) for kind in known} == known
+    assert sorted(TRAINING_SUITES) == sorted(names.SUITES)
 
 
 MISTAKES = [

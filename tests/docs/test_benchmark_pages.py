@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.pages.document import FOLDER, pages
 from benchmarks.pages.fault_questions import FAULTS
+from benchmarks.pages.front import pictures
 from benchmarks.pages.page import Page, Shown
 from benchmarks.pages.questions import QUESTIONS
 from benchmarks.pages.systems import SYSTEMS
@@ -23,7 +24,8 @@ SCRIPTS = [
 
 
 def test_what_is_committed_is_what_the_generator_makes():
-    assert {path: path.read_text() for path in FOLDER.glob("*.md")} == pages(), "run `make benchmarks`"
+    written = [*FOLDER.glob("*.md"), *FOLDER.parent.glob("steps-*.svg")]
+    assert {path: path.read_text() for path in written} == pages() | pictures(), "run `make benchmarks`"
 
 
 def test_every_result_says_where_it_comes_from():

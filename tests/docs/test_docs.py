@@ -136,8 +136,11 @@ def test_pages_turn_dark_when_the_system_does(site: Path, tmp_path: Path) -> Non
         for dark in (False, True, False):
             tab.open(site / "index.html", dark=dark)
             assert is_dark(tab) == dark
+            assert tab.value(PICTURES) == [f"steps-{'dark' if dark else 'light'}.svg"]
 
 
+PICTURES = """[...document.images].filter(each => each.offsetParent && each.naturalWidth)
+  .map(each => each.src.split(/[/#]/).at(-2))"""
 SEARCH = """(() => {
   const query = document.querySelector("[data-md-component=search-query]");
   query.focus();

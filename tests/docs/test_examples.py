@@ -42,6 +42,13 @@ def test_replicas_of_an_example_are_alike(example: Path, tmp_path: Path):
     assert float(ratio) > 4
 
 
+def test_every_example_is_a_recipe_of_the_site():
+    page = (FOLDER.parent / "docs" / "recipes.md").read_text()
+    assert sorted(re.findall(r"^<!-- source examples/(\w+\.py) -->$", page, re.MULTILINE)) == [
+        path.name for path in sorted(FOLDER.glob("*.py"))
+    ]
+
+
 @under_trainers
 def test_an_example_runs_as_one_process(example: Path, tmp_path: Path):
     assert "<Handle idle: one rank, or detached; no plan; 0 steps>" in run_python(

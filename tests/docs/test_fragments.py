@@ -4,7 +4,9 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from textwrap import dedent
 
+import pytest
 import torch.distributed as dist
 
 import tests.support.fragments as of
@@ -16,6 +18,13 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def shown(page: str, language: str = "python") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (DOCS / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+def tabs(page: str) -> dict[str, str]:
+    """What the tabs of a page show, by their titles."""
+    text = (DOCS / f"{page}.md").read_text()
+    found = re.findall(r'^=== "(.*?)"\n\n    ```python\n(.*?)^    ```', text, re.MULTILINE | re.DOTALL)
+    return {title: dedent(code) for title, code in found}
 
 
 def python(script: Path, **environment: str) -> Forked:
@@ -40,6 +49,14 @@ def test_a_training_is_saved_and_resumed_on_more_ranks_and_on_fewer(tmp_path: Pa
     on(2, of.BEGIN + of.ATTACHED + of.STEPPED + saves, tmp_path)
     for ranks in (3, 1):
         on(ranks, of.BEGIN + of.ATTACHED + f"handle.load_state_dict{loads}" + of.STEPPED + of.SAME, tmp_path)
+
+
+@pytest.mark.parametrize(("title", "ranks"), [("DDP", 2), ("FSDP2", 4), ("Local steps", 2)])
+def test_a_tab_of_the_first_page_trains(title: str, ranks: int, tmp_path: Path):
+    code = tabs("index")[title]
+    assert len(code.splitlines()) <= 13
+    same = of.SAME.replace(".detach()", ".full_tensor()") if title == "FSDP2" else of.SAME
+    on(ranks, of.BEGIN + of.TABBED + code.replace('"cuda", (2, 8)', '"cpu", (2, 2)') + same, tmp_path)
 
 
 def test_local_steps_are_taken(tmp_path: Path):

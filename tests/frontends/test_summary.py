@@ -5,6 +5,7 @@ import torch
 import gradwire as gw
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.summary import table
+from gradwire.ops.backend import in_use
 from gradwire.runtime.stats import Stats
 from tests.support.harness import draw, job, slots_of
 
@@ -38,11 +39,12 @@ def test_a_summary_has_a_row_for_each_group_and_figures_of_a_step():
     held = stats.held_bytes / sum(slot.numel for slot in SLOTS)
     assert twice[6] == f"memory held: {stats.held_bytes / 1e6:.1f} MB, {held:.1f} bytes a parameter"
     assert 8 <= held < 16
+    assert twice[7] == f"kernels: {in_use()}"
 
 
 def test_times_are_those_of_a_step():
     stats = Stats(steps=4, wire_bytes=8000, dense_bytes=32_000_000, encode_s=0.4, wire_s=0.8, decode_s=0.02, wait_s=0.1)
-    *_, sent, spent, _ = table(PLAN, {"wide": 2000, "tall": 1200, "bias": 7}, stats).splitlines()
+    *_, sent, spent, _, _ = table(PLAN, {"wide": 2000, "tall": 1200, "bias": 7}, stats).splitlines()
     assert sent == "sent a step: 2.0 kB; dense 8,000.0 kB; 4000.0 times fewer"
     assert spent == "time a step: encode 100.00 ms, wire 200.00 ms, decode 5.00 ms, waited for 25.00 ms"
 

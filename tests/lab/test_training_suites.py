@@ -43,7 +43,7 @@ def test_the_small_rows_need_no_data() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--suite", "gravack"], "there is no suite to train 'gravack': did you mean gravac?"),
+        (["--suite", "gravack"], "there is no suite 'gravack': did you mean gravac?"),
         (["--suite", "gravac", "--task", "ptb"], "there is no task of gravac named 'ptb'"),
         (["topk", "--suite", "gravac"], "suite gravac has configurations and options of its own"),
         (["--suite", "gravac", "--data", "nowhere", "--task", "cifar100"], "no file nowhere/cifar100/train.bin"),

@@ -1,5 +1,6 @@
 """Which parameters are reduced beside plain DDP, and every way to call it: scenarios as in `scenarios`."""
 
+import gc
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -278,3 +279,12 @@ def a_layer_that_one_rank_froze_is_named_on_all() -> None:
             nn.functional.cross_entropy(ddp(inputs), targets).backward()
 
     refused(RuntimeError, "parameter 'adapter.bias' was frozen after DDP was made, which waits for its gradient", train)
+
+
+@scenario(2)
+def a_handle_whose_ddp_was_not_kept_says_so() -> None:
+    handle = gw.attach(plain(Parts()), gw.TopK(0.1))
+    gc.collect()
+    assert "its DDP was garbage collected" in handle.status()
+    refused(ValueError, "was garbage collected: keep a reference to ddp", handle.stateful)
+    handle.detach()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import gradwire as gw
-from gradwire.report import explain
+from gradwire.report import explain, timeline_picture
 from gradwire.report.timeline_page import render
 from gradwire.report.timeline_rows import rows
 from gradwire.report.timeline_shares import Shares
@@ -65,6 +65,12 @@ def test_rows_hold_every_span_once_and_no_two_at_a_time():
     for row in laid:
         assert all(a.end_s <= b.start_s for a, b in pairwise(row.spans))
     assert [(row.lane, row.track) for row in laid if row.rank == 1 and row.lane == "wire"] == [("wire", 0), ("wire", 1)]
+
+
+def test_a_picture_has_a_panel_for_each_step_and_a_row_for_each_lane():
+    panels = timeline_picture.picture("A plan", BOTH).axes
+    assert [panel.get_title() for panel in panels] == ["predicted: 60.0 ms", "measured: 66.0 ms"]
+    assert [len(panel.collections) for panel in panels] == [8, 8]
 
 
 def test_the_page_needs_nothing_else(page: str):

@@ -310,10 +310,12 @@ def test_the_shortest_step_of_one_compressor_is_planned_and_simulated(tmp_path: 
 
 def test_a_plan_is_found_written_and_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     digits = ["--task", "digits", "--set", "width=4", "--out", str(tmp_path)]
-    assert main(["plan", *digits, "--candidates", "bf16,topk:0.1"]) == 0
+    assert main(["plan", *digits, "--candidates", "bf16,topk:0.1", "--svg"]) == 0
     (run,) = tmp_path.iterdir()
     out = capsys.readouterr().out
-    assert all(str(run / name) in out for name in ("plan.json", "profile.json", "timeline.html", "trace.json"))
+    written = ("plan.json", "profile.json", "timeline.html", "timeline.png", "trace.json")
+    assert all(str(run / name) in out for name in written)
+    assert "<svg" in (run / "timeline.svg").read_text()
     assert "next best plan" in out
     assert Profile.load(run / "profile.json").choices(gw.Plan.load(run / "plan.json"))
     assert {event["name"] for event in json.loads((run / "trace.json").read_text())["traceEvents"]} >= {"forward"}

@@ -50,6 +50,13 @@ def init_device_mesh(kind, shape, mesh_dim_names):
 
 hosts, data = 2, [[batch(0), batch(1)] for _ in range(3)]
 """
+TABBED = """
+def loss(outputs, targets):
+    return (outputs - targets).square()
+
+
+data = [(batch(step), 1.0) for step in range(60)]
+"""
 LOCAL = """
 for step in range(3):
     loss(model, batch(step)).backward()

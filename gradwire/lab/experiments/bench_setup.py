@@ -12,7 +12,7 @@ from gradwire.lab.jobs.bench_job import BenchSpec
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launched import is_launched
 from gradwire.lab.models import MODELS
-from gradwire.lab.names import NOCOMM
+from gradwire.lab.names import NOCOMM, TINY
 from gradwire.lab.network.link import LOOPBACK, REAL, link_of
 from gradwire.lab.other_ranks import OtherRanks
 from gradwire.lab.played_cluster import described
@@ -21,7 +21,6 @@ from gradwire.lab.workloads.make_task import make_task
 from gradwire.options import Options
 from gradwire.schedule.simulate import Cluster
 
-_TINY = "tiny-"
 # weight, gradient, DDP's bucket, residual, mean
 _BYTES_PER_PARAMETER = 20
 
@@ -137,11 +136,11 @@ class Setup:
             return Own.name, [f"function={self.model}"]
         if ":" in self.model:
             raise ValueError(f"{self.model} has sizes of its own: {', '.join(sizes)} are for the published models")
-        if not self.model.startswith(_TINY):
+        if not self.model.startswith(TINY):
             return Published.name, [f"model={self.model}", *(f"{name}={value}" for name, value in sizes.items())]
         if sizes:
             raise ValueError(f"{self.model} has one size only: {', '.join(sizes)} are for the published models")
-        return "synthetic", [f"model={self.model.removeprefix(_TINY)}"]
+        return "synthetic", [f"model={self.model.removeprefix(TINY)}"]
 
 
 @cache

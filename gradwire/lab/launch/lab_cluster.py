@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from gradwire.lab.launch.launched import is_launched
+from gradwire.lab.names import check_device
 from gradwire.lab.network.link import Link
 from gradwire.lab.network.network import Network
 
@@ -32,8 +33,7 @@ class LabCluster:
             raise ValueError(f"{self.ranks} hosts cannot run anything: give 1 or more")
         if self.ranks % self.shard:
             raise ValueError(f"{self.ranks} ranks do not make replicas of {self.shard}: give a divisor to --shard")
-        if self.device not in ("cpu", "cuda"):
-            raise ValueError(f"device is cpu or cuda, not {self.device!r}")
+        check_device(self.device)
         # what the network refuses, before it is built
         if self.link:
             # refuses too many hosts; nothing is built before it is entered
