@@ -44,8 +44,9 @@ lint: $(DEV)  ## what CI checks besides the tests
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-docs: $(DEV)  ## the site, into build/site; it needs no network
+docs: $(DEV)  ## the site, into build/site, and its tests; it needs no network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	SITE=build/site $(BIN)/python -m pytest -q tests/docs/test_site.py
 	@echo "read it: build/site/index.html"
 
 benchmarks: $(DEV)  ## docs/benchmarks/ from benchmarks/results/; it measures nothing
