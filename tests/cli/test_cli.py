@@ -426,9 +426,9 @@ from gradwire.cli import main
 from gradwire.lab.experiments.bench_setup import Setup
 from gradwire.lab.experiments.suites import SUITES, SuiteRow
 setups = [Setup(model="resnet18", ranks=2, batch=batch, size=32) for batch in (2, 3)]
-SUITES["small"] = [SuiteRow(setup, "dense", setup) for setup in setups]
+SUITES["cupcake"] = [SuiteRow(setup, "dense", setup) for setup in setups]
 options = ["--layers", "4", "--steps", "1", "--repeats", "1", "--out", sys.argv[1]]
-sys.exit(main(["bench", "--suite", "small", *options]))
+sys.exit(main(["bench", "--suite", "cupcake", *options]))
 """,
     "train": """
 import sys

@@ -229,7 +229,7 @@ def test_mistakes_get_one_line(arguments: list[str], message: str, capsys: pytes
 def two_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     setups = [Setup(model="resnet18", ranks=2, batch=batch, size=32) for batch in (2, 3)]
     monkeypatch.setitem(
-        SUITES, "small", [SuiteRow(setup, name, setup) for setup in setups for name in ("dense", "bf16")]
+        SUITES, "cupcake", [SuiteRow(setup, name, setup) for setup in setups for name in ("dense", "bf16")]
     )
 
 
@@ -245,10 +245,10 @@ def test_what_was_timed_before_a_failure_is_told_and_written(
 
     two_cells(monkeypatch)
     monkeypatch.setattr(_Launcher, "run", run)
-    assert main(["bench", "--suite", "small", "--layers", "4", "--out", str(tmp_path)]) == 1
+    assert main(["bench", "--suite", "cupcake", "--layers", "4", "--out", str(tmp_path)]) == 1
     captured = capsys.readouterr()
     assert "it was shot" in captured.err
-    assert "Suite small" in captured.out
+    assert "Suite cupcake" in captured.out
     (path,) = tmp_path.glob("*/suite.json")
     rows = [(row["batch"], row["configuration"]) for row in json.loads(path.read_text())["rows"]]
     assert rows == [(2, "dense"), (2, "bf16"), (3, "dense")]
@@ -260,7 +260,7 @@ def test_a_folder_that_cannot_be_written_is_known_before_anything_is_timed(
     two_cells(monkeypatch)
     monkeypatch.setattr(_Launcher, "run", lambda *job: pytest.fail("it was timed"))
     (tmp_path / "file").touch()
-    assert main(["bench", "--suite", "small", "--out", str(tmp_path / "file")]) == 1
+    assert main(["bench", "--suite", "cupcake", "--out", str(tmp_path / "file")]) == 1
     assert str(tmp_path / "file") in capsys.readouterr().err
 
 
@@ -268,13 +268,13 @@ def test_a_small_suite_runs_from_end_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     setup = Setup(model="resnet18", ranks=4, batch=2, size=32)
-    monkeypatch.setitem(SUITES, "small", [SuiteRow(setup, name, setup) for name in ("dense@1mb", "topk@hybrid")])
+    monkeypatch.setitem(SUITES, "cupcake", [SuiteRow(setup, name, setup) for name in ("dense@1mb", "topk@hybrid")])
     options = ["--hosts", "2", "--layers", "4", "--steps", "1", "--repeats", "1", "--out", str(tmp_path)]
-    assert main(["bench", "--suite", "small", *options]) == 0
+    assert main(["bench", "--suite", "cupcake", *options]) == 0
     (folder,) = tmp_path.iterdir()
     assert {path.name for path in folder.iterdir()} == {"suite.png", "report.html", "suite.json"}
     dense, topk = json.loads((folder / "suite.json").read_text())["rows"]
     assert dense["parameters"] == topk["parameters"] < 11_689_512
     assert topk["per_step"]["wire_bytes"] < dense["per_step"]["wire_bytes"] / 20
     assert topk["cut"] == "4 of 8 layers, ranks 2 for 4"
-    assert "Suite small" in capsys.readouterr().out
+    assert "Suite cupcake" in capsys.readouterr().out
