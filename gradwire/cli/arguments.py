@@ -134,7 +134,7 @@ TrainingSteps = Annotated[
     int | None, typer.Option(help="with --play: also show the hours of a training of so many steps")
 ]
 Price = Annotated[
-    float | None, typer.Option(help="the price of an hour of one GPU: with --training-steps, show the cost instead of hours")
+    float | None, typer.Option(help="the price of an hour of one GPU: with --training-steps, show the cost, not hours")
 ]
 
 Candidates = Annotated[str | None, typer.Option(help=_CANDIDATES, autocompletion=candidates)]

@@ -66,8 +66,8 @@ def bench_played(
     out: Path,
 ) -> None:
     """Times configurations on a `cluster` (see `played_cluster.read`) of which one rank is played, and writes what they
-    take on other links and ranks. `others` has `OtherRanks`' values; `training` the steps and the price of a GPU-hour, if
-    its cost is asked for."""
+    take on other links and ranks. `others` has `OtherRanks`' values; `training` the steps and the price of a GPU-hour,
+    if its cost is asked for."""
     with mistakes():
         if json_file or model["ranks"] or model["link"]:
             raise ValueError("--play says ranks and link, and writes played.json: leave --hosts, --link and --json out")
