@@ -16,7 +16,7 @@ from gradwire.plans import Group, Plan
 _BOUND = re.compile(r"(numel|dim)([<>])(\d+)")
 
 
-class Named(Protocol):
+class NamedTensor(Protocol):
     """A tensor's name and size."""
 
     @property
@@ -27,7 +27,7 @@ class Named(Protocol):
     def dim(self) -> int: ...
 
 
-S = TypeVar("S", bound=Named)
+S = TypeVar("S", bound=NamedTensor)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Rule:
         return len(self.candidates) == 1
 
 
-def matches(pattern: str, slot: Named) -> bool:
+def matches(pattern: str, slot: NamedTensor) -> bool:
     """Whether a slot meets all of a pattern's conditions."""
     return all(_meets(term, slot) for term in pattern.split("&"))
 
@@ -79,7 +79,7 @@ def sort_by(patterns: Iterable[str], slots: Sequence[S]) -> dict[str, list[S]]:
     return found
 
 
-def joined(plans: Iterable[Plan], slots: Sequence[Named]) -> Plan:
+def joined(plans: Iterable[Plan], slots: Sequence[NamedTensor]) -> Plan:
     """One plan of the groups of several, sent in the order in which they are complete; each plan keeps its order."""
     place = {slot.name: place for place, slot in enumerate(slots)}
     groups: list[tuple[int, Group]] = []
@@ -89,7 +89,7 @@ def joined(plans: Iterable[Plan], slots: Sequence[Named]) -> Plan:
     return Plan(tuple(group for _, group in sorted(groups, key=lambda each: each[0])))
 
 
-def _meets(term: str, slot: Named) -> bool:
+def _meets(term: str, slot: NamedTensor) -> bool:
     if bound := _BOUND.fullmatch(term):
         value, limit = getattr(slot, bound[1]), int(bound[3])
         return value < limit if bound[2] == "<" else value > limit

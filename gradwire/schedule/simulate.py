@@ -63,14 +63,14 @@ class Cluster:
         return max(1, self.ranks // self.gpus_per_host)
 
     @property
-    def network(self) -> "Network":
+    def network(self) -> "PeerLinks":
         """Of one rank of each host or, where there is a single host, of its ranks."""
         if self.ranks <= self.gpus_per_host:
-            return Network(self.ranks, self.inside_latency_s, self.inside_bytes_per_s)
-        return Network(self.hosts, self.latency_s, ETHERNET * self.bytes_per_s)
+            return PeerLinks(self.ranks, self.inside_latency_s, self.inside_bytes_per_s)
+        return PeerLinks(self.hosts, self.latency_s, ETHERNET * self.bytes_per_s)
 
 
-class Network(NamedTuple):
+class PeerLinks(NamedTuple):
     """The links over which compressed gradients travel."""
 
     peers: int

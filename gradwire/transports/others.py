@@ -38,7 +38,7 @@ class Others:
 
 @dataclass
 class _Ring:
-    """What was sent of one message in the last steps."""
+    """Payloads of one message that were sent in the last steps."""
 
     kept: Tensor
     """(steps, bytes)"""
