@@ -32,6 +32,7 @@ def every_collective_brings_a_gpu_what_it_brings_the_host() -> None:
 @scenario(2)
 def a_lost_partner_ends_what_is_staged() -> None:
     group = gw.ProcessGroup.own()
+    dist.barrier()  # else rank 1 may abort while rank 0 still connects
     with mock.patch.object(staged, "Copied"), pretended_cuda():
         if dist.get_rank() == 1:
             group.abort("rank 1 has had enough")
