@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.support.cases import CASES, PAIRINGS, Case, rows
+from tests.support.cases import CASES, Case, rows
 from tests.support.harness import SMALL, draw, slots_of
 from tests.support.lane import WORLD, Lane
 from tests.support.pretend_cuda import GPU, pretended_cuda
@@ -28,7 +28,7 @@ def first_step(case: Case) -> int:
     return getattr(case.compressor, "start_step", 0)
 
 
-@rows([case for case in PAIRINGS if case.interpreted])
+@rows([case for case in CASES if case.interpreted])
 def test_whole_exchanges_are_the_references_in_fewer_launches(case: Case):
     with pretended_cuda() as gpu, torch.no_grad():
         slots = MATRICES if case.interpreted == "matrices" else NARROW

@@ -269,7 +269,7 @@ def sharded_replicas_stream_and_resume_bit_for_bit() -> None:
             mesh=mesh,
         )  # fmt: skip
 
-    for cut in (13, 19):
+    for cut in (13, 14, 19):
         model = sharded(mesh["shard"])
         optimizer = local(model)
         train(model, cut, optimizer=optimizer)
@@ -464,7 +464,7 @@ def complex_parameters_go_on_bit_for_bit_from_a_distributed_checkpoint() -> None
 def sharded_replicas_go_on_bit_for_bit_from_a_distributed_checkpoint() -> None:
     adam = partial(torch.optim.Adam, lr=0.3)
     two, four = hosts_of_two(), init_device_mesh("cpu", (4, 1), mesh_dim_names=("replicate", "shard"))
-    cases = ((13, gw.Outer(0.4, momentum=0.9), two, two), (14, adam, four, four["shard"]))
+    cases = ((13, gw.Outer(0.4, momentum=0.9), two, two), (14, adam, four, four["shard"]), (15, adam, two, two))
     for cut, outer, mesh, on in cases:
 
         def make(seed: int, mesh=mesh, outer=outer, on=on) -> tuple[nn.Module, gw.LocalSteps]:

@@ -11,7 +11,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.ops import backend
 from gradwire.runtime.executor import Executor
-from tests.support.cases import CASES, PAIRINGS, Case, rows
+from tests.support.cases import CASES, Case, rows
 from tests.support.fixed import PARAMETERS, Fixed, Script
 from tests.support.harness import draw, plan_of, slots_of
 from tests.support.pretend_cuda import GPU, PretendedGPU, on_gpu, real
@@ -62,7 +62,7 @@ def of(case: Case, groups: int = 2) -> gw.Plan:
     return plan_of(SLOTS, case.compressor, case.memory, case.communicator, groups=groups)
 
 
-@rows(PAIRINGS)
+@rows(CASES)
 def test_replayed_steps_are_those_that_would_have_been_computed(case: Case):
     """Two groups, whose turns alternate; a class that says it is recordable is, and others are computed."""
     parts = (case.compressor, case.memory, case.communicator)
@@ -79,9 +79,10 @@ def test_all_but_what_decides_on_the_host_are_recordable():
     assert others == {gw.MultiLevel, gw.ReusedThreshold, gw.OkTopk}
 
 
+@pytest.mark.parametrize("codec", [gw.QSGD(), pytest.param(gw.TopK(0.05), marks=pytest.mark.long)], ids=str)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is numpy, which warns of infinities
-def test_launches_of_kernels_are_replayed():
-    same(of(Case(gw.QSGD(), gw.Residual(), gw.AllGather(), 3)), steps(5), triton=True)
+def test_launches_of_kernels_are_replayed(codec: gw.Codec):
+    same(of(Case(codec, gw.Residual(), gw.AllGather(), 3)), steps(5), triton=True)
 
 
 TOP_K = Case(gw.TopK(0.05), gw.Residual(), gw.AllGather(), 3)

@@ -234,8 +234,6 @@ CASES = [
 
 FEW = set({type(part): case for case in CASES[::-1] for part in (case.compressor, case.communicator)}.values())
 """A row for each compressor and each communicator."""
-PAIRINGS = [*{(type(c.compressor), type(c.memory), type(c.communicator)): c for c in reversed(CASES)}.values()][::-1]
-"""A row for each compressor with each memory and communicator that it claims."""
 
 
 def rows(cases: list[Case]) -> pytest.MarkDecorator:
