@@ -62,7 +62,12 @@ class Message:
 
 def framed(size: int) -> int:
     """The bytes that a row of `size` bytes takes with its flag."""
-    return -(-(size + FLAG_BYTES) // ALIGNED) * ALIGNED
+    return aligned(size + FLAG_BYTES)
+
+
+def aligned(size: int) -> int:
+    """Bytes, rounded up to a multiple of ALIGNED."""
+    return -(-size // ALIGNED) * ALIGNED
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -55,7 +55,7 @@ class GroupInput:
         return 1 / ranks if self.share is None else self.share * hosts
 
     def weight(self, ranks: int, hosts: int = 1) -> Scalar:
-        """That part of what the gradients are without the loss's scale."""
+        """That part, divided by the loss's scale, which the gradients still have."""
         part = self.part(ranks, hosts)
         return part if self.scale is None else part / self.scale
 

@@ -6,8 +6,9 @@ from functools import partial
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
-from gradwire.collective import HOST, Collective
+from gradwire.collective import HOST, REPLICA, Collective, Message, Sum
 from gradwire.compressors import Reduction
 from gradwire.ops.backend import backend_on
 from gradwire.runtime.exchange import GroupExchange
@@ -87,6 +88,12 @@ class Pipeline:
             return talk()
         except RuntimeError as error:
             raise Interrupted("agreeing with the other ranks ended", self._why(error)) from error
+
+    def add_up(self, numbers: Tensor, *, reduced: bool) -> None:
+        """Sums numbers over the axes along which gradients are reduced, or over all others, while this rank waits."""
+        for axis, transport in self.mesh.axes.items():
+            if (axis in (REPLICA, HOST)) == reduced:
+                self.agree(partial(transport.run, Sum(Message.plain(numbers), axis)))
 
     def _go_on(self, running: UnderWay) -> None:
         # the group's own part: until it yields its next collective, or has written the means

@@ -243,7 +243,7 @@ class Recordings:
 
 
 def _place(number: Scalar | None) -> object:
-    """Where a number lies that kernels read; or itself, which a recording fixes."""
+    """The address of a number that kernels read from memory; a plain number itself, which a recording fixes."""
     return number.data_ptr() if isinstance(number, Tensor) else number
 
 

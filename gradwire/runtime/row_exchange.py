@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.collective import Gather, Message
+from gradwire.collective import ALIGNED, Gather, Message, aligned
 from gradwire.compressors import Reduction
 from gradwire.plans import Group
 from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext
@@ -15,15 +15,13 @@ from gradwire.runtime.row_memory import Rows
 from gradwire.runtime.store import StoredGroup
 from gradwire.slots import Slot
 
-WORD = 16
-"""All parts of a payload begin on multiples of it."""
 INDEX = 8
 """Bytes of an index."""
 
 
 class RowExchange(GroupExchange):
     """Gathers the rows of all ranks, each times its rank's part of the mean, and sums those of the same index. Rows go
-    as they are, or in few bits; with a memory, what a row lacks goes with the next row of its index.
+    as they are, or in few bits; with a memory, a row's error goes with the next row of its index.
 
     turn 0    residuals are added; the numbers of rows are gathered
     turn 1    rows are encoded and gathered, in payloads as large as the largest rank's
@@ -37,7 +35,7 @@ class RowExchange(GroupExchange):
         self.group, self.index, self.stored, self.rounds = group, index, stored, 2
         self._slots, self._world = stored.layout.slots, job.mesh.replica.world
         assert stored.rows
-        self._format, self._memory = format_of((group.compressor, group.memory)), stored.rows
+        self._format, self._memory = format_of(group.compressor), stored.rows
         self._feeds_back = group.memory.error_feedback
         self.nonfinite = torch.zeros(1, dtype=torch.float32, device=stored.buffers.device)
 
@@ -92,7 +90,7 @@ class RowExchange(GroupExchange):
         self._memory.forget()
 
     def _weighted(self, i: int, gradient: Tensor, given: GroupInput) -> Rows:
-        """The rows of a slot that this rank sends: its part of the mean, and with a memory what they lacked before."""
+        """The rows of a slot that this rank sends: its part of the mean, and with a memory their errors before."""
         indices, rows = _rows(gradient)
         if not self._feeds_back:
             rows = rows * given.part(self._world)
@@ -104,13 +102,13 @@ class RowExchange(GroupExchange):
         return indices, rows
 
     def _encode(self, own: Sequence[Rows], payload: Tensor) -> None:
-        """Writes this rank's rows to the payload's beginning; what they lack there is staged."""
+        """Writes this rank's rows to the payload's beginning; with a memory, stages their errors."""
         views = self._views(payload, [len(indices) for indices, _ in own])
         for i, ((indices, rows), (place, slot, part)) in enumerate(zip(own, views, strict=True)):
             place.copy_(indices)
-            lacking = self._format.write(slot, rows, part)
-            if self._feeds_back:
-                self._memory.stage(self.stored.slots[i], indices, lacking)
+            error = self._format.write(slot, rows, part)
+            if self._feeds_back and error is not None:
+                self._memory.stage(self.stored.slots[i], indices, error)
 
     def _decode(self, payload: Tensor, counts: Sequence[int]) -> list[Rows]:
         """The rows of each slot in a rank's payload."""
@@ -126,25 +124,21 @@ class RowExchange(GroupExchange):
 
     def _bytes(self, name: str, size: int, rows: int = 1) -> Tensor:
         """A kept buffer (rows, size), which is never empty."""
-        return self.stored.buffers.tensor(name, (rows, max(WORD, size)), torch.uint8)
+        return self.stored.buffers.tensor(name, (rows, max(ALIGNED, size)), torch.uint8)
 
     def _views(self, payload: Tensor, counts: Sequence[int]) -> Iterator[tuple[Tensor, Slot, Tensor]]:
         """By slot, the places of indices and of rows in a rank's payload, which has so many."""
         at = 0
         for slot, count in zip(self._slots, counts, strict=True):
-            middle = at + _aligned(INDEX * count)
+            middle = at + aligned(INDEX * count)
             nbytes = self._format.nbytes(slot, count)
             yield payload[at : at + INDEX * count].view(torch.int64), slot, payload[middle : middle + nbytes]
-            at = middle + _aligned(nbytes)
+            at = middle + aligned(nbytes)
 
     def _size(self, counts: Sequence[int]) -> int:
         """The bytes of so many rows of each slot."""
         each = zip(self._slots, counts, strict=True)
-        return sum(_aligned(INDEX * count) + _aligned(self._format.nbytes(slot, count)) for slot, count in each)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // WORD) * WORD
+        return sum(aligned(INDEX * count) + aligned(self._format.nbytes(slot, count)) for slot, count in each)
 
 
 def _rows(gradient: Tensor) -> Rows:

@@ -7,12 +7,12 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from gradwire.compressors import Quantized
+from gradwire.compressors import Compressor, Quantized
 from gradwire.compressors.nearest import NO_NOISE
 from gradwire.ops.backend import backend_for
 from gradwire.ops.formats import Blocks, nearest
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.runtime.row_memory import AS_THEY_ARE, RowWay
+from gradwire.runtime.row_memory import AS_THEY_ARE
 from gradwire.slots import Slot
 
 
@@ -23,8 +23,8 @@ class RowFormat(Protocol):
         """Bytes of so many rows."""
         ...
 
-    def write(self, slot: Slot, rows: Tensor, out: Tensor) -> Tensor:
-        """Writes rows to out (nbytes,) uint8; returns what they lack there."""
+    def write(self, slot: Slot, rows: Tensor, out: Tensor) -> Tensor | None:
+        """Writes rows to out (nbytes,) uint8; returns their errors (n, ...) there, None if there are none."""
         ...
 
     def read(self, slot: Slot, payload: Tensor, count: int) -> Tensor:
@@ -38,9 +38,8 @@ class Plain:
     def nbytes(self, slot: Slot, count: int) -> int:
         return count * _width(slot) * slot.dtype.itemsize
 
-    def write(self, slot: Slot, rows: Tensor, out: Tensor) -> Tensor:
+    def write(self, slot: Slot, rows: Tensor, out: Tensor) -> None:
         self.read(slot, out, len(rows)).copy_(rows)
-        return torch.zeros_like(rows)
 
     def read(self, slot: Slot, payload: Tensor, count: int) -> Tensor:
         return payload.view(slot.dtype).view(count, *slot.shape[1:])
@@ -76,9 +75,8 @@ class Coded:
         return Blocks((count * width,), nearest(self.codec.bits, whole))
 
 
-def format_of(way: RowWay) -> RowFormat:
-    """The format of rows that are sent in this way."""
-    compressor, _ = way
+def format_of(compressor: Compressor) -> RowFormat:
+    """The format of rows that are sent by this compressor."""
     return Plain() if compressor == AS_THEY_ARE[0] else Coded(cast(Quantized, compressor))
 
 

@@ -1,6 +1,6 @@
-"""Error feedback of sparse gradients: what a row lacked when it was last sent, until its index comes again.
+"""Error feedback of sparse gradients: the error of each row when it was last sent, until its index comes again.
 
-A step stages its rows and leaves the state alone. The rows of a good one are written when it can be taken back no more.
+A step stages the errors of its rows. They are written once the step counts and can no longer be taken back.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class RowMemory:
         return self._of(slot)[indices]
 
     def stage(self, slot: int, indices: Tensor, rows: Tensor) -> None:
-        """Takes what these rows lack in the step under way."""
+        """Takes the errors of these rows in the step under way."""
         self._staged[slot] = indices, rows
 
     def commit(self) -> None:

@@ -32,7 +32,7 @@ class States:
         # the worker counts no step meanwhile: memories and step number belong together
         with steps.changing:
             steps.settle()
-            # on a GPU residuals of rows are written where they lie, not to another half
+            # residuals of rows are written in place: on a GPU the copies wait for the worker's stream
             if steps.store.rows.nbytes:
                 steps.executor.order_behind()
             skipped = steps.number - steps.taken

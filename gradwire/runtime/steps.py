@@ -22,7 +22,6 @@ from threading import RLock
 import torch
 from torch import Tensor
 
-from gradwire.collective import HOST, REPLICA, Message, Sum
 from gradwire.controllers import GroupView
 from gradwire.ops.vectors import Scalar
 from gradwire.ops.workspace import Workspace, scratch_on
@@ -237,9 +236,8 @@ class Steps:
         each = torch.cat([exchange.nonfinite for exchange in self._active])
         nonfinite = each.sum(0, keepdim=True)
         votes, self._lost = self._voted and not self._lost, False
-        for axis, transport in self.pipeline.mesh.axes.items():
-            if axis not in (REPLICA, HOST):  # ranks that reduce nothing together share the verdict all the same
-                self.pipeline.agree(partial(transport.run, Sum(Message.plain(nonfinite), axis)))
+        # ranks that reduce nothing together share the verdict all the same
+        self.pipeline.add_up(nonfinite, reduced=False)
         # find the slots that no rank used
         used = self.used.agree(self._active)
         for exchange in self._active:

@@ -1,13 +1,11 @@
 """Weights of the ranks' gradients in a step's mean, such as the numbers of their samples."""
 
 from collections.abc import Callable
-from functools import partial
 from math import isfinite
 
 import torch
 from torch import Tensor
 
-from gradwire.collective import HOST, REPLICA, Message, Sum
 from gradwire.ops.host import number_in
 from gradwire.ops.vectors import Scalar
 from gradwire.runtime.executor import Executor
@@ -31,10 +29,12 @@ def checked(weight: object) -> Scalar:
 
 def asked(weight: Callable[[], object] | None, job: JobError) -> Callable[[], Scalar | None]:
     """A function that asks for this rank's weight in the step that opens; a mistake ends the job on all ranks."""
+    if weight is None:
+        return lambda: None
 
-    def ask() -> Scalar | None:
+    def ask() -> Scalar:
         with job.ended_by(Exception):
-            return None if weight is None else checked(weight())
+            return checked(weight())
 
     return ask
 
@@ -62,13 +62,8 @@ class Weights:
         else:
             self._own.fill_(weight)
         # the replica's, then all replicas'
-        self._add_up(self._own, replicas=False)
+        self._pipeline.add_up(self._own, reduced=False)
         self._sum.copy_(self._own)
-        self._add_up(self._sum, replicas=True)
+        self._pipeline.add_up(self._sum, reduced=True)
         torch.div(self._own, self._sum.clamp_min_(torch.finfo(torch.float32).tiny), out=self._share)
         self.share = number_in(self._share[0])
-
-    def _add_up(self, number: Tensor, replicas: bool) -> None:
-        for axis, transport in self._pipeline.mesh.axes.items():
-            if (axis in (REPLICA, HOST)) == replicas:
-                self._pipeline.agree(partial(transport.run, Sum(Message.plain(number), axis)))
