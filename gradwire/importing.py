@@ -19,9 +19,7 @@ def imported(text: str) -> Callable[..., Any]:
     too.
 
     Raises ValueError for a module or name that there is not."""
-    module, colon, name = text.rpartition(":")
-    if not colon or not module or not name:
-        raise ValueError(f"{text!r} names no function: write module:name or file.py:name, such as my.module:make")
+    module, name = module_and_name(text)
     # import the module, then look the name up
     found = getattr(_module(module), name, None)
     if found is None:
@@ -29,6 +27,14 @@ def imported(text: str) -> Callable[..., Any]:
     if not callable(found):
         raise ValueError(f"{text} is a {type(found).__name__}, not a function")
     return found
+
+
+def module_and_name(text: str) -> tuple[str, str]:
+    """The two parts of `module:name`. Raises ValueError for text without them."""
+    module, _, name = text.rpartition(":")
+    if not module or not name:
+        raise ValueError(f"{text!r} names no function: write module:name or file.py:name, such as my.module:make")
+    return module, name
 
 
 def named(thing: Callable[..., Any]) -> str:

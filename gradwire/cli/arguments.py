@@ -8,7 +8,9 @@ import typer
 from gradwire.cli import early as e
 from gradwire.cli.completion import candidates, configurations, controllers, families, models, presets, tasks
 from gradwire.cli.early import early
+from gradwire.importing import module_and_name
 from gradwire.lab.names import check_device
+from gradwire.lab.network.link import NVLINK, PCIE_3
 
 _CONFIGURATION = (
     "dense, or [localsteps[:value,...]+]compressor[:value,...][+memory][+communicator], such as topk:0.01+residual; "
@@ -32,7 +34,7 @@ _SCHEDULE = "constant, cosine, linear, or drop:30,60 (to a tenth after 30 and 60
 _WARM_UP = "steps, or with --epochs epochs, in which the rate rises; by default 20 steps"
 _JOB = "profile.json, or a plan.json beside one, as `plan` writes them; or resnet50, resnet101 or bert-base"
 _OBJECTIVE = "step: the shortest step of the candidates alone; progress: the most progress per second"
-_SIMULATED_INSIDE = "what the ranks of a host are joined by; by default 96gbit, as PCIe 3, with --play 1200gbit"
+_SIMULATED_INSIDE = f"what the ranks of a host are joined by; by default {PCIE_3}, with --play {NVLINK}"
 _CANDIDATES = "separated by commas, such as bf16,topk:0.01; by default those that need no tuning"
 
 Configurations = Annotated[
@@ -80,7 +82,7 @@ TaskOptions = Annotated[
 Folder = Annotated[
     Path | None, typer.Option("--folder", "--data", help="where the task's files are; a suite's: its tasks' folders")
 ]
-OwnModel = Annotated[str | None, typer.Option("--model", help=_TRAIN_MODEL, callback=early(e.own_model))]
+OwnModel = Annotated[str | None, typer.Option("--model", help=_TRAIN_MODEL, callback=early(module_and_name))]
 Preset = Annotated[str | None, typer.Option(help=_PRESET, autocompletion=presets, callback=early(e.preset))]
 TrainSuite = Annotated[str | None, typer.Option(help=_TRAIN_SUITE, callback=early(e.suite))]
 Pretrained = Annotated[Path | None, typer.Option(help="folder with config.json and model.safetensors to start from")]

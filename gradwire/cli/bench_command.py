@@ -84,6 +84,16 @@ def bench_played(
             time_turns(spec, ranks, partial(_show_played, setup, running, folder, cost), "playing")
 
 
+def check_not_played(others: dict[str, Any], training: tuple[int | None, float | None]) -> None:
+    """Refuses options of a cluster that is played, where none is."""
+    with mistakes():
+        if OtherRanks(**others) != OtherRanks() or training != (None, None):
+            raise ValueError(
+                "--different, --jitter, --slow-rank, --training-steps and --price are for clusters that are played: "
+                "give --play as well"
+            )
+
+
 def _cost(gpus: int, steps: int | None, price: float | None) -> TrainingCost | None:
     if price is not None and steps is None:
         raise ValueError("--price is for the steps of a training: give --training-steps as well")

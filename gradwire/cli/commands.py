@@ -9,6 +9,7 @@ import typer
 
 import gradwire
 from gradwire.cli import arguments as a
+from gradwire.lab.network.link import LATENCY_US, NVLINK, PCIE_3
 
 app = typer.Typer(
     help="Compressed data-parallel training, compared with dense on real tasks and slow links.",
@@ -108,8 +109,8 @@ def bench(
     shard: a.Shard = 1,
     play: a.Play = None,
     gpus_per_host: a.GpusPerHost = 1,
-    inside: a.Inside = "1200gbit",
-    latency_us: a.PlayLatency = 50.0,
+    inside: a.Inside = NVLINK,
+    latency_us: a.PlayLatency = LATENCY_US,
     different: a.Different = False,
     jitter: a.Jitter = 0.0,
     slow: a.SlowRank = 1.0,
@@ -134,11 +135,13 @@ def bench(
     """Time the steps of configurations that take turns, always with `nocomm`: no communication at all. With --play, on
     a cluster of which this machine plays one rank."""
     from gradwire.cli import bench_command
-    from gradwire.cli.console import mistakes
     from gradwire.lab.experiments.bench_setup import TimingOptions
 
     timed = TimingOptions(steps, repeats, seed, device, autocast)
     sizes = {"layers": layers, "batch": batch, "size": size}
+    others, training = {"different": different, "jitter": jitter, "slow": slow}, (training_steps, price)
+    if not play:
+        bench_command.check_not_played(others, training)
     # a suite has configurations of its own
     if suite:
         own = [configurations, json_file, controller, rules, plan, play]
@@ -146,18 +149,11 @@ def bench(
             suite, {"model": model, "ranks": hosts, "link": link, **sizes}, timed, out, own
         )
     setup = {"model": model or "tiny-vgg16", "ranks": hosts, "link": link, "shard": shard, **sizes}
-    others, training = {"different": different, "jitter": jitter, "slow": slow}, (training_steps, price)
     if play:
         cluster = play, gpus_per_host, inside, latency_us
         return bench_command.bench_played(
             setup, cluster, others, configurations, controller, rules, plan, timed, json_file, training, out
         )
-    with mistakes():
-        if different or jitter or slow != 1 or training != (None, None):
-            raise ValueError(
-                "--different, --jitter, --slow-rank, --training-steps and --price are for clusters that are played: "
-                "give --play as well"
-            )
     return bench_command.bench(setup, configurations, controller, rules, plan, timed, json_file)
 
 
@@ -177,8 +173,8 @@ def plan(
     device: a.Device = "cpu",
     play: a.Play = None,
     gpus_per_host: a.GpusPerHost = 1,
-    inside: a.Inside = "1200gbit",
-    latency_us: a.PlayLatency = 50.0,
+    inside: a.Inside = NVLINK,
+    latency_us: a.PlayLatency = LATENCY_US,
     out: a.Out = Path("runs"),
     pdf: a.Pdf = False,
     svg: a.Svg = False,
@@ -226,11 +222,11 @@ def simulate(
             raise ValueError("a profile says all of a job; --task, --model, --set and --data are for --play")
     if play:
         # as in `bench` and `plan`
-        there = play, gpus_per_host, inside or "1200gbit", 50.0 if latency_us is None else latency_us
+        there = play, gpus_per_host, inside or NVLINK, LATENCY_US if latency_us is None else latency_us
         return check_command.check(job, there, objective, trained, seed, device, out)
     clusters = ranks or "8,64,512", link or "1gbit,10gbit,25gbit,100gbit"
     return scheduler_commands.predict(
-        job, *clusters, gpus_per_host, inside or "96gbit", latency_us, every, objective, out
+        job, *clusters, gpus_per_host, inside or PCIE_3, latency_us, every, objective, out
     )
 
 

@@ -77,12 +77,6 @@ def suite(name: str) -> None:
     _check_named("suite", name, SUITES)
 
 
-def own_model(name: str) -> None:
-    """Raises ValueError for what is not written as a function of the user's."""
-    if ":" not in name:
-        raise ValueError(f"{name!r} names no function: write module:name or file.py:name, such as my.module:make")
-
-
 def configurations(texts: Sequence[str]) -> None:
     """Raises ValueError for a name that nothing has."""
     for text in texts:

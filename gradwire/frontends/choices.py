@@ -74,9 +74,9 @@ class Choices:
         check_type("groups", self.groups, (Grouping,), "gw.groups.of(megabytes=25)")
         check_type("transport", self.transport, (Transport, Mesh), "gw.ProcessGroup.own()")
         check_type("seed", self.seed, (int,), "0", optional=False)
-        # options that exclude each other
         if not callable(self.weight):
             check_type("weight", self.weight, (float, int, Tensor), "lambda: len(batch)")
+        # options that exclude each other
         if self.dense is not None and not callable(self.dense):
             raise ValueError(f"dense={one_line(self.dense)} is no function; pass e.g. dense=lambda name, p: True")
         if self.fixed_plan and (self.memory or self.communicator or self.dense or self.groups or self.rules):

@@ -104,10 +104,7 @@ class LocalSteps(Wrapper):
     ) -> None:
         choices = Choices.of(compressor, OWN, **options)
         choices.check()
-        if eager and choices.weight is not None:
-            raise ValueError(
-                "an eager update replaces one part of the last mean by its own, of 1 / replicas; leave weight out"
-            )
+        _check_weight(choices, eager)
         self.check(inner_optimizer, model, process_group)
         _check_outer(outer)
         # the replica, and what this rank can refuse by itself
@@ -241,6 +238,12 @@ class LocalSteps(Wrapper):
         return DistributedRounds(
             self._rounds, self._replica, self._load_inner, {} if saved is None else rounds_in(saved)
         )
+
+
+def _check_weight(choices: Choices, eager: bool) -> None:
+    """Raises ValueError for weights of eager updates."""
+    if eager and choices.weight is not None:
+        raise ValueError("eager=True replaces 1 / replicas of the last mean by this replica's own; leave weight out")
 
 
 def _check_outer(outer: object) -> None:

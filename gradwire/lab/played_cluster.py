@@ -10,7 +10,7 @@ import torch
 
 from gradwire.lab.curve import StepCurve
 from gradwire.lab.launch.rank_job import Peers
-from gradwire.lab.network.link import Link
+from gradwire.lab.network.link import LATENCY_US, NVLINK, Link
 from gradwire.lab.other_ranks import OtherRanks
 from gradwire.plans import Plan
 from gradwire.schedule.simulate import Cluster
@@ -22,9 +22,9 @@ from gradwire.transports.played_group import PlayedGroup
 EXAMPLE = "64@25gbit"
 
 
-def read(text: str, gpus_per_host: int = 1, inside: str = "1200gbit", latency_us: float = 50.0) -> Cluster:
+def read(text: str, gpus_per_host: int = 1, inside: str = NVLINK, latency_us: float = LATENCY_US) -> Cluster:
     """The cluster of `text`, such as 64@25gbit: 64 ranks, in hosts with a link of 25 Gbit/s each. `inside` joins the
-    ranks of a host: 1200gbit is NVLink. Raises ValueError for text that says none."""
+    ranks of a host. Raises ValueError for text that says none."""
     ranks, at, link = text.partition("@")
     if not at or not ranks.strip().isdecimal():
         raise ValueError(f"{text!r} is no cluster to play: write ranks@link, such as {EXAMPLE}")

@@ -29,12 +29,14 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
+from gradwire.lab.network.nsenter import die_with
+
 ROOT = Path(__file__).parents[2]
 IMPORTED = (
     "torch", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint",
     "pytest",
 )  # fmt: skip
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_CHILD_SUBREAPER = 36
 
 
 class Forked(subprocess.Popen):
@@ -139,7 +141,7 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
             if command["session"]:
                 os.setsid()
             if command["dies"]:
-                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+                die_with(os.getppid())
             for target, file in enumerate(files):
                 os.dup2(file, target)
                 os.close(file)

@@ -76,8 +76,8 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
     played = PlayedCluster.of(spec.play, spec.others, spec.seed) if spec.play else None
     peers = played.peers(peers) if played else peers
     # the same batches again and again, mostly one: loading data is not what is timed
-    stream, batches = task.batches(peers.rank, peers.world, spec.seed), list[Any]()
-    batches.append(next(stream))
+    stream = task.batches(peers.rank, peers.world, spec.seed)
+    batches = [next(stream)]
     alone_s = 0.0
     configurations = [parse(text) for text in spec.configurations]
     for repeat in range(spec.repeats):
@@ -90,7 +90,8 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
                 if played:
                     batches += islice(stream, max(0, played.begin(replica.plan) - len(batches)))
                     # without communication no rank waits for others
-                    timed.late = timed.late if configuration.silent else partial(played.wait_for_slowest, alone_s)
+                    if not configuration.silent:
+                        timed.late = partial(played.wait_for_slowest, alone_s)
                     curve, step_ms, totals = _play(played, timed, spec.steps)
                 else:
                     curve, (step_ms, totals) = None, timed.time(spec.steps)

@@ -13,6 +13,10 @@ LOOPBACK = "loopback"
 """Stands for no link in text."""
 REAL = "real"
 """Stands for the network of ranks that were started beforehand."""
+NVLINK, PCIE_3 = "1200gbit", "96gbit"
+"""Links inside a host."""
+LATENCY_US = 50.0
+"""Microseconds of a message between hosts, beside its bytes, where none are given."""
 
 
 @dataclass(frozen=True)
