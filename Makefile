@@ -1,7 +1,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# uv installs in a third of pip's time. It reads none of pip's settings, so those that say where packages are go along.
+# uv installs sooner than pip. It reads none of pip's settings, so those that say where packages are go along.
 setting = $(patsubst %,--$(1)=%,$(shell $(PYTHON) -m pip config list | sed -n "s/.*\.$(1)='\(.*\)'/\1/p"))
 SOURCES = $(call setting,index-url) $(call setting,extra-index-url) $(call setting,find-links)
 INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --index-strategy unsafe-best-match $(SOURCES) \

@@ -14,7 +14,7 @@ WAYS = {
     "powersgd:0.16667,bits=4": "PowerSGD 1/6, 4 bits",
     "acpsgd:4": "ACPSGD 4",
 }
-"""What results call a configuration, and what the picture does."""
+"""Names of configurations, in the results and in the picture."""
 COLOURS = {
     "light": {"text": "#1c2530", "dense": "#8a94a0", "compressed": "#2f6fbf"},
     "dark": {"text": "#e6ebf1", "dense": "#8a94a0", "compressed": "#6aa6ee"},

@@ -31,4 +31,4 @@ def table(rows: Sequence[Checked]) -> TextTable:
 def verdict(rows: Sequence[Checked]) -> str:
     """How far the two are apart, in a sentence."""
     ratios = [row.ratio for row in rows]
-    return f"Played steps take {times(min(ratios))} to {times(max(ratios))} of what was predicted."
+    return f"Played steps take {times(min(ratios))} to {times(max(ratios))} of the predicted time."

@@ -39,8 +39,8 @@ _PANELS = 4
 _NOTE = """From which link on a configuration has the shortest step; of several within 1 % the one that was named first.
 Computed from the steps that were played, on cards that were busy for half, one and three times as long as a step
 computes. What a rank computes is measured; rings, trees and all-to-all cost what is published; decoding an all-gather
-grows with the payloads. It does not know of stragglers, jitter and congestion, of what a backend's own threads compute,
-or of what a configuration costs in loss."""
+grows with the payloads. Stragglers and jitter are those that were asked for; congestion, the computing of a backend's
+own threads and a configuration's cost in loss are left out."""
 _PLAYED_NOTE = """As played. Hours and costs are of so many steps, however much progress a step makes."""
 _SHOWN = """Milliseconds of a step against the link between hosts, a panel for each number of ranks, one line per
 configuration; figures in the table below."""

@@ -71,8 +71,8 @@ class Played(Transport):
     costs of rings, trees and all-to-all; the payloads that come are as many and as large as N ranks would send, and all
     of them this rank's own: this step's or, with `others`, those of other batches.
 
-    So a step takes what one rank computes and what the bytes need. It does not know of other ranks that are slower, of
-    congestion, or of what a backend's own threads compute.
+    So a step takes what one rank computes and what the bytes need. Slower ranks, congestion and the computing of a
+    backend's own threads are not played.
     """
 
     def __init__(self, world: int, card: Card, hosts: int | None = None, others: Others | None = None) -> None:

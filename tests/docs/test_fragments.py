@@ -21,7 +21,7 @@ def shown(page: str, language: str = "python") -> list[str]:
 
 
 def tabs(page: str) -> dict[str, str]:
-    """What the tabs of a page show, by their titles."""
+    """The code in each tab of a page, by the tab's title."""
     text = (DOCS / f"{page}.md").read_text()
     found = re.findall(r'^=== "(.*?)"\n\n    ```python\n(.*?)^    ```', text, re.MULTILINE | re.DOTALL)
     return {title: dedent(code) for title, code in found}

@@ -17,7 +17,7 @@ ROWS = (
         f"changed {_LEFT_OPEN}",
     ),
     Row(
-        "gain: energy of what is sent over that of gradient and residual",
+        "gain: the energy that is sent, over the energy of gradient and residual",
         _controlled("gw.TopK(0.1)", "gw.GraVAC(gain='energy')"),
         "the default is a gain by delays: the printed formula sends dense at any factor",
     ),

@@ -21,7 +21,7 @@ class Row:
 
     @property
     def cells(self) -> list[str]:
-        """What the table shows."""
+        """The row's cells in the table."""
         return [self.says, f"`{self.how}`" if self.how else "", self.note]
 
 
