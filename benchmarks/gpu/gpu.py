@@ -29,6 +29,7 @@ begins anew behind the row that it was at. Sections are:
     native    what a native plan costs beside DDP alone
     memory    peak and held bytes of a parameter
     first     how long first steps take, and when kernels are compiled
+    traces    what all threads and the GPU do in three steps, for chrome://tracing
 """
 
 import argparse

@@ -20,7 +20,7 @@ class Rows:
 
     def __init__(self, folder: Path, section: str, seconds: float, part: int = 0, parts: int = 1) -> None:
         self._part, self._parts = part, parts
-        self._path, self.section = folder / ROWS, section
+        self._path, self.folder, self.section = folder / ROWS, folder, section
         self._end = time.monotonic() + seconds
         self._begun = {row["what"] for row in read(folder, section) if row["kind"] == "begun"}
 

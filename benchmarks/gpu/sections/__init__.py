@@ -32,4 +32,5 @@ SECTIONS = {
     "first": Section(25, times=True),
     "gpt2": Section(60, times=True, module="steps"),
     "bert512": Section(20, times=True, module="steps"),
+    "traces": Section(25, times=True),
 }
