@@ -22,6 +22,7 @@ begins anew behind the row that it was at. Sections are:
     nccl      a process group of one rank over NCCL, made in several ways: every collective, abort, close, another job
     doctor    `gradwire doctor` with one rank
     shared    four real ranks that share the card, over gloo
+    sanitizer `compute-sanitizer` over the kernels of every row
     kernels   each kernel beside a copy of the same bytes; each compressor's step on one group, computed and recorded
     bert, resnet, gpt2, bert512
               whole steps of a model, 8 ranks played, beside no communication, DDP and torch's hooks

@@ -25,6 +25,11 @@ class Rows:
         self._begun = {row["what"] for row in read(folder, section) if row["kind"] == "begun"}
 
     @property
+    def part(self) -> list[str]:
+        """The number of this process, and of how many."""
+        return [str(self._part), str(self._parts)]
+
+    @property
     def left_s(self) -> float:
         """Seconds that the section still has."""
         return self._end - time.monotonic()

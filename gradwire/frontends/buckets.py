@@ -10,6 +10,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.runtime.runtime import Runtime
+from gradwire.torch_private.autograd import in_backward
 from gradwire.torch_private.reducer import delayed_by, parts_of
 
 
@@ -30,6 +31,8 @@ class Buckets:
     bucket; from then on their places are fixed, and a slot just arrives.
     """
 
+    one_by_one: bool
+    """Hooks see each gradient. Else, when a bucket is complete in a backward pass, all its slots have one."""
     fixed: bool
     """Buckets stay where they are, so a slot arrives without its address."""
     notes: bool
@@ -42,7 +45,7 @@ class Buckets:
     """The slots whose gradients were made by passes that DDP did not reduce."""
 
     def __init__(self, runtime: Runtime, slot: Mapping[Tensor, int], static_graph: bool) -> None:
-        self.fixed = self.notes = False
+        self.one_by_one = self.fixed = self.notes = False
         self.late, self.seen, self.accumulated = None, set(), set()
         self._runtime, self._slot, self._static_graph = runtime, slot, static_graph
         self._places: dict[int, BucketPlace] = {}
@@ -95,7 +98,7 @@ class Buckets:
 
     def _submit(self, bucket: GradBucket) -> None:
         """Submits slot by slot, while buckets may move."""
-        slots: list[int] = []
+        slots, whole = list[int](), self._is_whole
         # each slot with its place: made by this pass, accumulated before, or without a gradient
         for parameter, part in parts_of(bucket):
             slot = self._slot[parameter]
@@ -103,7 +106,7 @@ class Buckets:
             slots.append(slot)
             if slot in self.seen:
                 self._runtime.submit(slot, gradient)
-            elif self._static_graph or self._has_accumulated(slot, parameter):
+            elif whole or self._has_accumulated(slot, parameter):
                 self._note(slot)
                 self._runtime.submit(slot, gradient)
             else:
@@ -127,15 +130,20 @@ class Buckets:
         # the slots that no hook announced: accumulated by earlier passes, or absent
         if all(map(there.__getitem__, place.slots)):
             return
-        parameters = {self._slot[p]: p for p in bucket.parameters() if p.numel()}
+        parameters, whole = {self._slot[p]: p for p in bucket.parameters() if p.numel()}, self._is_whole
         for slot in place.slots:
             if there[slot]:
                 continue
-            if self._has_accumulated(slot, parameters[slot]):
+            if whole or self._has_accumulated(slot, parameters[slot]):
                 self._note(slot)
                 runtime.arrive(slot)
             else:
                 runtime.absent(slot)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether all slots of a complete bucket have a gradient. On a rank that has joined the others none has."""
+        return self._static_graph or (not self.one_by_one and in_backward())
 
     def _note(self, slot: int) -> None:
         if self.notes:

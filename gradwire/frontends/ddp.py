@@ -33,9 +33,13 @@ class DDPFrontEnd:
     3. `_bucket_ready`: a bucket is complete. Its slots that did not arrive have no gradient, or only one that was
        accumulated before. DDP gets a future, which completes when all means are in its bucket.
 
-    Where the forward pass was no call of DDP (`ddp.forward(x)`), torch runs no hook before it. Then DDP's first bucket
-    is the first to say that DDP reduces: it opens the step, and gradients arrive bucket by bucket. So it is with a
-    static graph, and on a rank that has joined the others.
+    On a GPU hooks on all gradients would take Python's lock from the threads that launch its work, hundreds of times a
+    step. So there they are removed once DDP's buckets have stayed where they are, unless a parameter may be unused or
+    something asks when each gradient is ready. DDP's first bucket then opens the step, and gradients arrive bucket by
+    bucket.
+
+    Where the forward pass was no call of DDP (`ddp.forward(x)`), torch runs no hook before it. Then, too, DDP's first
+    bucket is the first to say that DDP reduces. So it is with a static graph, and on a rank that has joined the others.
 
     DDP does not give up a hook, and with one it divides in a pass of its own. So with a native plan DDP gets a new
     reducer, as when it is unpickled, and the hook when the plan is another; where no forward pass lets us do that, the
@@ -104,7 +108,7 @@ class DDPFrontEnd:
         # hooks of the module see forward passes, those of the parameters see gradients
         before, after = self.ddp.register_forward_pre_hook, self.ddp.register_forward_hook
         self._forward_hooks.keep(before(self._forward_begins), after(self._forward_ends))
-        self._see_gradients()
+        self._see_gradients(runtime, self._buckets)
 
     def unhook(self) -> None:
         """DDP reduces dense from now on; not at all where ranks may be lost, and one was."""
@@ -148,9 +152,18 @@ class DDPFrontEnd:
 
     # Gradients
 
-    def _see_gradients(self) -> None:
-        if not self.ddp.static_graph:  # there a parameter's hook may fire more than once
+    def _see_gradients(self, runtime: Runtime, buckets: Buckets) -> None:
+        """Has gradients arrive one by one from now on, by hooks on all of them, or bucket by bucket."""
+        ddp = self.ddp
+        early = runtime.is_immediate or not buckets.fixed or runtime.wants_readiness()
+        one_by_one = early or ddp.find_unused_parameters or is_joining(ddp)
+        if ddp.static_graph or one_by_one == buckets.one_by_one:  # there a parameter's hook may fire more than once
+            return
+        buckets.one_by_one = one_by_one
+        if one_by_one:
             self._gradient_hooks.on_gradients(self._slot, self._gradient_hook)
+        else:
+            self._gradient_hooks.remove()
 
     def _gradient_hook(self, slot: int) -> Callable[[Tensor], None]:
         runtime, buckets = self.runtime, self._buckets
@@ -244,6 +257,8 @@ class DDPFrontEnd:
             self._go_native(runtime)
         elif self._synchronising and self._native and not runtime.plan.native:
             self._come_back()
+        if not self._native and self._buckets:
+            self._see_gradients(runtime, self._buckets)
         runtime.forward_begins()
 
     def _give_up(self, runtime: Runtime) -> None:
@@ -265,8 +280,9 @@ class DDPFrontEnd:
             runtime.refuse(
                 "the automatic plan counts steps, of which DDP.join() gives each rank another number; name a compressor"
             )
+        assert self._buckets is not None
         # a new reducer without our hook, in place of the old one
-        self._native = True
+        self._native, self._buckets.one_by_one = True, False
         self._native_steps.begin()
         runtime.native_begins()
         self._gradient_hooks.remove()
@@ -297,4 +313,3 @@ class DDPFrontEnd:
         self._gradient_hooks.remove()
         self._buckets.forget()
         with_hook(self.ddp, self._bucket_ready)
-        self._see_gradients()

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from gradwire.ops import native, noise, reference
 
 _logger = logging.getLogger("gradwire")
+_trying = Lock()
 Selected = tuple[Tensor, Tensor]
 """Indices int64, and values, magnitudes or whether they are used, of selected elements."""
 
@@ -108,13 +110,20 @@ def backend_on(device: torch.device) -> Backend:
     return (on_gpu(device)[0] if device.type == "cuda" else None) or REFERENCE
 
 
-@cache
 def on_gpu(device: torch.device) -> tuple[Backend | None, str]:
     """Triton's functions, or None and the reason. The first call for a device tries them there, which takes seconds."""
-    if os.environ.get("GRADWIRE_KERNELS") == "reference":
-        return None, "GRADWIRE_KERNELS=reference"
+    with _trying:
+        return _tried(device)
+
+
+@cache
+def _tried(device: torch.device) -> tuple[Backend | None, str]:
     if not torch.cuda.is_available():
         return None, "no GPU"
+    # torch loads its linear algebra at its first use, and raises where two threads come at once
+    torch.linalg.cholesky_ex(torch.eye(1, device=device))
+    if os.environ.get("GRADWIRE_KERNELS") == "reference":
+        return None, "GRADWIRE_KERNELS=reference"
     try:
         from gradwire.ops.triton import TRITON
         from gradwire.ops.triton.trial import differences

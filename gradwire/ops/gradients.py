@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.ops.matrices import Batch
 from gradwire.ops.vectors import Gradient, Scalar
 from gradwire.slots import Layout, Slot
-from gradwire.torch_private.foreach import add_each, copy_each, scale_each
+from gradwire.torch_private.foreach import copy_each, scale_each
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Types of gradients that kernels read."""
@@ -183,12 +183,8 @@ class Gradients:
         for tensor in self.tensors:
             tensor.fill_(torch.nan)
 
-    def poison_where(self, nonfinite: Tensor) -> None:
-        """Adds `nonfinite` (1,), NaN or 0, to one element of each slot: so the host need not read it from a GPU."""
-        add_each(self._firsts, [nonfinite] * len(self._firsts))
-
     @cached_property
-    def _firsts(self) -> list[Tensor]:
+    def firsts(self) -> list[Tensor]:
         """One element (1,) of each slot."""
         return [self.slot(i).as_strided((1,), (1,)) for i in range(len(self.split.layout.slots))]
 

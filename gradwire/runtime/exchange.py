@@ -134,11 +134,15 @@ class GroupExchange(ABC):
                 else:
                     after[slot].copy_(before[slot])
 
-    def poison(self, nonfinite: Tensor | None) -> None:
-        """Makes the means NaN; on a GPU where `nonfinite` (1,) is."""
+    def poison(self) -> None:
+        """Makes the means NaN."""
         assert self.input is not None
-        gradients = self.input.gradients
-        gradients.poison() if nonfinite is None else gradients.poison_where(nonfinite)
+        self.input.gradients.poison()
+
+    def firsts(self) -> Sequence[Tensor]:
+        """One element (1,) of each slot's mean."""
+        assert self.input is not None
+        return self.input.gradients.firsts
 
     def means(self) -> dict[str, Tensor]:
         """The step's means by parameter."""
@@ -174,6 +178,7 @@ class ReplicaExchange(GroupExchange):
         self._sizes = [self._payload_bytes(step) for step in range(group.compressor.period)]
 
     def run(self, given: GroupInput, step: int) -> Reduction:
+        self._check_size(step)
         self.begin(given, step)
         yield from self.turns(given)
 
@@ -188,7 +193,6 @@ class ReplicaExchange(GroupExchange):
 
     def enter(self, given: GroupInput, step: int) -> None:
         """Has the turns that follow be those of this step."""
-        self._check_size(step)
         # draws of a step are counted from 0
         self.input, self.context.step, self.context.draws = given, step, count()
         self.context.flat = self.stored.flat

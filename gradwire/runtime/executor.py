@@ -206,9 +206,9 @@ class Executor:
 
         return value
 
-    def graphs(self) -> Graphs | None:
-        """The CUDA graphs of one more group, for the worker to record; None on a CPU, and with GRADWIRE_GRAPHS=0."""
-        return CUDAGraphs() if self._cuda and os.environ.get("GRADWIRE_GRAPHS") != "0" else None
+    def graphs(self) -> Callable[[], Graphs] | None:
+        """Makes the CUDA graphs of a group, for the worker to record; None on a CPU, and with GRADWIRE_GRAPHS=0."""
+        return CUDAGraphs if self._cuda and os.environ.get("GRADWIRE_GRAPHS") != "0" else None
 
     @property
     def is_immediate(self) -> bool:

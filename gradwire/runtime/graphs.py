@@ -23,7 +23,8 @@ class Graphs(Protocol):
 
 class CUDAGraphs:
     """The CUDA graphs of one group, on the current stream. What turns allocate comes from one pool of memory, which
-    steps of the same group share, as none begins before the other has ended."""
+    steps of the same group share, as none begins before the other has ended. torch gives that pool up with the last
+    graph that uses it: once all of them are dropped, others have to be made."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()

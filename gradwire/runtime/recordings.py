@@ -69,16 +69,17 @@ class GroupRecordings:
     unless = ""
     """Why the last step was computed."""
 
-    def __init__(self, exchange: GroupExchange, graphs: Graphs, looks: Callable[[], bool]) -> None:
+    def __init__(self, exchange: GroupExchange, make_graphs: Callable[[], Graphs], looks: Callable[[], bool]) -> None:
         # only a `ReplicaExchange` is ever recorded: see `_why_never`
         self._exchange = cast(ReplicaExchange, exchange)
-        self._graphs, self._looks = graphs, looks
+        self._make_graphs, self._looks = make_graphs, looks
         self.why_not = _why_never(exchange)
         self._tries = 0
         self.clear()
 
     def clear(self) -> None:
         """Drops all recordings."""
+        self._graphs = self._make_graphs()
         self._seen: dict[Hashable, Occasion] = {}
         self._recorded: dict[Hashable, Recorded] = {}
         self._kept: list[object] = []
@@ -206,9 +207,8 @@ class Recordings:
     def follow(self, exchanges: Sequence[GroupExchange]) -> None:
         """Drops all recordings, for other groups are reduced from now on."""
         self.due, self._groups = False, []
-        for exchange in exchanges:
-            if graphs := self._executor.graphs():
-                self._groups.append(GroupRecordings(exchange, graphs, self._looks))
+        if make_graphs := self._executor.graphs():
+            self._groups = [GroupRecordings(exchange, make_graphs, self._looks) for exchange in exchanges]
 
     def clear(self) -> None:
         """Drops all recordings, for gradients or state lie elsewhere from now on."""

@@ -67,11 +67,18 @@ class RowExchange(GroupExchange):
         if any(bad):
             self.nonfinite.fill_(torch.nan)
 
-    def poison(self, nonfinite: Tensor | None) -> None:
+    def poison(self) -> None:
+        for numbers in self._numbers():
+            numbers.fill_(torch.nan)
+
+    def firsts(self) -> list[Tensor]:
+        """One element (1,) of each slot's mean, but for those without any rows."""
+        return [numbers.view(-1)[:1] for numbers in self._numbers() if numbers.numel()]
+
+    def _numbers(self) -> list[Tensor]:
+        """The numbers of each slot's mean."""
         assert self.input is not None
-        for tensor in self.input.gradients.tensors:
-            numbers = tensor.values() if tensor.is_sparse else tensor
-            numbers.fill_(torch.nan) if nonfinite is None else numbers.add_(nonfinite)
+        return [tensor.values() if tensor.is_sparse else tensor for tensor in self.input.gradients.tensors]
 
     def means(self) -> dict[str, Tensor]:
         """None: controllers see what plans have."""

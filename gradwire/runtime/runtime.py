@@ -115,7 +115,11 @@ class Runtime:
         """A future of `buffer`, complete when the step's means are in place."""
         future: Future[Tensor] = Future(devices=self._executor.future_devices())  # pyright: ignore[reportArgumentType]
         self._futures.add(self._intake.step, future, buffer)
-        self._executor.post(self._complete_futures) if self.error is None else self._complete_futures()
+        # the step may have ended, or the job failed, before the future was there
+        if self.error:
+            self._complete_futures()
+        elif self._intake.ended == self._intake.step:
+            self._executor.post(self._complete_futures)
         return future.then(Future.value)  # where `future` fails, only this way does DDP raise the error itself
 
     def finish(self, point: Point | None = None) -> None:

@@ -39,6 +39,7 @@ from gradwire.runtime.store import Store
 from gradwire.runtime.used_slots import UsedSlots
 from gradwire.runtime.weights import Weights
 from gradwire.script import Entry
+from gradwire.torch_private.foreach import add_to_each
 
 
 class Steps:
@@ -287,10 +288,12 @@ class Steps:
 
     def _poison(self, nonfinite: Tensor) -> None:
         """Makes the means NaN where the step does not count."""
-        if self.executor.is_immediate and nonfinite.isfinite():
-            return
-        for exchange in self._active:
-            exchange.poison(None if self.executor.is_immediate else nonfinite)
+        # on a GPU `nonfinite`, NaN or 0, is added to one element of each: so the host need not read it
+        if not self.executor.is_immediate:
+            add_to_each([first for exchange in self._active for first in exchange.firsts()], nonfinite)
+        elif not nonfinite.isfinite():
+            for exchange in self._active:
+                exchange.poison()
 
     def _means(self) -> Mapping[str, Tensor]:
         """The step's means by parameter."""

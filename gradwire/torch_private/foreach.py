@@ -19,6 +19,15 @@ def add_each(targets: Sequence[Tensor], sources: Sequence[Tensor], alpha: float 
         torch._foreach_add_(list(targets), list(sources), alpha=alpha)  # pyright: ignore[reportPrivateImportUsage]
 
 
+def add_to_each(targets: Sequence[Tensor], number: Tensor) -> None:
+    """targets[i] += number (1,), in one call for all targets of a type."""
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for target in targets:
+        by_dtype.setdefault(target.dtype, []).append(target)
+    for dtype, own in by_dtype.items():
+        add_each(own, [number.to(dtype)] * len(own))
+
+
 def scale_each(targets: Sequence[Tensor], factor: float | Tensor) -> None:
     """targets[i] *= factor, a number or a tensor ()."""
     if targets:

@@ -213,7 +213,7 @@ def late_ranks_are_named_with_what_they_do() -> None:
     for places in (
         ("in forward",),
         ("in backward",),
-        ("between forward and backward",),
+        ("between forward and its first gradients",),
         ("between steps", "in optimizer"),
     ):
         ddp, mine = quick_ddp(), dict(enumerate(places, 1)).get(dist.get_rank())
@@ -233,7 +233,7 @@ def late_ranks_are_named_with_what_they_do() -> None:
             dawdles(at="between steps")
             optimizer.step()  # noqa: B023
             loss = ddp(batch(3)[0]).sum()  # noqa: B023
-            dawdles(at="between forward and backward")
+            dawdles(at="between forward and its first gradients")
             loss.backward()
 
         late = ", ".join(f"rank {rank} (host {gethostname()})" for rank, _ in enumerate(places, 1))

@@ -11,6 +11,7 @@ from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
 from unittest import mock
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -35,16 +36,21 @@ DRAWS = {"rand", "randn", "randint", "randperm", "uniform_", "normal_", "bernoul
 
 
 class Tape:
-    """Stands for the graphs of one group."""
+    """Stands for the graphs of one group. As torch's pool of memory, it is of no use once all that was recorded on it
+    is dropped."""
 
     recorded = replayed = 0
     """Turns, of all tapes."""
 
     def __init__(self, gpu: PretendedGPU) -> None:
         self._gpu = gpu
+        self._logs: WeakSet[Log] = WeakSet()
+        self._used = False
 
     def record(self, turn: Callable[[], T]) -> tuple[Callable[[], None], T]:
-        log = Log()
+        assert self._logs or not self._used, "torch has given up the pool of graphs that were dropped"
+        log, self._used = Log(), True
+        self._logs.add(log)
         self._gpu.log = log
         try:
             value = turn()
@@ -141,8 +147,8 @@ class PretendingExecutor(Executor):
         self.device, self._step_spoilt = device, torch.zeros(1, device=device)
         self._spoilt.is_pinned_ = True  # pyright: ignore
 
-    def graphs(self) -> Tape | None:
-        return Tape(self.gpu) if self.records else None
+    def graphs(self) -> Callable[[], Tape] | None:
+        return partial(Tape, self.gpu) if self.records else None
 
     is_immediate = property(lambda self: False)  # pyright: ignore
 

@@ -23,6 +23,7 @@ SECTIONS = {
     "nccl": Section(100, parts=7),
     "doctor": Section(100),
     "shared": Section(100),
+    "sanitizer": Section(110, parts=4),
     "kernels": Section(65, times=True),
     "bert": Section(85, times=True, module="steps"),
     "resnet": Section(55, times=True, module="steps"),

@@ -92,7 +92,7 @@ class OneGroup:
         self._source = 1e-3 * torch.randn(store.groups[0].layout.numel, device=device.device)
         self._flat = torch.empty_like(self._source)
         store.groups[0].gradients(store.groups[0].layout.views(self._flat), fixed=True)
-        self._recordings = GroupRecordings(self._exchange, CUDAGraphs(), lambda: False) if device.is_gpu else None
+        self._recordings = GroupRecordings(self._exchange, CUDAGraphs, lambda: False) if device.is_gpu else None
 
     def measured(self) -> dict[str, Any]:
         """Times, launches and bytes of a step, computed and recorded."""

@@ -1,7 +1,8 @@
 """Whole steps of a model, in rounds that alternate, at the links that are played for it.
 
-As many trainings as fit stay on the card together, "no communication" always among them; `of none` is the median over
-the rounds of a step's time over that one's, and `host of none` the same of the training thread's time.
+As many trainings as fit stay on the card together, "no communication" always among them, which is timed before each of
+the others: `of none` is the median over the rounds of a step's time over that one's, and `host of none` the same of the
+training thread's time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from benchmarks.gpu.rows import Rows
 from benchmarks.gpu.trainings import Times, Training, all_recorded
 from gradwire.wire import ETHERNET
 
-ROUNDS, ROUND_S = 3, 0.3
+ROUNDS, ROUND_S = 5, 0.25
 COMPUTED = ["TopK 1 %", "ACP-SGD r4", "PowerSGD 1/6 in 4 bits"]
 """Those that are measured without recordings as well."""
 NONE, *OTHER_PEERS = PEERS
@@ -71,23 +72,25 @@ def _begun(
 
 
 def _rounds(rows: Rows, model: Model, trainings: dict[Way, Training], gbit: float, seconds: float) -> None:
-    found: dict[Way, list[Times]] = {way: [] for way in trainings}
+    none, *others = trainings
+    found: dict[Way, list[tuple[Times, Times]]] = {way: [] for way in others}
     for training in trainings.values():
         training.card.bytes_per_s = ETHERNET * 1e9 * gbit / 8
     for number in range(ROUNDS if seconds else 1):
         if number and rows.left_s < 2 * len(trainings) * seconds:
             break
-        for way, training in trainings.items():
-            found[way].append(training.timed(seconds))
-    none = next(found[way] for way in found if way.name == NONE)
+        for way in others:
+            found[way].append((trainings[none].timed(seconds / 2), trainings[way].timed(seconds)))
+    found[none] = [(alone, alone) for pairs in found.values() for alone, _ in pairs]
     for way, training in trainings.items():
-        rows.add("steps", model=model.name, gbit=gbit, what=str(way), **cells(found[way], none), **beside(training))
+        rows.add("steps", model=model.name, gbit=gbit, what=str(way), **cells(found[way]), **beside(training))
 
 
-def cells(own: list[Times], none: list[Times]) -> dict[str, Any]:
-    """Medians over rounds, and ratios within rounds."""
-    ratios = [a.ms / b.ms for a, b in zip(own, none, strict=True)]
-    hosts = [a.host_ms / b.host_ms for a, b in zip(own, none, strict=True)]
+def cells(pairs: list[tuple[Times, Times]]) -> dict[str, Any]:
+    """Medians of the second ones, and ratios of the second to the first."""
+    own = [each for _, each in pairs]
+    ratios = [each.ms / alone.ms for alone, each in pairs]
+    hosts = [each.host_ms / alone.host_ms for alone, each in pairs]
     return {
         "ms": median(each.ms for each in own), "of none": median(ratios), "least": min(ratios), "most": max(ratios),
         "host ms": median(each.host_ms for each in own), "host of none": median(hosts),
