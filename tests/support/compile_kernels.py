@@ -13,11 +13,13 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from gradwire.ops.entries import GROUP
+from gradwire.ops.formats import nearest, one_bit, qsgd, sign
 from gradwire.ops.triton import (
     adding,
     bounded,
     casts,
     codes,
+    decoding,
     entries,
     factors,
     hashing,
@@ -28,20 +30,21 @@ from gradwire.ops.triton import (
     sums,
     words,
 )
-from gradwire.ops.triton.tables import ELEMENTS
+from gradwire.ops.triton.decoding import size_of
+from gradwire.ops.triton.tables import constants_of, shape_of
 
 F, WORDS, ADDENDS = "*fp32", "*i32", {"HAS_OLD": True, "HAS_GRADIENT": True}
 ADDING = {"next": F, "old": F, "gradient": "*bf16", "nonfinite": F, "decay": "fp32"}
 TABLE = {"table": "*i64", "count": "i32"}
-CODES = [(0, 4, 7, 64), (0, 3, 3, 64), (1, 8, 127, 1024), (2, 1, 1, 256), (3, 1, 1, 4096)]
-"""Kind, bits, top and block."""
+CODES = [nearest(4), nearest(3), qsgd(), sign(), one_bit()]
 
 
-def compiled(kernel, arguments: dict[str, str], constants: dict[str, int], capability: int) -> None:
+def compiled(kernel, arguments: dict[str, str], constants: dict[str, int], capability: int, num_warps: int = 4) -> None:
     """Prints the kernel's name, with what tells its builds apart, registers per thread and bytes that are spilled."""
     signature = {name: arguments.get(name, "constexpr") for name in kernel.arg_names}
     places_of = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    made = triton.compile(ASTSource(kernel, signature, places_of), target=GPUTarget("cuda", capability, 32))
+    source, options = ASTSource(kernel, signature, places_of), {"num_warps": num_warps}
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     assert made.asm["cubin"]
     kind = "".join(
         f" {name.lower()} {constants[name]}" for name in ("KIND", "BITS", "LOW", "RANK") if name in constants
@@ -70,13 +73,14 @@ def main(capability: int) -> None:
         selecting = {"n": "i32", "magnitude": F, "places": WORDS, "words": "i32"}
         compiled(sums.measure_kernel, ADDING | weight | selecting, constants, capability)
     compiled(sums.mask_kernel, {"x": F, "other": F, "n": "i32"}, {"SIZE": adding.SIZE}, capability)
-    for kind, bits, top, width in CODES:
-        code = {"KIND": kind, "BITS": bits, "TOP": top, "ROWS": max(1, ELEMENTS // width), "WIDTH": width}
-        more = {"weight": "fp32", "payloads": "*u8", "word": "*i64", "salt": "i32"}
-        constants = {**ADDENDS, "SCALED": False, "KEEP": True, **code}
-        compiled(codes.quantise_kernel, ADDING | TABLE | more, constants, capability)
-        rows = {"out": F, "rows": "*u8", "stride": "i32", "ranks": "i32"}
-        compiled(codes.dequantise_kernel, rows | TABLE, code, capability)
+    for code in CODES:
+        each, (rows, width, warps) = constants_of(code), shape_of(code)
+        arguments = {"weight": "fp32", "table": "*i64", "payloads": "*u8", "word": "*i64", "salt": "i32"}
+        constants = {**ADDENDS, "SCALED": False, "KEEP": True, **each, "ROWS": rows, "WIDTH": width}
+        compiled(codes.quantise_kernel, ADDING | arguments, constants, capability, warps)
+        arguments = {"out": F, "rows": "*u8", "stride": "i32", "ranks": "i32", "table": "*i64"}
+        constants = {**each, "SCALE_BYTES": code.scale_bytes, "SIZE": size_of(code), "AHEAD": decoding.AHEAD}
+        compiled(codes.dequantise_kernel, arguments, constants, capability, decoding.WARPS)
     numbers = {"x": F, "n": "i32", "length": "i32", "stride": "i32", "limit": "fp32"}
     for kind in ("*fp16", "*bf16"):
         compiled(casts.cast_kernel, numbers | {"rows": kind}, {"KEEP": True, "SIZE": casts.SIZE}, capability)

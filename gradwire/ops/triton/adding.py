@@ -15,7 +15,7 @@ from gradwire.ops.triton.codes import quantise_kernel
 from gradwire.ops.triton.entries import move_to_zeros
 from gradwire.ops.triton.launching import programs_for
 from gradwire.ops.triton.sums import add_kernel, mask_kernel, measure_kernel
-from gradwire.ops.triton.tables import KINDS, shape_of, table_of
+from gradwire.ops.triton.tables import constants_of, shape_of, table_of
 from gradwire.ops.vectors import Gradient, Scalar, equal_layouts
 from gradwire.ops.workspace import scratch_on
 
@@ -97,13 +97,13 @@ def add_quantise(
     """See the reference; all parts in one launch. One seed is enough for all, for an element's noise depends on its
     index. Bytes between and behind scales and codes stay as they were."""
     terms = _Terms(next, old, gradient, decay, weight, nonfinite)
-    # where each block lies, and how many a program takes
-    code, (each, width) = layouts[0].code, shape_of(layouts[0])
-    table, device = table_of(tuple(layouts), payloads.stride(0), payloads.device), payloads.device
+    # where the blocks of each program lie
+    code, device = layouts[0].code, payloads.device
+    rows, width, warps = shape_of(code)
+    table = table_of(layouts, payloads.stride(0), rows * code.block, device)
     word, salt = seeds[0].on(device) if code.kind == "stochastic" else (table, 0)
     launching.launch(
-        quantise_kernel, programs_for(table.shape[1], each), *terms.tensors, *terms.numbers, table, table.shape[1],
-        payloads, word, salt, **terms.has, KEEP=keep, KIND=KINDS[code.kind], BITS=code.bits, TOP=code.top,
-        ROWS=each, WIDTH=width,
+        quantise_kernel, len(table), *terms.tensors, *terms.numbers, table, payloads, word, salt, **terms.has,
+        KEEP=keep, **constants_of(code), ROWS=rows, WIDTH=width, num_warps=warps,
     )  # fmt: skip
     return True

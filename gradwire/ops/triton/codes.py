@@ -1,15 +1,17 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # pyright: reportAttributeAccessIssue=false
-"""Kernels that quantise and dequantise blocks. A program works on ROWS blocks of at most WIDTH elements.
+"""Kernels that quantise and dequantise blocks.
 
-`table` (4, count) int64 has for each block its first element, how many it has, and the bytes of the payloads where its
-codes and its scales begin.
+`table` (programs, 5) int64 has for each program its first element, how many it has, all of one part, the bytes of the
+payloads where their codes and the scales of their first block begin, and how many elements of that block lie before.
+PER codes that fill BYTES bytes, at most 4, are packed and unpacked together, as a *word*.
 """
 
 import triton
 import triton.language as tl
 
-from gradwire.ops.triton.sums import note_unless_finite, summed, weight_of
+from gradwire.ops.triton.hashing import hashed
+from gradwire.ops.triton.sums import summed, weight_of
 
 NEAREST: tl.constexpr = tl.constexpr(0)
 STOCHASTIC: tl.constexpr = tl.constexpr(1)
@@ -20,13 +22,11 @@ BELOW_ONE: tl.constexpr = tl.constexpr(1 - 2.0**-21)
 LARGEST: tl.constexpr = tl.constexpr(3.3895313892515355e38)
 """The largest bfloat16."""
 ROUNDS: tl.constexpr = tl.constexpr(1.5 * 2.0**23)
-"""Added to a float32 and subtracted again, leaves it without a fraction."""
-
-
-@triton.jit
-def to_nearest(x):
-    """The nearest whole number of |x| < 2^22, halves to even."""
-    return (x + ROUNDS) - ROUNDS
+"""Added to a float32, leaves it without a fraction: its lowest bits are then the whole number, in two's complement."""
+BIAS: tl.constexpr = tl.constexpr(0x4B000000)
+"""The bits of 2^23 in float32, whose lowest bits are those of a whole number that is added."""
+HUGE: tl.constexpr = tl.constexpr(0x6F800000)
+"""The bits of 2^96, from which on numbers count as infinite; those of NaN are more."""
 
 
 @triton.jit
@@ -43,23 +43,6 @@ def unless_infinite(x):
 
 
 @triton.jit
-def blocks_of_program(table, count, ROWS: tl.constexpr):
-    """The numbers of a program's blocks, which of them exist, and their first element, width and first byte of
-    codes."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    known = row < count
-    start, width = tl.load(table + row, known, 0), tl.load(table + count + row, known, 0)
-    return row, known, start, width, tl.load(table + 2 * count + row, known, 0)
-
-
-@triton.jit
-def elements_of_blocks(start, width, WIDTH: tl.constexpr):
-    """The indices (ROWS, WIDTH) of the elements of a program's blocks, and which exist."""
-    column = tl.arange(0, WIDTH)[None, :]
-    return start[:, None] + column, column < width[:, None]
-
-
-@triton.jit
 def means_of_signs(x, live, width):
     """The means of the negative elements of each block, and of the others."""
     others = tl.sum(tl.where((x >= 0) & live, 1, 0), 1)
@@ -68,110 +51,154 @@ def means_of_signs(x, live, width):
 
 
 @triton.jit
-def scales_of(payloads, table, count, row, known):
-    """Pointers to the scales of these blocks; looked up when they are needed, for they take registers."""
-    return (payloads + tl.load(table + 3 * count + row, known, 0)).to(tl.pointer_type(tl.float32))
-
-
-@triton.jit
-def store_codes(code, codes, byte, width, ROWS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr):
-    """Packs codes (ROWS, WIDTH) of BITS bits: eight of them fill BITS bytes."""
-    words = tl.reshape(code.to(tl.int64), (ROWS, WIDTH // 8, 8)) << (BITS * tl.arange(0, 8)).to(tl.int64)[None, None, :]
-    word = tl.sum(words, 2)
-    place = BITS * tl.arange(0, WIDTH // 8)[None, :]
-    used = (width[:, None] * BITS + 7) // 8
-    for i in tl.static_range(BITS):
-        tl.store(codes + byte[:, None] + place + i, ((word >> (8 * i)) & 255).to(tl.uint8), place + i < used)
+def store_codes(
+    code, payloads, first, used, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr,
+    PER: tl.constexpr,
+):  # fmt: skip
+    """Packs codes (ROWS, WIDTH) of BITS bits, and writes the `used` bytes that they fill, from the `first` on."""
+    parts = tl.reshape(code, (ROWS, WIDTH // PER, PER)) << (BITS * tl.arange(0, PER))[None, None, :]
+    word = tl.sum(parts, 2)
+    # where each word's bytes lie; a block of fewer than WIDTH elements has fewer words
+    bytes_each: tl.constexpr = PER * BITS // 8
+    column = tl.arange(0, WIDTH // PER)[None, :]
+    byte = (tl.arange(0, ROWS)[:, None] * (BLOCK // PER) + column) * bytes_each
+    left = tl.where(column < BLOCK // PER, used - byte, 0)
+    # words whole, where they lie at multiples of 4 bytes; the others byte by byte
+    codes = payloads + first
+    if bytes_each == 4:
+        whole = left >= tl.where(first % 4 == 0, 4, 1 << 30)
+        tl.store((codes + byte).to(tl.pointer_type(tl.int32)), word, whole)
+        left = tl.where(whole, 0, left)
+    for i in tl.static_range(bytes_each):
+        tl.store(codes + byte + i, ((word >> (8 * i)) & 255).to(tl.uint8), i < left)
 
 
 @triton.jit(do_not_specialize=["salt"])  # else Triton compiles a variant for each multiple of 16
 def quantise_kernel(
-    next, old, gradient, nonfinite, decay, weight, table, count, payloads, word, salt,
+    next, old, gradient, nonfinite, decay, weight, table, payloads, word, salt,
     HAS_OLD: tl.constexpr, HAS_GRADIENT: tl.constexpr, SCALED: tl.constexpr, KEEP: tl.constexpr, KIND: tl.constexpr,
-    BITS: tl.constexpr, TOP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    BITS: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr, PER: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """`add_quantise` of ROWS blocks. Noise is hashed from a `word` that counts steps and a `salt`."""
-    row, known, start, width, byte = blocks_of_program(table, count, ROWS)
-    at, live = elements_of_blocks(start, width, WIDTH)
+    """`add_quantise` of ROWS blocks, in rows of WIDTH >= BLOCK. Noise is hashed from a `word` that counts steps and a
+    `salt`."""
+    table += 5 * tl.program_id(0)
+    first, count, byte = tl.load(table), tl.load(table + 1).to(tl.int32), tl.load(table + 2)
+    row = tl.arange(0, ROWS)
+    before = row * BLOCK
+    known, width = before < count, tl.minimum(count - before, BLOCK)
+    at = before[:, None] + tl.arange(0, WIDTH)[None, :]
+    live = at < (before + width)[:, None]
+    at = first + at
     x = summed(old, gradient, at, live, decay, weight_of(weight, SCALED), HAS_OLD, HAS_GRADIENT)
-    note_unless_finite(x, nonfinite)
+    # the largest magnitudes, by their bits, as which NaN is the largest
+    most = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
+    tl.store(nonfinite + 0 * row, float("nan"), most >= HUGE)
+    most = most.to(tl.float32, bitcast=True)
+    scales = (payloads + tl.load(table + 3)).to(tl.pointer_type(tl.float32))
     # quantise: signs with the mean magnitude
     if KIND == SIGN:
         scale = tl.sum(tl.abs(x), 1) / tl.maximum(width, 1).to(tl.float32)
-        note_unless_finite(scale, nonfinite)
-        tl.store(scales_of(payloads, table, count, row, known), scale, known)
+        tl.store(scales + row, scale, known)
         code = tl.where((x >= 0) & live, 1, 0)
         sent = tl.where(x >= 0, scale[:, None], -scale[:, None])
     # signs with the means of negative and other elements
     elif KIND == ONE_BIT:
         low, high = means_of_signs(x, live, width)
-        note_unless_finite(low, nonfinite)
-        note_unless_finite(high, nonfinite)
-        scales = scales_of(payloads, table, count, row, known)
-        tl.store(scales, low, known)
-        tl.store(scales + 1, high, known)
+        tl.store(scales + 2 * row, low, known)
+        tl.store(scales + 2 * row + 1, high, known)
         code = tl.where((x >= 0) & live, 1, 0)
         sent = tl.where(x >= 0, high[:, None], low[:, None])
     # numbers with the largest magnitude
     else:
-        most = tl.max(tl.abs(x), 1)
         if KIND == NEAREST:
             short = upper_half(tl.minimum(most / TOP, LARGEST))
-            scales = scales_of(payloads, table, count, row, known).to(tl.pointer_type(tl.int16))
-            tl.store(scales, short.to(tl.int16), known)
+            tl.store(scales.to(tl.pointer_type(tl.int16)) + row, short.to(tl.int16), known)
             step = (short << 16).to(tl.float32, bitcast=True)
             number = x * unless_infinite(1 / step)[:, None]
             number = tl.minimum(tl.maximum(number, -TOP), TOP)
         else:
-            tl.store(scales_of(payloads, table, count, row, known), most, known)
+            tl.store(scales + row, most, known)
             step = most / TOP
-            seed = (tl.load(word) << 32) + salt
-            noise = tl.rand(seed, at.to(tl.int32)) - 0.5
+            noise = (hashed(at, word, salt) >> 8).to(tl.float32) * 2.0**-24
             number = x * unless_infinite(1 / most * (TOP * BELOW_ONE))[:, None] + noise
-        number = to_nearest(number)
-        sent = number * step[:, None]
-        code = tl.where(live, number.to(tl.int32) & ((1 << BITS) - 1), 0)
+        # to the nearest whole number, halves to even
+        number += ROUNDS
+        code = tl.where(live, number.to(tl.int32, bitcast=True) & ((1 << BITS) - 1), 0)
+        sent = (number - ROUNDS) * step[:, None]
     # keep the error, and pack
     if KEEP:
         tl.store(next + at, x - sent, live)
-    store_codes(code, payloads, byte, width, ROWS, WIDTH, BITS)
+    store_codes(code, payloads, byte, (count * BITS + 7) // 8, ROWS, WIDTH, BLOCK, BITS, PER)
+
+
+@triton.jit
+def spread(word, PER: tl.constexpr, BITS: tl.constexpr):
+    """Each word PER times, moved so that each of its codes of BITS bits is lowest once; of 0 bits, just repeated."""
+    for i in tl.static_range(5):
+        if PER >> i > 1:
+            word = tl.interleave(word, word >> (PER * BITS >> (i + 1)))
+    return word
+
+
+@triton.jit
+def words_at(row, place, live, used, BYTES: tl.constexpr):
+    """The words of BYTES bytes at these places of a row of which `used` bytes may be read; a row begins at a multiple
+    of 4 bytes."""
+    # two neighbours in memory, of which the second is read only where a word reaches into it
+    here, shift = row.to(tl.pointer_type(tl.int32)) + (place >> 2), (place & 3) * 8
+    low = tl.load(here, live, 0).to(tl.int64) & 0xFFFFFFFF
+    reaches = live & (shift + 8 * BYTES > 32) & ((place | 3) + 1 < used)
+    return (((tl.load(here + 1, reaches, 0).to(tl.int64) << 32) | low) >> shift).to(tl.uint32)
+
+
+@triton.jit
+def values_of(word, scales, live, KIND: tl.constexpr, BITS: tl.constexpr, TOP: tl.constexpr, PER: tl.constexpr):
+    """The numbers that the codes in these words stand for, with pointers to the scales of each."""
+    if KIND == NEAREST:
+        step = tl.load(scales.to(tl.pointer_type(tl.int16)), live, 0).to(tl.int32) << 16
+    else:
+        step = tl.load(scales.to(tl.pointer_type(tl.int32)), live, 0)
+    if KIND == STOCHASTIC:
+        step = (step.to(tl.float32, bitcast=True) / TOP).to(tl.int32, bitcast=True)
+    step = spread(step, PER, 0)
+    # the scale, negative where the bit is not set
+    if KIND == SIGN:
+        value = (step ^ (spread(~word, PER, 1) << 31)).to(tl.float32, bitcast=True)
+    elif KIND == ONE_BIT:
+        high = spread(tl.load(scales.to(tl.pointer_type(tl.int32)) + 1, live, 0), PER, 0)
+        value = tl.where((spread(word, PER, 1) & 1) == 1, high, step).to(tl.float32, bitcast=True)
+    # whole numbers: two's complement plus `half` is a number >= 0, which becomes a float32 in its lowest bits
+    else:
+        half: tl.constexpr = 1 << (BITS - 1)
+        halves: tl.constexpr = half * ((1 << PER * BITS) - 1) // ((1 << BITS) - 1)
+        code = spread(word ^ halves, PER, BITS) & ((1 << BITS) - 1)
+        value = (code | BIAS).to(tl.float32, bitcast=True) - (2.0**23 + half)
+        value *= step.to(tl.float32, bitcast=True)
+    return value
 
 
 @triton.jit
 def dequantise_kernel(
-    out, rows, stride, ranks, table, count, KIND: tl.constexpr, BITS: tl.constexpr,
-    TOP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    out, rows, stride, ranks, table, KIND: tl.constexpr, BITS: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr,
+    SCALE_BYTES: tl.constexpr, PER: tl.constexpr, SIZE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """`decode_blocks` of ROWS blocks."""
-    # find the blocks
-    row, known, start, width, byte = blocks_of_program(table, count, ROWS)
-    column = tl.arange(0, WIDTH)
-    live = column[None, :] < width[:, None]
-    used = (width[:, None] * BITS + 7) // 8
-    place, shift = (column * BITS // 8)[None, :], (column * BITS % 8)[None, :]
-    total = tl.zeros((ROWS, WIDTH), tl.float32)
+    """`decode_blocks` of SIZE elements, reading AHEAD payloads at a time, a divisor of their number."""
+    table += 5 * tl.program_id(0)
+    first, count, byte = tl.load(table), tl.load(table + 1).to(tl.int32), tl.load(table + 2)
+    scale_byte, before = tl.load(table + 3), tl.load(table + 4).to(tl.int32)
+    # where this program's words and their scales lie
+    bytes_each: tl.constexpr = PER * BITS // 8
+    word = tl.arange(0, SIZE // PER)
+    live, skew = word * PER < count, (byte % 4).to(tl.int32)
+    place, used = skew + word * bytes_each, skew + (count * BITS + 7) // 8
+    scale = (before + word * PER) // BLOCK * SCALE_BYTES
     # rank by rank: the same rounding on every replica
-    for _ in range(ranks):
-        # unpack
-        codes, scales = rows + byte[:, None] + place, scales_of(rows, table, count, row, known)
-        code = tl.load(codes, live, 0).to(tl.int32)
-        if BITS == 3:  # a code may lie across two bytes
-            code += tl.load(codes + 1, live & (place + 1 < used), 0).to(tl.int32) << 8
-        code = (code >> shift) & ((1 << BITS) - 1)
-        # dequantise and add
-        if KIND == SIGN:
-            scale = tl.load(scales, known, 0.0)[:, None]
-            total += tl.where(code == 1, scale, -scale)
-        elif KIND == ONE_BIT:
-            low = tl.load(scales, known, 0.0)[:, None]
-            high = tl.load(scales + 1, known, 0.0)[:, None]
-            total += tl.where(code == 1, high, low)
-        else:
-            if KIND == NEAREST:
-                step = tl.load(scales.to(tl.pointer_type(tl.bfloat16)), known, 0.0).to(tl.float32)
-            else:
-                step = tl.load(scales, known, 0.0) / TOP
-            number = (code ^ (1 << (BITS - 1))) - (1 << (BITS - 1))
-            total += number.to(tl.float32) * step[:, None]
-        rows += stride
-    tl.store(out + start[:, None] + column[None, :], total, live)
+    total = tl.zeros((SIZE,), tl.float32)
+    for _ in range(0, ranks, AHEAD):
+        for _rank in tl.static_range(AHEAD):
+            codes = words_at(rows + (byte - skew), place, live, used, bytes_each)
+            total += values_of(codes, rows + scale_byte + scale, live, KIND, BITS, TOP, PER)
+            rows += stride
+    at = tl.arange(0, SIZE)
+    tl.store(out + first + at, total, at < count)

@@ -1,48 +1,70 @@
-"""Tables of the blocks of a layout, for kernels."""
+# pyright: basic, reportMissingImports=false
+"""Which elements of a layout each program of a kernel works on, and where their codes and scales lie."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import gcd
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.ops.formats import Blocks
+from gradwire.ops.formats import Blocks, Code
 from gradwire.ops.host import to_device
 from gradwire.ops.workspace import scratch_on
 
 KINDS = {"nearest": 0, "stochastic": 1, "sign": 2, "one bit": 3}
-ELEMENTS = 2048
-"""About those of a program."""
+EACH = 512
+"""Elements of a warp that quantises."""
 
 
-def table_of(layouts: tuple[Blocks, ...], stride: int, device: torch.device) -> Tensor:
-    """The table (4, count) int64 for vectors one after another and payloads `stride` bytes apart: the first element of
-    each block, how many it has, and the bytes where its codes and its scales begin."""
-    return scratch_on(device).once(("blocks", layouts, stride), lambda: _table(layouts, stride, device))
+def table_of(layouts: Sequence[Blocks], stride: int, each: int, device: torch.device) -> Tensor:
+    """The table (programs, 5) int64 for vectors one after another and payloads `stride` bytes apart, with at most
+    `each` elements of a part in a program, a multiple of 8; see `gradwire.ops.triton.codes`."""
+    key = "blocks", tuple(layouts), stride, each
+    return scratch_on(device).once(key, lambda: _table(layouts, stride, each, device))
 
 
-def _table(layouts: tuple[Blocks, ...], stride: int, device: torch.device) -> Tensor:
-    first, blocks = 0, [np.empty((4, 0), np.int64)]
+def _table(layouts: Sequence[Blocks], stride: int, each: int, device: torch.device) -> Tensor:
+    first, programs = 0, [np.empty((0, 5), np.int64)]
     for row, layout in enumerate(layouts):
-        blocks += [part + np.array([[first], [0], [row * stride], [row * stride]]) for part in _blocks_of(layout)]
+        programs += [part + np.array([first, 0, row * stride, row * stride, 0]) for part in _parts(layout, each)]
         first += layout.numel
-    return to_device(torch.from_numpy(np.concatenate(blocks, 1)), device)
+    return to_device(torch.from_numpy(np.concatenate(programs)), device)
 
 
-def _blocks_of(layout: Blocks) -> Iterator[np.ndarray]:
+def _parts(layout: Blocks, each: int) -> Iterator[np.ndarray]:
     """The table of one layout by itself, part by part."""
     code, start, byte, scale = layout.code, 0, layout.codes_at, 0
     # part by part; every part's codes begin with a byte of their own
     for length in layout.lengths:
-        firsts = np.arange(0, length, code.block)
-        scales = scale + code.scale_bytes * np.arange(len(firsts))
-        yield np.stack(
-            [start + firsts, np.minimum(code.block, length - firsts), byte + firsts * code.bits // 8, scales]
+        at = np.arange(0, length, each)
+        blocks, before = np.divmod(at, code.block)
+        columns = (
+            start + at,
+            np.minimum(each, length - at),
+            byte + at * code.bits // 8,
+            scale + blocks * code.scale_bytes,
         )
-        start, byte, scale = start + length, byte + -(-length * code.bits // 8), scale + code.scale_bytes * len(firsts)
+        yield np.stack([*columns, before], 1)
+        start, byte = start + length, byte + -(-length * code.bits // 8)
+        scale += -(-length // code.block) * code.scale_bytes
 
 
-def shape_of(layout: Blocks) -> tuple[int, int]:
-    """The number of blocks of a program, and the power of two that holds the elements of one."""
-    width = 1 << (layout.code.block - 1).bit_length()
-    return max(1, ELEMENTS // width), width
+def codes_of_word(code: Code) -> int:
+    """How many codes are packed together: a power of two that divides a block, and fills whole bytes, at most 4."""
+    return gcd(8 if code.bits == 3 else 32 // code.bits, code.block)
+
+
+def constants_of(code: Code) -> dict[str, int]:
+    """A code as constants of kernels."""
+    return {
+        "KIND": KINDS[code.kind], "BITS": code.bits, "TOP": code.top, "BLOCK": code.block, "PER": codes_of_word(code),
+    }  # fmt: skip
+
+
+def shape_of(code: Code) -> tuple[int, int, int]:
+    """How many blocks a program quantises, the power of two that holds one, and the program's warps: one warp, within
+    which sums and maxima are fast, unless blocks are long."""
+    width = 1 << (code.block - 1).bit_length()
+    warps = min(8, max(1, width // EACH))
+    return max(1, EACH * warps // width), width, warps
