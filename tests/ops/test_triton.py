@@ -380,7 +380,8 @@ REGISTERS = {
     "add_kernel": 96, "measure_kernel": 112, "quantise_kernel": 112, "dequantise_kernel": 160, "pack_kernel": 80,
     "mask_kernel": 80, "ends_kernel": 48, "sum_kernel": 40, "pack_levels_kernel": 96, "unpack_kernel": 80,
     "pack_words_kernel": 48, "unpack_words_kernel": 48, "count_kernel": 48, "candidates_kernel": 80, "cast_kernel": 64,
-    "renew_kernel": 64, "orthonormal_kernel": 248, "project_kernel": 128, "product_kernel": 192, "draw_kernel": 48,
+    "renew_kernel": 64, "small_kernel": 128, "orthonormal_kernel": 255, "project_rows_kernel": 128,
+    "project_columns_kernel": 128, "project_kernel": 255, "product_kernel": 160, "draw_kernel": 48,
 }  # fmt: skip
 """Of a thread, at most: a multiprocessor has 65,536, so with 128 it holds 16 warps."""
 

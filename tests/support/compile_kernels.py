@@ -39,12 +39,12 @@ TABLE = {"table": "*i64", "count": "i32"}
 CODES = [nearest(4), nearest(3), qsgd(), sign(), one_bit()]
 
 
-def compiled(kernel, arguments: dict[str, str], constants: dict[str, int], capability: int, num_warps: int = 4) -> None:
+def compiled(kernel, arguments: dict[str, str], constants: dict[str, int], capability: int, warps: int = 4) -> None:
     """Prints the kernel's name, with what tells its builds apart, registers per thread and bytes that are spilled."""
     signature = {name: arguments.get(name, "constexpr") for name in kernel.arg_names}
     places_of = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    source, options = ASTSource(kernel, signature, places_of), {"num_warps": num_warps}
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    source, target = ASTSource(kernel, signature, places_of), GPUTarget("cuda", capability, 32)
+    made = triton.compile(source, target=target, options={"num_warps": warps})
     assert made.asm["cubin"]
     kind = "".join(
         f" {name.lower()} {constants[name]}" for name in ("KIND", "BITS", "LOW", "RANK") if name in constants
@@ -105,13 +105,23 @@ def main(capability: int) -> None:
         compiled(kernel, vectors | {"capacity": "i32", "k": "i32"}, {"SIZE": bounded.SIZE}, capability)
     thin = {"factors": F, "before": F, "largest": F, "table": "*i64", "count": "i32"}
     compiled(factors.renew_kernel, thin, {"SIZE": factors.SIZE}, capability)
+    compiled(orthogonal.small_kernel, thin, {"RANK": 4, "SIZE": 256}, capability)
+    factored = {"matrices": F, "p": F, "q": F} | TABLE
+    for yes in (False, True):
+        constants = {"UNIT": 4, "HEIGHT": products.PRODUCT_TILE[0], "WIDTH": products.PRODUCT_TILE[1]}
+        compiled(products.product_kernel, factored, constants | {"SUBTRACT": yes}, capability)
+    for rank in (4, products.THIN):
+        for kernel, (height, width) in zip(
+            (products.project_rows_kernel, products.project_columns_kernel), products.THIN_TILES, strict=True
+        ):
+            height = height // rank if kernel is products.project_rows_kernel else height
+            compiled(kernel, factored, {"UNIT": 4, "RANK": rank, "HEIGHT": height, "WIDTH": width}, capability)
     for rank in (16, factors.MOST):
         constants = {"RANK": rank, "SIZE": orthogonal.ELEMENTS // rank}
-        compiled(orthogonal.orthonormal_kernel, thin, constants, capability)
-        constants, factored = {"RANK": rank, "SIZE": products.SIZE}, {"matrices": F, "p": F, "q": F}
-        for yes in (False, True):
-            compiled(products.project_kernel, factored | TABLE, constants | {"TO_ROWS": yes}, capability)
-            compiled(products.product_kernel, factored | TABLE, constants | {"SUBTRACT": yes}, capability)
+        compiled(orthogonal.orthonormal_kernel, thin, constants, capability, 8)
+        for side, (height, width) in enumerate(products.TILES):
+            constants = {"UNIT": 4, "RANK": rank, "HEIGHT": height, "WIDTH": width, "TO_ROWS": side == 0}
+            compiled(products.project_kernel, factored, constants, capability)
     short = {
         "codes": "*u8",
         "words": "*i64",

@@ -1,10 +1,11 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-"""Orthonormal bases of thin matrices: see `gradwire.ops.reference.orthogonal`. A program works on one matrix.
+"""Orthonormal bases of thin matrices: see `gradwire.ops.reference.orthogonal`. A program works on one matrix, in
+float64, of rows of norm 1 that noise has made independent.
 
-Cholesky's QR in float64, of rows of norm 1 that noise has made independent. Where rows differ by the noise alone, the
-result is not quite orthogonal, and so it is done three times. Products are sums: not every Triton multiplies matrices
-in float64.
+Small matrices stay in registers: Gram and Schmidt's method, row by row, which takes each new row out of all later ones.
+Others are read several times: Cholesky's QR. Where rows differ by the noise alone, its result is not quite orthogonal,
+and so it is done three times.
 """
 
 from collections.abc import Sequence
@@ -17,8 +18,10 @@ from gradwire.ops import reference
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.factors import MOST, table_of, vector_of
 
+HELD = 2**14
+"""Elements of the largest matrix that a program's registers hold."""
 ELEMENTS = 1024
-"""Elements that a program reads at a time: as many as registers hold in float64."""
+"""Elements that a program reads at a time of a larger one."""
 LONGEST = 4096
 """The longest rows: longer ones keep one program busy for too long, and the reference does them."""
 NOISE: tl.constexpr = tl.constexpr(3.5e-6)
@@ -41,16 +44,16 @@ def independent(a, squares, rank, n, first, RANK: tl.constexpr, SIZE: tl.constex
     rows, at, live = columns_at(a, rank, n, first, RANK, SIZE)
     norms = tl.sqrt(tl.where(squares > 0, squares, 1.0))[:, None]
     noise = (tl.rand(0, at.to(tl.int32)) - 0.5).to(tl.float64) * (NOISE / tl.sqrt(n.to(tl.float64)))
-    return tl.where(live, rows / norms + noise, 0.0), at, live
+    return tl.where(live, rows * (1 / norms) + noise, 0.0), at, live
 
 
 @triton.jit
-def inverse_of_root(gram, RANK: tl.constexpr):
-    """The lower triangular W with W gram Wᵀ = 1, by Gaussian elimination."""
+def inverse_of_root(gram, rank, RANK: tl.constexpr):
+    """The lower triangular W with W gram Wᵀ = 1, of `rank` rows, by Gaussian elimination."""
     row, column = tl.arange(0, RANK)[:, None], tl.arange(0, RANK)[None, :]
     inverse = tl.where(row == column, 1.0, 0.0).to(tl.float64)
     # eliminate column by column, and apply the same to the identity
-    for i in range(RANK):
+    for i in range(rank):
         left = tl.sum(tl.where(row == i, gram, 0.0), 0)[None, :]
         done = tl.sum(tl.where(row == i, inverse, 0.0), 0)[None, :]
         pivot = tl.maximum(tl.sum(tl.where(column == i, left, 0.0)), SMALLEST)
@@ -61,36 +64,30 @@ def inverse_of_root(gram, RANK: tl.constexpr):
 
 
 @triton.jit
-def row_of(rows, i, RANK: tl.constexpr):
-    """Row i of rows (RANK, SIZE), as (1, SIZE)."""
-    return tl.sum(tl.where(tl.arange(0, RANK)[:, None] == i, rows, 0.0), 0)[None, :]
-
-
-@triton.jit
-def gram_of(rows, rank, RANK: tl.constexpr):
-    """rows rowsᵀ, (RANK, RANK), of rows (RANK, SIZE), of which `rank` are not zero."""
-    column, gram = tl.arange(0, RANK)[None, :], tl.zeros((RANK, RANK), tl.float64)
-    for i in range(rank):
-        products = tl.sum(rows * row_of(rows, i, RANK), 1)[:, None]
-        gram += tl.where(column == i, products, 0.0)
-    return gram
-
-
-@triton.jit
-def times(square, rows, rank, RANK: tl.constexpr):
-    """The product of a square (RANK, RANK) and rows (RANK, SIZE), of which `rank` are not zero."""
-    column, total = tl.arange(0, RANK)[None, :], rows * 0.0
-    for i in range(rank):
-        total += tl.sum(tl.where(column == i, square, 0.0), 1)[:, None] * row_of(rows, i, RANK)
-    return total
+def small_kernel(factors, table, count, RANK: tl.constexpr, SIZE: tl.constexpr):
+    """Makes the rows of one matrix, of up to (RANK, SIZE) elements, orthonormal, in place."""
+    matrix = tl.program_id(0)
+    a = factors + tl.load(table + matrix)
+    rank, n = tl.load(table + count + matrix).to(tl.int32), tl.load(table + 2 * count + matrix).to(tl.int32)
+    rows, _, _ = columns_at(a, rank, n, 0, RANK, SIZE)
+    rows, at, live = independent(a, tl.sum(rows * rows, 1), rank, n, 0, RANK, SIZE)
+    row = tl.arange(0, RANK)[:, None]
+    for i in tl.static_range(RANK):
+        # take row i out of all that follow, and make its norm 1
+        this = tl.sum(tl.where(row == i, rows, 0.0), 0)[None, :]
+        products = tl.sum(rows * this, 1)[:, None]
+        inverse = 1 / tl.maximum(tl.sum(tl.where(row == i, products, 0.0)), 1e-30)
+        share = tl.where(row > i, products * inverse, tl.where(row == i, 1 - tl.sqrt(inverse), 0.0))
+        rows -= share * this
+    tl.store(a + at, rows.to(tl.float32), live)
 
 
 @triton.jit
 def orthonormal_kernel(factors, table, count, RANK: tl.constexpr, SIZE: tl.constexpr):
-    """Makes the rows of one matrix orthonormal, in place."""
+    """Makes the rows of one matrix orthonormal, in place, SIZE columns at a time."""
     matrix = tl.program_id(0)
     a = factors + tl.load(table + matrix)
-    rank, n = tl.load(table + count + matrix), tl.load(table + 2 * count + matrix)
+    rank, n = tl.load(table + count + matrix).to(tl.int32), tl.load(table + 2 * count + matrix).to(tl.int32)
     squares, gram = tl.zeros((RANK,), tl.float64), tl.zeros((RANK, RANK), tl.float64)
     # square norms of the rows
     for first in range(0, n, SIZE):
@@ -99,19 +96,21 @@ def orthonormal_kernel(factors, table, count, RANK: tl.constexpr, SIZE: tl.const
     # Gram matrix of the independent rows
     for first in range(0, n, SIZE):
         rows, _, _ = independent(a, squares, rank, n, first, RANK, SIZE)
-        gram += gram_of(rows, rank, RANK)
+        gram = tl.dot(rows, tl.trans(rows), gram, out_dtype=tl.float64)
     # three times: multiply the rows by the inverse of the Gram matrix's root, and make the next Gram matrix
     for time in tl.static_range(3):
-        inverse, gram = inverse_of_root(gram, RANK), tl.zeros((RANK, RANK), tl.float64)
+        inverse, gram = inverse_of_root(gram, rank, RANK), tl.zeros((RANK, RANK), tl.float64)
         tl.debug_barrier()  # wait for what other threads of this program have written
         for first in range(0, n, SIZE):
             if time == 0:
                 rows, at, live = independent(a, squares, rank, n, first, RANK, SIZE)
             else:
                 rows, at, live = columns_at(a, rank, n, first, RANK, SIZE)
-            rows = times(inverse, rows, rank, RANK).to(tl.float32)
+            rows = tl.dot(inverse, rows, out_dtype=tl.float64).to(tl.float32)
             tl.store(a + at, rows, live)
-            gram += gram_of(rows.to(tl.float64), rank, RANK)
+            if time < 2:
+                rows = rows.to(tl.float64)
+                gram = tl.dot(rows, tl.trans(rows), gram, out_dtype=tl.float64)
 
 
 def orthogonalize(factors: Sequence[Tensor]) -> None:
@@ -125,7 +124,10 @@ def orthogonalize(factors: Sequence[Tensor]) -> None:
     if rows > MOST or not table.numel():
         return
     # all others in one launch
-    rank = 16 if rows <= 16 else MOST
-    launching.launch(
-        orthonormal_kernel, table.shape[1], vector_of(factors), table, table.shape[1], RANK=rank, SIZE=ELEMENTS // rank
-    )
+    longest = max(factor.shape[2] for factor in factors if factor.shape[2] <= LONGEST)
+    rank, size = triton.next_power_of_2(rows), max(256, triton.next_power_of_2(longest))
+    kernel, constants = small_kernel, {"RANK": rank, "SIZE": size, "num_warps": min(16, max(4, rank * size // 512))}
+    if rank > 8 or rank * size > HELD:
+        rank = max(16, rank)
+        kernel, constants = orthonormal_kernel, {"RANK": rank, "SIZE": ELEMENTS // rank, "num_warps": 8}
+    launching.launch(kernel, table.shape[1], vector_of(factors), table, table.shape[1], **constants)
