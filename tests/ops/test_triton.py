@@ -377,10 +377,12 @@ def test_torch_computes_where_triton_cannot(broken: object, why: str, monkeypatc
 
 
 REGISTERS = {
-    "add_kernel": 96, "measure_kernel": 112, "quantise_kernel": 192, "dequantise_kernel": 190, "pack_kernel": 80,
-    "mask_kernel": 80, "ends_kernel": 48, "sum_kernel": 40, "pack_levels_kernel": 96, "unpack_kernel": 80,
-    "pack_words_kernel": 48, "unpack_words_kernel": 48, "count_kernel": 48, "candidates_kernel": 80, "cast_kernel": 64,
-    "renew_kernel": 64, "orthonormal_kernel": 248, "project_kernel": 128, "product_kernel": 192, "draw_kernel": 48,
+    "add_kernel": 96, "quantise_kernel": 192, "dequantise_kernel": 190, "pack_kernel": 80, "mask_kernel": 80,
+    "sample_kernel": 64, "list_kernel": 112, "add_list_kernel": 112, "digits_kernel": 184, "chosen_kernel": 64,
+    "write_kernel": 112, "words_kernel": 40, "ends_kernel": 64, "sum_kernel": 96, "pack_levels_kernel": 96,
+    "unpack_kernel": 80, "pack_words_kernel": 48, "unpack_words_kernel": 48, "count_kernel": 48,
+    "candidates_kernel": 80, "cast_kernel": 64, "renew_kernel": 64, "orthonormal_kernel": 248, "project_kernel": 128,
+    "product_kernel": 192, "draw_kernel": 48,
 }  # fmt: skip
 """Of a thread, at most: a multiprocessor has 65,536, so with 128 it holds 16 warps."""
 

@@ -12,7 +12,6 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from gradwire.ops.entries import GROUP
 from gradwire.ops.triton import (
     adding,
     bounded,
@@ -21,10 +20,12 @@ from gradwire.ops.triton import (
     entries,
     factors,
     hashing,
+    largest,
     levels,
     orthogonal,
     places,
     products,
+    selecting,
     sums,
     words,
 )
@@ -33,18 +34,23 @@ from gradwire.ops.triton.tables import ELEMENTS
 F, WORDS, ADDENDS = "*fp32", "*i32", {"HAS_OLD": True, "HAS_GRADIENT": True}
 ADDING = {"next": F, "old": F, "gradient": "*bf16", "nonfinite": F, "decay": "fp32"}
 TABLE = {"table": "*i64", "count": "i32"}
+LISTS = {"x": F, "state": WORDS, "keys": WORDS, "places": "*i16", "counts": WORDS, "n": "i32", "k": "i32"}
 CODES = [(0, 4, 7, 64), (0, 3, 3, 64), (1, 8, 127, 1024), (2, 1, 1, 256), (3, 1, 1, 4096)]
 """Kind, bits, top and block."""
 
 
-def compiled(kernel, arguments: dict[str, str], constants: dict[str, int], capability: int) -> None:
+def compiled(
+    kernel, arguments: dict[str, str], constants: dict[str, int], capability: int, warps: int = 4
+) -> None:  # fmt: skip
     """Prints the kernel's name, with what tells its builds apart, registers per thread and bytes that are spilled."""
     signature = {name: arguments.get(name, "constexpr") for name in kernel.arg_names}
     places_of = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    made = triton.compile(ASTSource(kernel, signature, places_of), target=GPUTarget("cuda", capability, 32))
+    made = triton.compile(
+        ASTSource(kernel, signature, places_of), target=GPUTarget("cuda", capability, 32), options={"num_warps": warps}
+    )
     assert made.asm["cubin"]
     kind = "".join(
-        f" {name.lower()} {constants[name]}" for name in ("KIND", "BITS", "LOW", "RANK") if name in constants
+        f" {name.lower()} {constants[name]}" for name in ("KIND", "BITS", "LOW", "RANK", "NUMBER") if name in constants
     )
     print(f"{kernel.__name__}{kind}: {' '.join(map(str, usage(made.asm['ptx'], capability)))}")
 
@@ -67,8 +73,15 @@ def main(capability: int) -> None:
         weight = {"weight": F if scaled else "fp32"}
         constants = {**ADDENDS, "SCALED": scaled, "SIZE": adding.SIZE}
         compiled(sums.add_kernel, ADDING | weight | {"n": "i32"}, constants, capability)
-        selecting = {"n": "i32", "magnitude": F, "places": WORDS, "words": "i32"}
-        compiled(sums.measure_kernel, ADDING | weight | selecting, constants, capability)
+        constants, more = {**ADDENDS, "SCALED": scaled}, {"zeros": WORDS, "words": "i32"}
+        compiled(largest.add_list_kernel, ADDING | weight | LISTS | more, constants, capability)
+        more, constants = {"step": "i32", "rank": "i32"}, constants | {"SAMPLE": selecting.SAMPLE}
+        compiled(largest.sample_kernel, ADDING | weight | LISTS | more, constants, capability, selecting.WARPS)
+    more = {"sizes": "*i64", "ends": "*i64", "indices": "*i64"}
+    for kernel in (largest.list_kernel, largest.chosen_kernel, largest.write_kernel):
+        compiled(kernel, LISTS | more, {}, capability)
+    for number in range(3):
+        compiled(largest.digits_kernel, LISTS, {"NUMBER": number}, capability)
     compiled(sums.mask_kernel, {"x": F, "other": F, "n": "i32"}, {"SIZE": adding.SIZE}, capability)
     for kind, bits, top, width in CODES:
         code = {"KIND": kind, "BITS": bits, "TOP": top, "ROWS": max(1, ELEMENTS // width), "WIDTH": width}
@@ -83,19 +96,20 @@ def main(capability: int) -> None:
     payloads = {"payloads": WORDS, "stride": "i32", "low_at": "i32", "values_at": "i32"}
     chosen = {"indices": "*i64", "chosen": F, "source_stride": "i32", "m": "i32", "n": "i32"}
     rows = {"rows": WORDS, "levels": F, "stride": "i32", "ends": WORDS, "upper_at": "i32", "words": "i32"}
-    rows |= {"low_words": "i32", "k": "i32", "n": "i32"}
+    rows |= {"low_words": "i32", "k": "i32", "n": "i32", "starts": WORDS, "counts": WORDS, "spans": "i32"}
     for low, bits in ((0, 32), (6, 32), (6, 4)):
         widths = {"BITS": bits, "LOW": low}
         found = {"indices": "*i64", "found": F, "steps": "i32"}
         compiled(places.unpack_kernel, rows | found, {**widths, "SIZE": entries.SIZE}, capability)
-        sums_of = {**widths, "SPAN": entries.SPAN, "SIZE": entries.WORDS}
+        sums_of = {**widths, **entries.spans_of(low)}
         compiled(places.sum_kernel, rows | {"out": F, "ranks": "i32"}, sums_of, capability)
         constants = {"TAKE": True, "VALUES": True, "LOW": low, "SIZE": entries.SIZE}
         compiled(places.pack_kernel, payloads | chosen, constants, capability)
-    more = {"upper_at": "i32", "sent": F, "filled": "*i64", "levels": F}
-    constants = {"TAKE": True, "LOW": 6, "SIZE": GROUP}
+    more = {"upper_at": "i32", "sent": F, "filled": WORDS, "starts": WORDS, "levels": F}
+    constants = {"TAKE": True, "LOW": 6, "SIZE": entries.TOGETHER}
     compiled(levels.pack_levels_kernel, payloads | chosen | more, constants, capability)
-    compiled(places.ends_kernel, rows, {"SIZE": entries.SIZE}, capability)
+    compiled(places.words_kernel, rows, {"SIZE": entries.SIZE}, capability)
+    compiled(places.ends_kernel, rows, {"SPAN": 256, "SIZE": entries.SIZE}, capability)
     vectors = {"x": F, "bounds": F, "counts": WORDS, "ends": WORDS, "indices": "*i64", "magnitudes": F, "n": "i32"}
     for kernel in (bounded.count_kernel, bounded.candidates_kernel):
         compiled(kernel, vectors | {"capacity": "i32", "k": "i32"}, {"SIZE": bounded.SIZE}, capability)
