@@ -20,7 +20,7 @@ from gradwire.ops.backend import REFERENCE, Backend
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Code, nearest
 from gradwire.ops.noise import SALT, Seed, hashed_draws
-from tests.support.kernel_cases import CODES, DTYPES, garbage, numbers, same_bits
+from tests.support.kernel_cases import CODES, DTYPES, SHAPES, garbage, numbers, same_bits
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is numpy, which warns of infinities
@@ -136,8 +136,8 @@ def test_entries_are_the_references(kind: tuple[int, Literal[32, 4]], ratio: flo
     layout = Entries(n, max(1, int(n * ratio)), bits)
     old, gradient = numbers(n, seed, 1.0, zeros), numbers(n, seed + 1, 1.0, zeros if bits == 4 else 0.0)
     largest = (0.9 * old + 0.5 * gradient).abs().topk(min(n, layout.k + 1)).values
-    zero = bits == 4 and largest[-1] == 0  # of equals, topk takes any; of zeros no level travels
-    assume(layout.k == n or largest[-2] > largest[-1] or zero)
+    zero = bits == 4 and largest[-1] == 0  # of zeros no level travels, and of exact values a CPU sends none
+    assume(largest[-1] > 0 or layout.k == n or zero)
     ours, theirs = torch.full((2, n), torch.nan)
     payload, expected = garbage(layout.nbytes), garbage(layout.nbytes)
     nonfinite = torch.zeros(1)
@@ -152,6 +152,19 @@ def test_entries_are_the_references(kind: tuple[int, Literal[32, 4]], ratio: flo
     TRITON.decode_entries(rows[None], sums, [layout])
     REFERENCE.decode_entries(rows[None], expected_sums, [layout])
     assert torch.equal(sums, expected_sums)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_largest_are_chosen_and_the_first_of_equals(shape: str):
+    """Whatever a sample promises; always k, for zeros count too, and NaN counts as zero."""
+    x = SHAPES[shape](35_000).float()
+    order = x.abs().nan_to_num(0, torch.inf).argsort(descending=True, stable=True)
+    assert torch.equal(TRITON.top_k(x, 350), order[:350].sort().values)
+
+
+def test_the_largest_of_several_vectors():
+    x = numbers(3 * 2500, 0).view(3, 2500)
+    assert torch.equal(TRITON.top_k(x, 100), x.abs().topk(100).indices.sort().values)
 
 
 @given(

@@ -63,7 +63,7 @@ CASES = [
     Case(gw.BF16(), NONE, REDUCE, 16, (7, 8), BRAIN, exact=True),
     Case(gw.BF16(), RESIDUAL, REDUCE, 16, (7, 15), BRAIN, exact=True),
     Case(gw.TopK(0.05), RESIDUAL, GATHER, 48 * 0.05, (16, 49), interpreted="vectors"),
-    Case(gw.TopK(0.05), RESIDUAL, SCATTER, 48 * 0.05, (42, 124), interpreted="vectors"),
+    Case(gw.TopK(0.05), RESIDUAL, SCATTER, 48 * 0.05, (45, 124), interpreted="vectors"),
     Case(gw.TopK(0.05), gw.Residual(decay=0.9), GATHER, 48 * 0.05, (16, 49), interpreted="vectors"),
     Case(gw.TopK(0.05), gw.Residual(limit=4), GATHER, 48 * 0.05, (26, 57)),
     Case(gw.TopK(0.05), gw.DGCMemory(momentum=0.8), GATHER, 48 * 0.05, (18, 57), interpreted="vectors"),
