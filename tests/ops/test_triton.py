@@ -20,7 +20,7 @@ from gradwire.ops.backend import REFERENCE, Backend
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Code, nearest
 from gradwire.ops.noise import SALT, Seed, hashed_draws
-from tests.support.kernel_cases import CODES, DTYPES, garbage, numbers, same_bits
+from tests.support.kernel_cases import CODES, DTYPES, SHAPES, garbage, numbers, same_bits
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is numpy, which warns of infinities
@@ -136,8 +136,8 @@ def test_entries_are_the_references(kind: tuple[int, Literal[32, 4]], ratio: flo
     layout = Entries(n, max(1, int(n * ratio)), bits)
     old, gradient = numbers(n, seed, 1.0, zeros), numbers(n, seed + 1, 1.0, zeros if bits == 4 else 0.0)
     largest = (0.9 * old + 0.5 * gradient).abs().topk(min(n, layout.k + 1)).values
-    zero = bits == 4 and largest[-1] == 0  # of equals, topk takes any; of zeros no level travels
-    assume(layout.k == n or largest[-2] > largest[-1] or zero)
+    zero = bits == 4 and largest[-1] == 0  # of zeros no level travels, and of exact values a CPU sends none
+    assume(largest[-1] > 0 or layout.k == n or zero)
     ours, theirs = torch.full((2, n), torch.nan)
     payload, expected = garbage(layout.nbytes), garbage(layout.nbytes)
     nonfinite = torch.zeros(1)
@@ -152,6 +152,19 @@ def test_entries_are_the_references(kind: tuple[int, Literal[32, 4]], ratio: flo
     TRITON.decode_entries(rows[None], sums, [layout])
     REFERENCE.decode_entries(rows[None], expected_sums, [layout])
     assert torch.equal(sums, expected_sums)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_largest_are_chosen_and_the_first_of_equals(shape: str):
+    """Whatever a sample promises; always k, for zeros count too, and NaN counts as zero."""
+    x = SHAPES[shape](35_000).float()
+    order = x.abs().nan_to_num(0, torch.inf).argsort(descending=True, stable=True)
+    assert torch.equal(TRITON.top_k(x, 350), order[:350].sort().values)
+
+
+def test_the_largest_of_several_vectors():
+    x = numbers(3 * 2500, 0).view(3, 2500)
+    assert torch.equal(TRITON.top_k(x, 100), x.abs().topk(100).indices.sort().values)
 
 
 @given(
@@ -377,11 +390,13 @@ def test_torch_computes_where_triton_cannot(broken: object, why: str, monkeypatc
 
 
 REGISTERS = {
-    "add_kernel": 96, "measure_kernel": 112, "quantise_kernel": 112, "dequantise_kernel": 160, "pack_kernel": 80,
-    "mask_kernel": 80, "ends_kernel": 48, "sum_kernel": 40, "pack_levels_kernel": 96, "unpack_kernel": 80,
-    "pack_words_kernel": 48, "unpack_words_kernel": 48, "count_kernel": 48, "candidates_kernel": 80, "cast_kernel": 64,
-    "renew_kernel": 64, "small_kernel": 128, "orthonormal_kernel": 255, "project_rows_kernel": 128,
-    "project_columns_kernel": 128, "project_kernel": 255, "product_kernel": 160, "draw_kernel": 48,
+    "add_kernel": 96, "quantise_kernel": 112, "dequantise_kernel": 160, "pack_kernel": 80, "mask_kernel": 80,
+    "sample_kernel": 64, "list_kernel": 112, "add_list_kernel": 112, "digits_kernel": 184, "chosen_kernel": 64,
+    "write_kernel": 112, "words_kernel": 40, "ends_kernel": 64, "sum_kernel": 96, "pack_levels_kernel": 96,
+    "unpack_kernel": 80, "pack_words_kernel": 48, "unpack_words_kernel": 48, "count_kernel": 48,
+    "candidates_kernel": 80, "cast_kernel": 64, "renew_kernel": 64, "small_kernel": 128, "orthonormal_kernel": 255,
+    "project_rows_kernel": 128, "project_columns_kernel": 128, "project_kernel": 255, "product_kernel": 160,
+    "draw_kernel": 48,
 }  # fmt: skip
 """Of a thread, at most: a multiprocessor has 65,536, so with 128 it holds 16 warps."""
 

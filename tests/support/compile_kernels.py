@@ -12,7 +12,6 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from gradwire.ops.entries import GROUP
 from gradwire.ops.formats import nearest, one_bit, qsgd, sign
 from gradwire.ops.triton import (
     adding,
@@ -23,10 +22,12 @@ from gradwire.ops.triton import (
     entries,
     factors,
     hashing,
+    largest,
     levels,
     orthogonal,
     places,
     products,
+    selecting,
     sums,
     words,
 )
@@ -36,6 +37,7 @@ from gradwire.ops.triton.tables import constants_of, shape_of
 F, WORDS, ADDENDS = "*fp32", "*i32", {"HAS_OLD": True, "HAS_GRADIENT": True}
 ADDING = {"next": F, "old": F, "gradient": "*bf16", "nonfinite": F, "decay": "fp32"}
 TABLE = {"table": "*i64", "count": "i32"}
+LISTS = {"x": F, "state": WORDS, "keys": WORDS, "places": "*i16", "counts": WORDS, "n": "i32", "k": "i32"}
 CODES = [nearest(4), nearest(3), qsgd(), sign(), one_bit()]
 
 
@@ -47,7 +49,7 @@ def compiled(kernel, arguments: dict[str, str], constants: dict[str, int], capab
     made = triton.compile(source, target=target, options={"num_warps": warps})
     assert made.asm["cubin"]
     kind = "".join(
-        f" {name.lower()} {constants[name]}" for name in ("KIND", "BITS", "LOW", "RANK") if name in constants
+        f" {name.lower()} {constants[name]}" for name in ("KIND", "BITS", "LOW", "RANK", "NUMBER") if name in constants
     )
     print(f"{kernel.__name__}{kind}: {' '.join(map(str, usage(made.asm['ptx'], capability)))}")
 
@@ -66,13 +68,28 @@ def usage(ptx: str, capability: int) -> tuple[int, int]:
 
 
 def main(capability: int) -> None:
+    for part in (sums_and_selection, codes_and_casts, indices_and_values, low_rank, short_words):
+        part(capability)
+
+
+def sums_and_selection(capability: int) -> None:
     for scaled in (False, True):
         weight = {"weight": F if scaled else "fp32"}
         constants = {**ADDENDS, "SCALED": scaled, "SIZE": adding.SIZE}
         compiled(sums.add_kernel, ADDING | weight | {"n": "i32"}, constants, capability)
-        selecting = {"n": "i32", "magnitude": F, "places": WORDS, "words": "i32"}
-        compiled(sums.measure_kernel, ADDING | weight | selecting, constants, capability)
+        constants, more = {**ADDENDS, "SCALED": scaled}, {"zeros": WORDS, "words": "i32"}
+        compiled(largest.add_list_kernel, ADDING | weight | LISTS | more, constants, capability)
+        more, constants = {"step": "i32", "rank": "i32"}, constants | {"SAMPLE": selecting.SAMPLE}
+        compiled(largest.sample_kernel, ADDING | weight | LISTS | more, constants, capability, selecting.WARPS)
+    more = {"sizes": "*i64", "ends": "*i64", "indices": "*i64"}
+    for kernel in (largest.list_kernel, largest.chosen_kernel, largest.write_kernel):
+        compiled(kernel, LISTS | more, {}, capability)
+    for number in range(3):
+        compiled(largest.digits_kernel, LISTS, {"NUMBER": number}, capability)
     compiled(sums.mask_kernel, {"x": F, "other": F, "n": "i32"}, {"SIZE": adding.SIZE}, capability)
+
+
+def codes_and_casts(capability: int) -> None:
     for code in CODES:
         each, (rows, width, warps) = constants_of(code), shape_of(code)
         arguments = {"weight": "fp32", "table": "*i64", "payloads": "*u8", "word": "*i64", "salt": "i32"}
@@ -84,25 +101,32 @@ def main(capability: int) -> None:
     numbers = {"x": F, "n": "i32", "length": "i32", "stride": "i32", "limit": "fp32"}
     for kind in ("*fp16", "*bf16"):
         compiled(casts.cast_kernel, numbers | {"rows": kind}, {"KEEP": True, "SIZE": casts.SIZE}, capability)
+
+
+def indices_and_values(capability: int) -> None:
     payloads = {"payloads": WORDS, "stride": "i32", "low_at": "i32", "values_at": "i32"}
     chosen = {"indices": "*i64", "chosen": F, "source_stride": "i32", "m": "i32", "n": "i32"}
     rows = {"rows": WORDS, "levels": F, "stride": "i32", "ends": WORDS, "upper_at": "i32", "words": "i32"}
-    rows |= {"low_words": "i32", "k": "i32", "n": "i32"}
+    rows |= {"low_words": "i32", "k": "i32", "n": "i32", "starts": WORDS, "counts": WORDS, "spans": "i32"}
     for low, bits in ((0, 32), (6, 32), (6, 4)):
         widths = {"BITS": bits, "LOW": low}
         found = {"indices": "*i64", "found": F, "steps": "i32"}
         compiled(places.unpack_kernel, rows | found, {**widths, "SIZE": entries.SIZE}, capability)
-        sums_of = {**widths, "SPAN": entries.SPAN, "SIZE": entries.WORDS}
+        sums_of = {**widths, **entries.spans_of(low)}
         compiled(places.sum_kernel, rows | {"out": F, "ranks": "i32"}, sums_of, capability)
         constants = {"TAKE": True, "VALUES": True, "LOW": low, "SIZE": entries.SIZE}
         compiled(places.pack_kernel, payloads | chosen, constants, capability)
-    more = {"upper_at": "i32", "sent": F, "filled": "*i64", "levels": F}
-    constants = {"TAKE": True, "LOW": 6, "SIZE": GROUP}
+    more = {"upper_at": "i32", "sent": F, "filled": WORDS, "starts": WORDS, "levels": F}
+    constants = {"TAKE": True, "LOW": 6, "SIZE": entries.TOGETHER}
     compiled(levels.pack_levels_kernel, payloads | chosen | more, constants, capability)
-    compiled(places.ends_kernel, rows, {"SIZE": entries.SIZE}, capability)
+    compiled(places.words_kernel, rows, {"SIZE": entries.SIZE}, capability)
+    compiled(places.ends_kernel, rows, {"SPAN": 256, "SIZE": entries.SIZE}, capability)
     vectors = {"x": F, "bounds": F, "counts": WORDS, "ends": WORDS, "indices": "*i64", "magnitudes": F, "n": "i32"}
     for kernel in (bounded.count_kernel, bounded.candidates_kernel):
         compiled(kernel, vectors | {"capacity": "i32", "k": "i32"}, {"SIZE": bounded.SIZE}, capability)
+
+
+def low_rank(capability: int) -> None:
     thin = {"factors": F, "before": F, "largest": F, "table": "*i64", "count": "i32"}
     compiled(factors.renew_kernel, thin, {"SIZE": factors.SIZE}, capability)
     compiled(orthogonal.small_kernel, thin, {"RANK": 4, "SIZE": 256}, capability)
@@ -122,19 +146,14 @@ def main(capability: int) -> None:
         for side, (height, width) in enumerate(products.TILES):
             constants = {"UNIT": 4, "RANK": rank, "HEIGHT": height, "WIDTH": width, "TO_ROWS": side == 0}
             compiled(products.project_kernel, factored, constants, capability)
-    short = {
-        "codes": "*u8",
-        "words": "*i64",
-        "count": "i32",
-        "rows": "i32",
-        "stride": "i32",
-        "k": "i32",
-        "nbytes": "i32",
-    }
+
+
+def short_words(capability: int) -> None:
+    short = {"codes": "*u8", "words": "*i64", "count": "i32", "rows": "i32", "stride": "i32", "k": "i32"}
     drawing = {"out": "*fp64", "word": "*i64", "salt": "i32", "n": "i32"}
     compiled(hashing.draw_kernel, drawing, {"SIZE": hashing.SIZE}, capability)
     for kernel in (words.pack_words_kernel, words.unpack_words_kernel):
-        compiled(kernel, short, {"BITS": 12, "SIZE": words.SIZE}, capability)
+        compiled(kernel, short | {"nbytes": "i32"}, {"BITS": 12, "SIZE": words.SIZE}, capability)
 
 
 if __name__ == "__main__":

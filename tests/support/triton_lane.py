@@ -13,11 +13,12 @@ from gradwire.ops.triton import TRITON, launching
 from gradwire.ops.triton.bounded import candidates_kernel
 from gradwire.ops.triton.factors import renew_kernel
 from gradwire.ops.triton.hashing import draw_kernel
+from gradwire.ops.triton.largest import write_kernel
 from gradwire.ops.triton.places import unpack_kernel
 from gradwire.ops.triton.words import unpack_words_kernel
 from tests.support.pretend_cuda import PretendedGPU, bytes_of, real, where
 
-MAKE_INDICES = (candidates_kernel, unpack_kernel, unpack_words_kernel, draw_kernel)
+MAKE_INDICES = (candidates_kernel, write_kernel, unpack_kernel, unpack_words_kernel, draw_kernel)
 
 
 @contextmanager

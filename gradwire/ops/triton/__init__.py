@@ -7,7 +7,19 @@ from Triton's generator. Import this only where `gradwire.ops.backend` says that
 from dataclasses import replace
 
 from gradwire.ops.backend import REFERENCE
-from gradwire.ops.triton import adding, bounded, casts, decoding, entries, factors, hashing, orthogonal, products, words
+from gradwire.ops.triton import (
+    adding,
+    bounded,
+    casts,
+    decoding,
+    entries,
+    factors,
+    hashing,
+    orthogonal,
+    products,
+    selecting,
+    words,
+)
 
 TRITON = replace(
     REFERENCE,
@@ -23,6 +35,7 @@ TRITON = replace(
     unpack_entries=entries.unpack_entries,
     pack_places=entries.pack_places,
     unpack_places=entries.unpack_places,
+    top_k=selecting.top_k,
     candidates=bounded.candidates,
     pack_words=words.pack_words,
     unpack_words=words.unpack_words,

@@ -13,8 +13,10 @@ from gradwire.ops.reference.adding import gathered
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.codes import quantise_kernel
 from gradwire.ops.triton.entries import move_to_zeros
+from gradwire.ops.triton.largest import add_list_kernel
 from gradwire.ops.triton.launching import programs_for
-from gradwire.ops.triton.sums import add_kernel, mask_kernel, measure_kernel
+from gradwire.ops.triton.selecting import Lists, largest_of
+from gradwire.ops.triton.sums import add_kernel, mask_kernel
 from gradwire.ops.triton.tables import constants_of, shape_of, table_of
 from gradwire.ops.vectors import Gradient, Scalar, equal_layouts
 from gradwire.ops.workspace import scratch_on
@@ -62,26 +64,23 @@ def add_select(
         return _select_parts(next, payloads, layouts)
     layout, payload = layouts[0], payloads[0]
     terms, n = _Terms(next, old, gradient, decay, weight, nonfinite), len(next)
-    magnitude = scratch_on(next.device).tensor("magnitude", (n,))
-    zeros = payload[: layout.values_at if layout.exact else layout.nbytes]
-    # add up, measure, and zero the payload's bits, which are set one by one
+    lists = Lists(next.device, 1, n, layout.k)
+    lists.sample(*terms.tensors[1:3], *terms.numbers, **terms.has)
+    # add up, list the largest, and zero the payload's bits, which are set one by one
+    zeros = payload[: layout.values_at if layout.exact else layout.nbytes].view(torch.int32)
     launching.launch(
-        measure_kernel, programs_for(n, SIZE), *terms.tensors, *terms.numbers, n, magnitude, zeros.view(torch.int32),
-        len(zeros) // 4, **terms.has, SIZE=SIZE,
+        add_list_kernel, lists.tiles, *terms.tensors, *terms.numbers, n, *lists.arguments, zeros, len(zeros),
+        **terms.has,
     )  # fmt: skip
-    # select
-    indices = magnitude.topk(layout.k, sorted=False).indices.sort().values
-    # pack
-    move_to_zeros(next[None], payload[None], layout, indices[None])
+    # select and pack
+    move_to_zeros(next[None], payload[None], layout, lists.indices(next[None]))
     return True
 
 
 def _select_parts(x: Tensor, rows: Tensor, layouts: Sequence[Entries]) -> bool:
     rows.zero_()
-    magnitude = torch.abs(x, out=scratch_on(x.device).tensor("magnitude", (len(x),)))
-    each = zip(equal_layouts(x, rows, layouts), equal_layouts(magnitude, rows, layouts), strict=True)
-    for (parts, payloads, layout), (sizes, _, _) in each:
-        move_to_zeros(parts, payloads, layout, sizes.topk(layout.k, 1, sorted=False).indices.sort(1).values)
+    for parts, payloads, layout in equal_layouts(x, rows, layouts):
+        move_to_zeros(parts, payloads, layout, largest_of(parts, layout.k))
     return True
 
 

@@ -13,16 +13,16 @@ from gradwire.ops.reference.entries import levels_and_edges
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.launching import programs_for
 from gradwire.ops.triton.levels import pack_levels_kernel
-from gradwire.ops.triton.places import ends_kernel, pack_kernel, sum_kernel, unpack_kernel
+from gradwire.ops.triton.places import ends_kernel, pack_kernel, sum_kernel, unpack_kernel, words_kernel
 from gradwire.ops.vectors import Output, equal_layouts
 from gradwire.ops.workspace import scratch_on
 
 SIZE = 1024
 """Entries, or words, of a program."""
-SPAN = 1024
-"""Values of the upper bits of indices that a program sums: about as many entries."""
-WORDS = 64
-"""Upper words that it reads at a time, one bit of each after another."""
+TOGETHER = 128
+"""Entries with levels that a program packs at a time."""
+SUMMED = 1 << 14
+"""Elements that a program sums, about."""
 
 
 def pack_entries(payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
@@ -60,15 +60,24 @@ def _pack(
     if layout.exact:
         _pack_places(payloads, layout, indices, chosen, values=True, take=take)
         return
-    # levels: number the entries that are not zero
+    # levels: number the entries that are not zero, and find those of each group
     values, (count, m), places = chosen.gather(1, indices) if take else chosen, indices.shape, layout.places
-    words = payloads[:, : layout.nbytes].view(torch.int32)
+    words, edges = payloads[:, : layout.nbytes].view(torch.int32), _edges(payloads.device, layout.n, count)
     launching.launch(
-        pack_levels_kernel, count * programs_for(layout.n, GROUP), words, words.stride(0), layout.places_at // 4,
+        pack_levels_kernel, count * (edges.shape[1] - 1), words, words.stride(0), layout.places_at // 4,
         (layout.places_at + places.upper_bytes) // 4, layout.values_at // 4, indices, chosen, chosen if take else sent,
-        values.ne(0).cumsum(1), _levels(words.device), chosen.stride(0), m, layout.n, TAKE=take, LOW=places.low_bits,
-        SIZE=GROUP,
+        values.ne(0).cumsum(1, dtype=torch.int32), torch.searchsorted(indices, edges, out_int32=True),
+        _levels(words.device), chosen.stride(0), m, layout.n, TAKE=take, LOW=places.low_bits, SIZE=TOGETHER,
     )  # fmt: skip
+
+
+def _edges(device: torch.device, n: int, rows: int) -> Tensor:
+    """The first element of each group, and the end of the last, for each of so many rows."""
+
+    def make() -> Tensor:
+        return torch.arange(0, n + GROUP, GROUP, device=device).clamp_(max=n).repeat(rows, 1)
+
+    return scratch_on(device).once(("edges", n, rows), make)
 
 
 def _pack_places(
@@ -104,11 +113,20 @@ def _sum(rows: Tensor, out: Tensor, layout: Entries, ranks: int) -> None:
     # programs of equal ranges of upper bits
     upper_at, words, low_words = _words_of(layout)
     payloads, low = rows[:, : layout.nbytes].view(torch.int32), layout.places.low_bits
+    sizes = spans_of(low)
+    spans = programs_for(layout.n, sizes["SPAN"] << low)
     launching.launch(
-        sum_kernel, len(out) * programs_for(layout.n, SPAN << low), out, payloads, _levels(out.device),
-        payloads.stride(0), _ends(payloads[:, upper_at:], words), upper_at, words, low_words, layout.k, layout.n, ranks,
-        BITS=layout.value_bits, LOW=low, SPAN=SPAN, SIZE=WORDS,
+        sum_kernel, len(out) * spans, out, payloads, _levels(out.device), payloads.stride(0),
+        *_ends(payloads[:, upper_at:], words, spans, sizes["SPAN"]), upper_at, words, low_words, layout.k, layout.n,
+        ranks, BITS=layout.value_bits, LOW=low, **sizes,
     )  # fmt: skip
+
+
+def spans_of(low: int) -> dict[str, int]:
+    """How many values of the upper bits a program sums, where the other bits are `low`, how many upper words it reads
+    at a time, of which it has about as many, and how many zeros it writes at a time."""
+    span = min(1024, max(32, SUMMED >> low))
+    return {"SPAN": span, "SIZE": span // 16, "ZEROS": min(1024, span << low)}
 
 
 def unpack_entries(payloads: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
@@ -132,7 +150,7 @@ def _unpack(payloads: Tensor, layout: Entries | Places, dtype: torch.dtype) -> t
     found = torch.empty(indices.shape, dtype=dtype, device=rows.device)
     launching.launch(
         unpack_kernel, len(rows) * programs_for(layout.k, SIZE), indices, found, rows, _levels(rows.device),
-        rows.stride(0), _ends(rows[:, upper_at:], words), upper_at, words, low_words, layout.k, layout.n,
+        rows.stride(0), _ends(rows[:, upper_at:], words)[0], upper_at, words, low_words, layout.k, layout.n,
         words.bit_length(), BITS=layout.value_bits, LOW=layout.places.low_bits, SIZE=SIZE,
     )  # fmt: skip
     return indices, found
@@ -144,8 +162,17 @@ def _words_of(layout: Entries | Places) -> tuple[int, int, int]:
     return layout.places_at // 4, places.upper_bytes // 4, (places.nbytes - places.upper_bytes) // 4
 
 
-def _ends(upper: Tensor, words: int) -> Tensor:
-    """The number of entries up to the end of each upper word, (rows, words) int32."""
-    ends = torch.empty(len(upper), words, dtype=torch.int32, device=upper.device)
-    launching.launch(ends_kernel, len(upper), ends, upper, upper.stride(0), words, SIZE=SIZE)
-    return ends
+def _ends(upper: Tensor, words: int, spans: int = 0, span: int = 32) -> tuple[Tensor, Tensor]:
+    """The number of entries up to the end of each upper word, (rows, words) int32; and the words where so many spans of
+    values of the upper bits begin, and where the last ends, (rows, spans + 1)."""
+    rows, programs = len(upper), programs_for(words, SIZE)
+    ends, starts, counts = (
+        torch.empty(rows, length, dtype=torch.int32, device=upper.device) for length in (words, spans + 1, programs)
+    )
+    launching.launch(
+        words_kernel, rows * programs, counts, starts, upper, upper.stride(0), words, spans, SIZE=SIZE
+    )  # fmt: skip
+    launching.launch(
+        ends_kernel, rows * programs, ends, starts, counts, upper, upper.stride(0), words, spans, SPAN=span, SIZE=SIZE
+    )  # fmt: skip
+    return ends, starts

@@ -50,44 +50,49 @@ def pack_kernel(
 
 @triton.jit
 def set_bits(word):
-    """The number of set bits in each of these words, 0 to 2^32 - 1 in int64."""
+    """The number of set bits in each of these words, int32."""
+    word = word.to(tl.uint32, bitcast=True)
     word -= (word >> 1) & 0x55555555
     word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
     word = (word + (word >> 4)) & 0x0F0F0F0F
-    return ((word * 0x01010101 >> 24) & 0xFF).to(tl.int32)
+    return (word * 0x01010101 >> 24).to(tl.int32)
 
 
 @triton.jit
-def ends_kernel(ends, rows, stride, words, SIZE: tl.constexpr):
-    """Counts the entries up to the end of each of a row's `words` upper words: ends (rows, words) int32."""
-    row = tl.program_id(0).to(tl.int64)
+def words_kernel(counts, starts, rows, stride, words, spans, SIZE: tl.constexpr):
+    """Counts the entries in SIZE of a row's `words` upper words: counts (rows, programs of a row). Sets the row's
+    `starts` (rows, spans + 1), as far as they are not to be known, behind the last word."""
+    programs = tl.cdiv(words, SIZE)
+    row, program = (tl.program_id(0) // programs).to(tl.int64), tl.program_id(0) % programs
+    at = program * SIZE + tl.arange(0, SIZE)
+    word = tl.load(rows + row * stride + at, at < words, 0)
+    tl.store(counts + tl.program_id(0), tl.sum(set_bits(word), 0))
+    tl.store(starts + row * (spans + 1) + at, words, at <= spans)
+
+
+@triton.jit
+def ends_kernel(
+    ends, starts, counts, rows, stride, words, spans, SPAN: tl.constexpr, SIZE: tl.constexpr
+):  # fmt: skip
+    """Counts the entries up to the end of each of SIZE upper words: ends (rows, words) int32. Where number i·SPAN of a
+    row's zeros is in one of them, counted from 1, that is start number i."""
+    programs = tl.cdiv(words, SIZE)
+    row, program = (tl.program_id(0) // programs).to(tl.int64), tl.program_id(0) % programs
+    # what programs before this one have counted
     before = 0
+    for first in range(0, program, SIZE):
+        other = first + tl.arange(0, SIZE)
+        before += tl.sum(tl.load(counts + row * programs + other, other < program, 0), 0)
     # a running sum over the words
-    for start in range(0, words, SIZE):
-        at = start + tl.arange(0, SIZE)
-        counts = set_bits(tl.load(rows + row * stride + at, at < words, 0).to(tl.int64) & 0xFFFFFFFF)
-        tl.store(ends + row * words + at, before + tl.cumsum(counts, 0), at < words)
-        before += tl.sum(counts, 0)
-
-
-@triton.jit
-def entries_before(ends, word, words):
-    """The number of entries before a word; 0 behind the last word, for Triton's `&` evaluates both operands."""
-    return tl.load(ends + word - 1, (word > 0) & (word < words), 0)
-
-
-@triton.jit
-def first_word(ends, words, zeros):
-    """The number of the first word with so many zeros before its end; `words` where there is none."""
-    # bisect
-    low, high = 0, words
-    while low < high:
-        middle = (low + high) // 2
-        if 32 * (middle + 1) - tl.load(ends + middle) >= zeros:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    at = program * SIZE + tl.arange(0, SIZE)
+    count = set_bits(tl.load(rows + row * stride + at, at < words, 0))
+    end = before + tl.cumsum(count, 0)
+    tl.store(ends + row * words + at, end, at < words)
+    # starts
+    zeros = 32 * (at + 1) - end
+    span = zeros // SPAN
+    has_start = (span * SPAN > zeros - 32 + count) & (span <= spans) & (at < words)
+    tl.store(starts + row * (spans + 1) + span, at, has_start)
 
 
 @triton.jit
@@ -121,52 +126,49 @@ def scatter_words(
 ):  # fmt: skip
     """out[index] += value for the entries of SIZE upper words from the `first` on that have `zeros` to `zeros` + SPAN
     zeros before them: their number is the upper bits of the index. Entries beyond k or n are ignored."""
-    at = first + tl.arange(0, SIZE)
-    word = tl.load(upper + at, at < words, 0).to(tl.int64) & 0xFFFFFFFF
-    entry = tl.load(ends + at - 1, (at > 0) & (at < words), 0).to(tl.int64)
-    # one bit of each word at a time
-    for bit in range(32):
-        is_set = ((word >> bit) & 1) == 1
-        high = at.to(tl.int64) * 32 + bit - entry
-        index = high << LOW
-        live = is_set & (entry < k) & (high >= zeros) & (high < zeros + SPAN)
-        if LOW > 0:
-            index += lower_bits(lower, low_words, entry, live, LOW)
-        live = live & (index < n)
-        value = value_of(payload, lower + low_words, levels, index, entry, live, BITS)
-        tl.store(out + index, tl.load(out + index, live, 0.0) + value, live)
-        entry += tl.where(is_set, 1, 0)
+    # a thread for each bit: the number of its entry, and of the zeros before it
+    at, bit = first + tl.arange(0, SIZE)[:, None], tl.arange(0, 32)[None, :]
+    word = tl.load(upper + at, at < words, 0)
+    entry = tl.load(ends + at - 1, (at > 0) & (at < words), 0) + set_bits(word & ((1 << bit) - 1))
+    high = at * 32 + bit - entry
+    live = (((word >> bit) & 1) == 1) & (entry < k) & (high >= zeros) & (high < zeros + SPAN)
+    # the rest of its index, and its value
+    index, entry = high.to(tl.int64) << LOW, entry.to(tl.int64)
+    if LOW > 0:
+        index += lower_bits(lower, low_words, entry, live, LOW)
+    live = live & (index < n)
+    value = value_of(payload, lower + low_words, levels, index, entry, live, BITS)
+    tl.store(out + index, tl.load(out + index, live, 0.0) + value, live)
 
 
 @triton.jit
 def sum_kernel(
-    out, rows, levels, stride, ends, upper_at, words, low_words, k, n, ranks,
-    BITS: tl.constexpr, LOW: tl.constexpr, SPAN: tl.constexpr, SIZE: tl.constexpr,
+    out, rows, levels, stride, ends, starts, upper_at, words, low_words, k, n, ranks,
+    BITS: tl.constexpr, LOW: tl.constexpr, SPAN: tl.constexpr, SIZE: tl.constexpr, ZEROS: tl.constexpr,
 ):  # fmt: skip
     """Writes the sums of all payloads' entries to SPAN·2^LOW elements of out (n,), rank by rank; rows (ranks, stride)
     int32. Within one payload all indices differ, so only ranks have to wait for each other. Further programs write to
     the next vector of n elements, from the next row on."""
-    programs = tl.cdiv(n, SPAN << LOW)
-    first_row = (tl.program_id(0) // programs).to(tl.int64)
+    spans = tl.cdiv(n, SPAN << LOW)
+    first_row, span = (tl.program_id(0) // spans).to(tl.int64), tl.program_id(0) % spans
     out, rows, ends = out + first_row * n, rows + first_row * stride, ends + first_row * words
-    zeros = tl.program_id(0) % programs * SPAN
+    starts += first_row * (spans + 1) + span
     # zero the elements
-    for part in range(1 << LOW):
-        at = (zeros.to(tl.int64) << LOW) + part * SPAN + tl.arange(0, SPAN)
+    for start in range(0, SPAN << LOW, ZEROS):
+        at = (span.to(tl.int64) * SPAN << LOW) + start + tl.arange(0, ZEROS)
         tl.store(out + at, 0.0, at < n)
     # add rank by rank: the same rounding on every replica
     for _ in range(ranks):
         tl.debug_barrier()  # wait for what other threads of this program have written
-        upper = rows + upper_at
-        first = first_word(ends, words, zeros)
-        while (first < words) & (32 * first - entries_before(ends, first, words) < zeros + SPAN):
+        upper, last = rows + upper_at, tl.minimum(tl.load(starts + 1) + 1, words)
+        for first in range(tl.load(starts, span > 0, 0), last, SIZE):
             scatter_words(
-                out, rows, levels, upper, upper + words, ends, first, words, low_words, k, n, zeros, BITS, LOW, SPAN,
-                SIZE,
+                out, rows, levels, upper, upper + words, ends, first, words, low_words, k, n, span * SPAN, BITS, LOW,
+                SPAN, SIZE,
             )  # fmt: skip
-            first += SIZE
         rows += stride
         ends += words
+        starts += spans + 1
 
 
 @triton.jit
@@ -175,7 +177,7 @@ def nth_set_bit(word, n):
     # bisect: into the lower or the upper half, by how many bits are set in the lower
     place = tl.zeros(word.shape, tl.int64)
     for step in tl.static_range(5):
-        low = set_bits(word & ((1 << (16 >> step)) - 1))
+        low = set_bits((word & ((1 << (16 >> step)) - 1)).to(tl.int32))
         beyond = n >= low
         place += tl.where(beyond, 16 >> step, 0)
         word = tl.where(beyond, word >> (16 >> step), word)

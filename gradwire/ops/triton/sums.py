@@ -56,17 +56,3 @@ def mask_kernel(x, other, n, SIZE: tl.constexpr):
     """`mask_zeros` of SIZE elements."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     tl.store(x + at, 0.0, (at < n) & (tl.load(other + at, at < n, 1.0) == 0))
-
-
-@triton.jit
-def measure_kernel(
-    next, old, gradient, nonfinite, decay, weight, n, magnitude, places, words,
-    HAS_OLD: tl.constexpr, HAS_GRADIENT: tl.constexpr, SCALED: tl.constexpr, SIZE: tl.constexpr,
-):  # fmt: skip
-    """`add_kernel` that also writes the magnitudes (n,), and zeros to the `words` <= n words of `places`, int32."""
-    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    total = summed(old, gradient, at, at < n, decay, weight_of(weight, SCALED), HAS_OLD, HAS_GRADIENT)
-    tl.store(next + at, total, at < n)
-    tl.store(magnitude + at, tl.abs(total), at < n)
-    tl.store(places + at, 0, at < words)
-    note_unless_finite(total, nonfinite)

@@ -49,6 +49,11 @@ def _entries(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     return result
 
 
+def _largest(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
+    """The indices of the largest elements."""
+    return kernels.top_k(old, N // 50).float()
+
+
 def _casts(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     """The error that is left, and the values that are sent, of casts."""
     left, rows = old.clone(), torch.zeros(3, N, dtype=torch.float16, device=old.device)
@@ -94,6 +99,7 @@ def _draws(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
 RUNS = {
     "codes": _codes,
     "entries": _entries,
+    "largest": _largest,
     "casts": _casts,
     "factors": _factors,
     "products": _products,
