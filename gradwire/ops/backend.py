@@ -111,29 +111,32 @@ def backend_on(device: torch.device) -> Backend:
 
 
 def on_gpu(device: torch.device) -> tuple[Backend | None, str]:
-    """Triton's functions, or None and the reason. The first call for a device tries them there, which takes seconds."""
+    """Triton's functions, with the reference's in place of those that are wrong there, or None; and why, "" where all
+    are used. The first call for a device tries them there, which takes seconds."""
     with _trying:
-        return _tried(device)
+        return _on_gpu(device)
 
 
 @cache
-def _tried(device: torch.device) -> tuple[Backend | None, str]:
+def _on_gpu(device: torch.device) -> tuple[Backend | None, str]:
     if not torch.cuda.is_available():
         return None, "no GPU"
-    # torch loads its linear algebra at its first use, and raises where two threads come at once
-    torch.linalg.cholesky_ex(torch.eye(1, device=device))
+    load_linear_algebra(device)
     if os.environ.get("GRADWIRE_KERNELS") == "reference":
         return None, "GRADWIRE_KERNELS=reference"
     try:
-        from gradwire.ops.triton import TRITON
-        from gradwire.ops.triton.trial import differences
+        from gradwire.ops.triton.trial import tried
 
         # try them once on this device
         _logger.info("trying Triton's kernels on %s, which are compiled where they never were before", device)
-        wrong = differences(device)
+        return tried(device)
     except Exception as error:  # no Triton, no compiler for its launcher, a GPU that it does not know, ...
         return None, f"Triton cannot be used: {type(error).__name__}: {error}"
-    return (None, f"Triton computes {wrong} wrong here") if wrong else (TRITON, "")
+
+
+def load_linear_algebra(device: torch.device) -> None:
+    """Has torch load its linear algebra for GPUs, which raises where two threads are the first to use it."""
+    torch.linalg.cholesky_ex(torch.eye(1, device=device))
 
 
 def in_use() -> str:
@@ -142,4 +145,4 @@ def in_use() -> str:
     if not torch.cuda.is_available():
         return cpu
     found, why = on_gpu(torch.device("cuda", torch.cuda.current_device()))
-    return f"{cpu}, on a GPU {'triton' if found else f'torch ({why})'}"
+    return f"{cpu}, on a GPU {'triton' if found else 'torch'}{f' ({why})' if why else ''}"

@@ -16,13 +16,14 @@ def test_kernels_are_tried_on_the_gpu_of_the_tensor(monkeypatch: pytest.MonkeyPa
     """Without torch.cuda.set_device() the current one is the first, on every rank of a host."""
     tried: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(trial, "differences", lambda device: tried.append(device) or "")
-    backend.on_gpu.cache_clear()
+    monkeypatch.setattr(trial, "tried", lambda device: tried.append(device) or (None, ""))
+    monkeypatch.setattr(backend, "load_linear_algebra", lambda device: None)
+    backend._on_gpu.cache_clear()
     x: Any = SimpleNamespace(device=torch.device("cuda", 1))
     try:
         backend.backend_for(x)
     finally:
-        backend.on_gpu.cache_clear()
+        backend._on_gpu.cache_clear()
     assert tried == [torch.device("cuda", 1)]
 
 

@@ -1,13 +1,15 @@
 """The kernels for GPUs against their definition, in Triton's interpreter."""
 
 import os
+import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import pytest
 import torch
@@ -25,8 +27,8 @@ from tests.support.kernel_cases import CODES, DTYPES, SHAPES, garbage, numbers, 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is numpy, which warns of infinities
 from gradwire.ops.reference.low_rank import COLUMNS, ROWS  # noqa: E402
-from gradwire.ops.triton import TRITON, trial  # noqa: E402
-from gradwire.ops.triton.trial import differences  # noqa: E402
+from gradwire.ops.triton import TRITON, launching, trial  # noqa: E402
+from gradwire.ops.triton.trial import TRIALS, tried  # noqa: E402
 
 vectors = {"n": st.one_of(st.integers(0, 70), st.integers(4000, 9000)), "seed": st.integers(0, 2**32 - 1)}
 few = settings(max_examples=25, deadline=None)
@@ -361,32 +363,34 @@ def in_batches(vector: Tensor, shapes: list[tuple[int, int, int]]) -> list[Tenso
 
 
 def test_a_trial_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch):
+    """The reference takes the place of what is wrong, and of nothing else."""
     cpu = torch.device("cpu")
-    assert differences(cpu) == ""
+    assert tried(cpu) == (TRITON, "")
     wrong: dict[str, Any] = {
         name: lambda rows, out, layouts: out.zero_() for name in ("decode_blocks", "decode_entries")
     }
-    wrong |= {"orthogonalize": lambda factors: None, "multiply": lambda out, p, q, subtract: None}
+    wrong |= {"orthogonalize": lambda factors: None, "multiply": lambda out, p, q, subtract: None, "draws": 1 / 2}
     monkeypatch.setattr(trial, "TRITON", replace(TRITON, **wrong))
-    assert differences(cpu) == "codes and entries and factors and products"
+    found, why = tried(cpu)
+    names = ["codes", "codes with noise", "entries", "factors", "products", "draws"]
+    assert re.findall(r"([a-z ]+) \(", why.removeprefix("torch computes")) == [f" {name}" for name in names]
+    assert "draws ('float' object is not callable)" in why
+    tries = {function for name in names for function in TRIALS[name].functions}
+    assert found == replace(TRITON, **{function: getattr(REFERENCE, function) for function in tries})
 
 
-@pytest.mark.parametrize(
-    ("broken", "why"),
-    [(None, ""), (RuntimeError("no compiler"), "RuntimeError: no compiler"), ("codes", "Triton computes codes wrong")],
-    ids=["works", "fails", "differs"],
-)
-def test_torch_computes_where_triton_cannot(broken: object, why: str, monkeypatch: pytest.MonkeyPatch):
-    def tried(device: torch.device) -> str:
-        if isinstance(broken, Exception):
-            raise broken
-        return str(broken or "")
+def test_every_function_is_tried():
+    own = {each.name for each in fields(Backend) if getattr(TRITON, each.name) is not getattr(REFERENCE, each.name)}
+    assert {function for each in TRIALS.values() for function in each.functions} == own
 
+
+def test_torch_computes_where_triton_cannot(monkeypatch: pytest.MonkeyPatch):
+    """As without a C compiler, where no kernel can be launched."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("gradwire.ops.triton.trial.differences", tried)
-    found, reason = backend.on_gpu.__wrapped__(torch.device("cuda", 0))
-    assert found is (None if broken else TRITON)
-    assert why in reason
+    monkeypatch.setattr(backend, "load_linear_algebra", lambda device: None)
+    monkeypatch.setattr(launching, "launch", mock.Mock(side_effect=RuntimeError("no compiler")))
+    found = backend._on_gpu.__wrapped__(torch.device("cpu"))
+    assert found == (None, "Triton cannot be used: RuntimeError: no compiler")
 
 
 REGISTERS = {

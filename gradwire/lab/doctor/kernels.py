@@ -39,6 +39,6 @@ def _cpu(needed: bool) -> Finding:
 def _gpu(device: torch.device) -> Finding:
     found, why = on_gpu(device)
     if found:
-        return Finding("GPU", True, "Triton computes; its trial is right")
+        return Finding("GPU", not why, why or "Triton computes; its trial is right")
     chosen = why == CHOSEN
     return Finding("GPU", chosen, f"torch computes: {why}", UNSET if chosen else TRITON)

@@ -1,7 +1,7 @@
 """The functions of `gradwire.ops.reference` as Triton kernels, for tensors on a GPU: one launch each where it matters.
 
-Multiplications and additions may be fused, so the last bits may differ from a CPU's; stochastic codes draw their noise
-from Triton's generator. Import this only where `gradwire.ops.backend` says that it can be used.
+Multiplications and additions may be fused, so the last bits may differ from a CPU's. Import this only where
+`gradwire.ops.backend` says that it can be used.
 """
 
 from dataclasses import replace

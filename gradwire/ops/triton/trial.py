@@ -1,41 +1,89 @@
 """A trial of the kernels on a device, against the reference, before they are used there."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from gradwire.ops.backend import REFERENCE, Backend
-from gradwire.ops.entries import Entries
-from gradwire.ops.formats import Blocks, nearest
+from gradwire.ops.entries import Entries, Places
+from gradwire.ops.formats import Blocks, Code, nearest, one_bit, qsgd, sign, ternary
 from gradwire.ops.noise import Seed, hashed_draws
 from gradwire.ops.reference.low_rank import COLUMNS, ROWS
 from gradwire.ops.triton import TRITON
 
 N = 5000
+CODES = (nearest(4), nearest(8, 128), nearest(3), sign(), one_bit(1024))
+WITH_NOISE = (qsgd(), ternary(64))
 
 
-def differences(device: torch.device) -> str:
-    """The names of the trials whose results are wrong on this device; "" where all are right. Waits for the device.
+class Trial(NamedTuple):
+    """A trial of some functions."""
+
+    run: Callable[[Backend, Tensor, Tensor], Tensor]
+    """Computes with a backend and two vectors (N,); all numbers of the result are to be right."""
+    functions: tuple[str, ...]
+    """What it tries of `Backend`."""
+
+
+def tried(device: torch.device) -> tuple[Backend, str]:
+    """Triton's functions, with the reference's in place of those that are wrong on this device; and which these are.
+    Waits for the device. Raises the first error where all fail, as without a C compiler.
 
     The host computes the right results: a GPU's own products may be set to round to fewer bits."""
     # the same numbers here and on the host
     host = torch.randn(2, N, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
     here = host.to(device)
     # compare
-    wrong = [
-        name
-        for name, run in RUNS.items()
-        if not torch.allclose(run(TRITON, *here).cpu(), run(REFERENCE, *host), atol=1e-5)
-    ]
-    return " and ".join(wrong)
+    found = {name: _difference(trial, here, host) for name, trial in TRIALS.items()}
+    wrong = {name: why for name, why in found.items() if why}
+    if len(errors := [why for why in wrong.values() if isinstance(why, Exception)]) == len(TRIALS):
+        raise errors[0]
+    names = [name for trial in wrong for name in TRIALS[trial].functions]
+    why = ", ".join(f"{trial} ({why})" for trial, why in wrong.items())
+    return (
+        replace(TRITON, **{name: getattr(REFERENCE, name) for name in names}),
+        f"torch computes {why}" if wrong else "",
+    )
+
+
+def _difference(trial: Trial, here: Tensor, host: Tensor) -> str | Exception:
+    """Why the results are not right; "" where they are."""
+    try:
+        ours, right = trial.run(TRITON, *here).cpu(), trial.run(REFERENCE, *host)
+    except Exception as error:
+        return error
+    return "" if torch.allclose(ours, right, atol=1e-5) else "Triton is wrong here"
+
+
+def _sums(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
+    """A sum, of which what is zero in another vector is masked."""
+    out = torch.empty_like(old)
+    kernels.add_in(out, old, gradient, 0.9, 0.5)
+    kernels.mask_zeros(out, gradient.clamp(min=0))
+    return out
 
 
 def _codes(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     """The error that is left, and the decoded values, of codes."""
-    layout, result = Blocks((N // 3, N - N // 3), nearest(4)), torch.zeros(2, N, dtype=torch.float32, device=old.device)
+    return torch.stack([torch.stack(_coded(kernels, code, old, gradient)) for code in CODES])
+
+
+def _noise(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
+    """Sums of errors and decoded values of codes with noise, which differs on the host."""
+    coded = [_coded(kernels, code, old, gradient) for code in WITH_NOISE]
+    return torch.stack([error + decoded / 2 for error, decoded in coded])
+
+
+def _coded(kernels: Backend, code: Code, old: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """The error (N,), and the sum of two payloads (N,)."""
+    layout, error, out = Blocks((N // 3, N - N // 3), code), torch.empty_like(old), torch.empty_like(old)
     payload = torch.zeros(1, layout.nbytes, dtype=torch.uint8, device=old.device)
-    kernels.add_quantise(result[0], old, gradient, 0.9, 0.5, [layout], payload, keep=True, seeds=[Seed(0)])
-    kernels.decode_blocks(payload.repeat(1, 2, 1), result[1], [layout])
-    return result
+    kernels.add_quantise(error, old, gradient, 0.9, 0.5, [layout], payload, keep=True, seeds=[Seed(0)])
+    kernels.decode_blocks(payload.repeat(1, 2, 1), out, [layout])
+    return error, out
 
 
 def _entries(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
@@ -49,9 +97,32 @@ def _entries(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     return result
 
 
+def _packed(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
+    """What is left of a vector whose elements were moved to a payload, and what was packed, of values and of places."""
+    indices, left = torch.arange(1, N, 50, device=old.device)[None], old[None].clone()
+    layout, places = Entries(N, N // 50), Places(N, N // 50)
+    rows = [torch.zeros(1, each.nbytes, dtype=torch.uint8, device=old.device) for each in (layout, layout, places)]
+    kernels.move_entries(left, rows[0], layout, indices)
+    kernels.pack_entries(rows[1], layout, indices, gradient[indices])
+    kernels.pack_places(rows[2], places, indices)
+    found, filled = kernels.unpack_places(rows[2], places)
+    return torch.cat([left.flatten(), *(row.flatten().float() for row in rows), found[filled].float()])
+
+
 def _largest(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
-    """The indices of the largest elements."""
-    return kernels.top_k(old, N // 50).float()
+    """The indices of the largest elements, few and many, and of many that are equal; and of candidates."""
+    found = [kernels.top_k(old, N // 50), kernels.top_k(old, N // 2), kernels.top_k(old.round(), N // 4)]
+    bounds = torch.ones(1, dtype=torch.float32, device=old.device)
+    indices, magnitudes = kernels.candidates(old[None], bounds, N // 2, N // 50)
+    return torch.cat([*found, torch.where(magnitudes < 0, 0, indices).flatten(), magnitudes.flatten()])
+
+
+def _words(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
+    """Words of 12 bits."""
+    words = ((1000 * old[:4000].abs()).to(torch.int64) % 4096).view(2, 5, 400)
+    codes = torch.zeros(2, 5, 600, dtype=torch.uint8, device=old.device)
+    kernels.pack_words(words, 12, codes)
+    return kernels.unpack_words(codes, 12, 400).float()
 
 
 def _casts(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
@@ -62,32 +133,43 @@ def _casts(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _factors(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
-    """Renewed factors, of which the first is zero; then the projections on the basis made from each."""
+    """Renewed factors, of which the first is zero; then the projections on the basis made from each, and from larger
+    ones."""
     vector = old[:300].clone()
     batches, before = ([x[:240].view(2, 4, 30), x[240:300].view(1, 2, 30)] for x in (vector, gradient))
     batches[0][0].zero_()
     result = [kernels.renew(batches, before), vector.clone()]
     kernels.orthogonalize(batches)
-    bases = [batch.cpu() for batch in batches]
+    large = old[:4400].clone().view(2, 20, 110)
+    kernels.orthogonalize([large])
+    bases = [batch.cpu() for batch in (*batches, large)]
     return torch.cat([*(part.cpu() for part in result), *((basis.mT @ basis).flatten() for basis in bases)])
 
 
 def _products(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
-    """Both projections of matrices of two shapes, the products of these factors, and the matrices less the products."""
-    left, right, p, q = (
-        old[:980].clone(),
-        old[:980].clone(),
-        torch.zeros(135, dtype=torch.float32, device=old.device),
-        gradient[:300] / 10,
-    )
-    matrices, products = ([x[:800].view(2, 10, 40), x[800:].view(1, 15, 12)] for x in (left, right))
-    # views of two batches
-    lower, upper = [p[:60].view(2, 3, 10), p[60:].view(1, 5, 15)], [q[:240].view(2, 3, 40), q[240:].view(1, 5, 12)]
-    kernels.project(matrices, upper, lower, ROWS)
-    kernels.multiply([[product] for product in products], lower, upper, subtract=False)
-    kernels.multiply([[matrix] for matrix in matrices], lower, upper, subtract=True)
-    kernels.project(products, lower, upper, COLUMNS)
-    return torch.cat([left, right, p, q])
+    """`_multiplied` of small matrices of two shapes, and of a larger one with factors of many rows."""
+    small = _multiplied(kernels, old, gradient / 10, [(2, 10, 40, 3), (1, 15, 12, 5)])
+    return torch.cat([small, _multiplied(kernels, old, gradient / 10, [(1, 48, 100, 20)])])
+
+
+def _multiplied(kernels: Backend, x: Tensor, factors: Tensor, shapes: list[tuple[int, int, int, int]]) -> Tensor:
+    """Matrices less the products of both factors, these products, and both projections, by (count, rows, columns,
+    rank)."""
+    matrices, products = (_batches(x, [shape[:3] for shape in shapes]) for _ in range(2))
+    p = _batches(torch.zeros_like(x), [(count, rank, rows) for count, rows, _, rank in shapes])
+    q = _batches(factors, [(count, rank, columns) for count, _, columns, rank in shapes])
+    kernels.project(matrices, q, p, ROWS)
+    kernels.multiply([[product] for product in products], p, q, subtract=False)
+    kernels.multiply([[matrix] for matrix in matrices], p, q, subtract=True)
+    kernels.project(products, p, q, COLUMNS)
+    return torch.cat([batch.flatten() for batch in (*matrices, *products, *p, *q)])
+
+
+def _batches(x: Tensor, shapes: list[tuple[int, int, int]]) -> list[Tensor]:
+    """Batches of these shapes, one after another in a copy of x."""
+    sizes = [count * rows * columns for count, rows, columns in shapes]
+    parts = x[: sum(sizes)].clone().split(sizes)
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _draws(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
@@ -96,12 +178,16 @@ def _draws(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     return (hashed_draws if kernels is REFERENCE else kernels.draws)(N, seed, old.device)
 
 
-RUNS = {
-    "codes": _codes,
-    "entries": _entries,
-    "largest": _largest,
-    "casts": _casts,
-    "factors": _factors,
-    "products": _products,
-    "draws": _draws,
+TRIALS = {
+    "sums": Trial(_sums, ("add_in", "mask_zeros")),
+    "codes": Trial(_codes, ("add_quantise", "decode_blocks")),
+    "codes with noise": Trial(_noise, ("add_quantise", "decode_blocks")),
+    "entries": Trial(_entries, ("add_select", "decode_entries", "unpack_entries")),
+    "packing": Trial(_packed, ("pack_entries", "move_entries", "pack_places", "unpack_places")),
+    "the largest elements": Trial(_largest, ("top_k", "candidates")),
+    "words": Trial(_words, ("pack_words", "unpack_words")),
+    "casts": Trial(_casts, ("cast_parts",)),
+    "factors": Trial(_factors, ("renew", "orthogonalize")),
+    "products": Trial(_products, ("project", "multiply")),
+    "draws": Trial(_draws, ("draws",)),
 }
