@@ -160,7 +160,7 @@ FAULTS = [
     Fault("runtime/exchange.py", "                    after[slot].copy_(before[slot])\n", "                    pass\n"),
     Fault("runtime/steps.py", "            self.number += 1\n", "            self.number += 0\n"),
     Fault("runtime/used_slots.py", "used.clamp_(max=1)", "used.clamp_(min=1)"),
-    Fault("runtime/exchange.py", "gradients.poison() if nonfinite is None else", "None if nonfinite is None else"),
+    Fault("runtime/exchange.py", "        self.input.gradients.poison()\n", "        pass\n"),
     Fault("runtime/row_exchange.py", "rows = rows * given.part(self._world)", "pass"),
     Fault("runtime/row_exchange.py", "mean.values().sum(dtype=torch.float32) * 0", "0"),
     Fault("rules.py", "return value < limit if", "return value <= limit if"),

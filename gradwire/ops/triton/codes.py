@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 """Kernels that quantise and dequantise blocks.
 
 `table` (programs, 5) int64 has for each program its first element, how many it has, all of one part, the bytes of the

@@ -1,4 +1,5 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 """Kernels that select the k largest magnitudes: see `gradwire.ops.triton.selecting`.
 
 Vectors are cut in tiles. Each tile lists its elements from a bound on: their keys, which are the bits of the magnitude,

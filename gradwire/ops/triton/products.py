@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 """Products of matrices with thin factors, on a GPU, all batches in one launch: see `gradwire.ops.reference.low_rank`.
 
 `table` (8, programs) int64 has for each program the first element of its matrix, its rows and columns, the rank of its
