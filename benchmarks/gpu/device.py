@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.shared.provenance import ROOT, commit
+from benchmarks.shared.provenance import ROOT, command, commit
 
 MOST_HELD_MS = 60.0
 
@@ -148,7 +148,8 @@ class Device:
                 "capability": str(torch.cuda.get_device_capability()), "CUDA": torch.version.cuda,
                 "NCCL": ".".join(map(str, torch.cuda.nccl.version())),
             }  # fmt: skip
-        return own | {"torch": torch.__version__, "Triton": _triton(), "commit": commit_here(), "sources": sources()}
+        own |= {"torch": torch.__version__, "Triton": _triton(), "commit": commit_here(), "sources": sources()}
+        return own | {"command": command()}
 
 
 def commit_here() -> str:

@@ -34,6 +34,7 @@ begins anew behind the row that it was at. Sections are:
 """
 
 import argparse
+import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,7 @@ from benchmarks.gpu.processes import Process
 from benchmarks.gpu.rows import read
 from benchmarks.gpu.sections import SECTIONS
 from benchmarks.gpu.shown import Tables
+from benchmarks.shared.provenance import CALLED, command
 
 LEAST_S = 10.0
 """Seconds. A process is not started with less time than this."""
@@ -52,6 +54,7 @@ LEAST_S = 10.0
 
 def main() -> None:
     arguments = parse()
+    os.environ[CALLED] = command()
     end, tables = time.monotonic() + 60 * arguments.minutes, Tables(arguments.out)
     # the turn after this one is imported while this one runs
     turns = turns_of(arguments.only.split(",") if arguments.only else list(SECTIONS))

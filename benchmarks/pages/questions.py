@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.losses.training import NEAR, time_to
 from benchmarks.pages.far import FAR
+from benchmarks.pages.gpu_question import gpu
 from benchmarks.pages.page import Page, Shown
 from benchmarks.scheduler.chosen import DENSE, autos_seconds_to, seconds_to
 from benchmarks.shared.provenance import load
@@ -247,6 +248,6 @@ def lgreco() -> Page:
 
 
 QUESTIONS = (
-    steps, auto, candidates, slower_links, training, losses, *FAR, lgreco, wire, memory, collectives, codecs, search,
-    replicas,
+    steps, gpu, auto, candidates, slower_links, training, losses, *FAR, lgreco, wire, memory, collectives, codecs,
+    search, replicas,
 )  # fmt: skip
