@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private.autograd import in_backward
-from gradwire.torch_private.reducer import delayed_by, parts_of
+from gradwire.torch_private.reducer import delayed_by, is_joining, parts_of
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,13 @@ class Buckets:
         self._runtime, self._slot, self._static_graph = runtime, slot, static_graph
         self._places: dict[int, BucketPlace] = {}
         self._stayed = False
+
+    def wants_each(self, ddp: Any) -> bool:
+        """Whether hooks have to see each gradient in the backward pass that follows: on a CPU, where they cost little
+        and groups begin earlier; until buckets have stayed where they are; where something asks when each gradient is
+        ready; and where a parameter may be unused. With a static graph a parameter's hook may run more than once."""
+        early = self._runtime.is_immediate or not self.fixed or self._runtime.wants_readiness()
+        return not ddp.static_graph and (early or ddp.find_unused_parameters or is_joining(ddp))
 
     def refuse_frozen(self) -> None:
         """Ends the job where a parameter of the open step was frozen too late: DDP waits for its gradient in vain."""

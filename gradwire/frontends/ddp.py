@@ -34,8 +34,7 @@ class DDPFrontEnd:
        accumulated before. DDP gets a future, which completes when all means are in its bucket.
 
     On a GPU hooks on all gradients would take Python's lock from the threads that launch its work, hundreds of times a
-    step. So there they are removed once DDP's buckets have stayed where they are, unless a parameter may be unused or
-    something asks when each gradient is ready. DDP's first bucket then opens the step, and gradients arrive bucket by
+    step: see `Buckets.wants_each`. Without them DDP's first bucket opens the step, and gradients arrive bucket by
     bucket.
 
     Where the forward pass was no call of DDP (`ddp.forward(x)`), torch runs no hook before it. Then, too, DDP's first
@@ -154,21 +153,13 @@ class DDPFrontEnd:
 
     def _see_gradients(self, runtime: Runtime, buckets: Buckets) -> None:
         """Has gradients arrive one by one from now on, by hooks on all of them, or bucket by bucket."""
-        ddp = self.ddp
-        early = runtime.is_immediate or not buckets.fixed or runtime.wants_readiness()
-        one_by_one = early or ddp.find_unused_parameters or is_joining(ddp)
-        if ddp.static_graph or one_by_one == buckets.one_by_one:  # there a parameter's hook may fire more than once
-            return
-        buckets.one_by_one = one_by_one
-        if one_by_one:
-            self._gradient_hooks.on_gradients(self._slot, self._gradient_hook)
-        else:
+        before, buckets.one_by_one = buckets.one_by_one, buckets.wants_each(self.ddp)
+        if before and not buckets.one_by_one:
             self._gradient_hooks.remove()
+        elif buckets.one_by_one and not before:
+            self._gradient_hooks.on_gradients(self._slot, partial(self._gradient_hook, runtime, buckets))
 
-    def _gradient_hook(self, slot: int) -> Callable[[Tensor], None]:
-        runtime, buckets = self.runtime, self._buckets
-        assert runtime is not None
-        assert buckets is not None
+    def _gradient_hook(self, runtime: Runtime, buckets: Buckets, slot: int) -> Callable[[Tensor], None]:
         arrive, became_ready, sparse = runtime.arrive, runtime.became_ready, runtime.slots[slot].name in runtime.sparse
 
         def ready(parameter: Tensor) -> None:  # runs for each parameter and step: nothing else belongs here
@@ -290,21 +281,15 @@ class DDPFrontEnd:
             without_hook(self.ddp, self._managed)
         # one parameter's gradient shows that DDP made a step; where some may be unused, any of them
         seen = self._slot if self.ddp.find_unused_parameters else dict([*self._slot.items()][:1])
-        self._gradient_hooks.on_gradients(seen, self._native_gradient_hook)
+        ready = partial(self._native_gradient_ready, runtime, self._buckets)
+        self._gradient_hooks.on_gradients(seen, lambda slot: partial(ready, slot))
 
-    def _native_gradient_hook(self, slot: int) -> Callable[[Tensor], None]:
-        runtime, buckets = self.runtime, self._buckets
-        assert runtime is not None
-        assert buckets is not None
-
-        def ready(parameter: Tensor) -> None:
-            if self._synchronising:
-                self._native_steps.reduces(runtime)
-                buckets.accumulated.clear()
-            else:
-                buckets.accumulated.add(slot)
-
-        return ready
+    def _native_gradient_ready(self, runtime: Runtime, buckets: Buckets, slot: int, parameter: Tensor) -> None:
+        if self._synchronising:
+            self._native_steps.reduces(runtime)
+            buckets.accumulated.clear()
+        else:
+            buckets.accumulated.add(slot)
 
     def _come_back(self) -> None:
         """Has DDP reduce by our hook again, with a new reducer, whose buckets are new."""

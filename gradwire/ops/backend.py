@@ -136,7 +136,7 @@ def _on_gpu(device: torch.device) -> tuple[Backend | None, str]:
 
 def load_linear_algebra(device: torch.device) -> None:
     """Has torch load its linear algebra for GPUs, which raises where two threads are the first to use it."""
-    torch.linalg.cholesky_ex(torch.eye(1, device=device))
+    torch.linalg.cholesky_ex(torch.eye(1, dtype=torch.float32, device=device))
 
 
 def in_use() -> str:

@@ -251,10 +251,9 @@ class ReplicaExchange(GroupExchange):
         gradients.scale(torch.nan if given.lost else given.part(self.context.world))
         # sum where the gradients lie, if they are one vector of the type that travels; else in a copy
         x = whole
-        if whole is None or whole.dtype != dtype or self.stored.pending:
+        if x is None or x.dtype != dtype or self.stored.pending:
             x = self.context.buffers.tensor("dense", (self.stored.layout.numel,), dtype)
             gradients.copy_to(x)
-        assert x is not None
         if self.stored.pending:
             self._add_pending(x, given)
         # the same collective on ranks that have nothing pending
@@ -291,9 +290,8 @@ class ReplicaExchange(GroupExchange):
 
     def _own_buffer(self, gradients: Gradients) -> Tensor:
         """The buffer in which a group without memory computes: its gradients, if they lie side by side."""
-        return (
-            self.context.buffers.tensor("x", (self.stored.layout.numel,)) if gradients.flat is None else gradients.flat
-        )
+        size = (self.stored.layout.numel,)
+        return self.context.buffers.tensor("x", size) if gradients.flat is None else gradients.flat
 
     def _scratch(self, x: LazySum) -> Callable[[], Tensor]:
         """Scratch for the mean (n,): all groups' own; without a memory that of x, which is not needed any more."""

@@ -116,10 +116,8 @@ class Runtime:
         future: Future[Tensor] = Future(devices=self._executor.future_devices())  # pyright: ignore[reportArgumentType]
         self._futures.add(self._intake.step, future, buffer)
         # the step may have ended, or the job failed, before the future was there
-        if self.error:
-            self._complete_futures()
-        elif self._intake.ended == self._intake.step:
-            self._executor.post(self._complete_futures)
+        if (error := self.error) or self._intake.ended == self._intake.step:
+            self._complete_futures() if error else self._executor.post(self._complete_futures)
         return future.then(Future.value)  # where `future` fails, only this way does DDP raise the error itself
 
     def finish(self, point: Point | None = None) -> None:
@@ -283,10 +281,8 @@ class Runtime:
         with self._job_error.ended_by(BaseException):
             return self._executor.call(task)
 
-    # On the worker
-
     def _step_ended(self) -> None:
-        """Puts the next step's plan in force, then completes the futures of those who wait for the means."""
+        """Puts the next step's plan in force, then completes the futures that wait for the means. On the worker."""
         self._reduced.count()
         if not self._steps.promised:
             self._active.step_ended()

@@ -248,6 +248,19 @@ def test_casts_are_the_references(
     assert same_bits(ours, theirs)
 
 
+def test_zeros_that_fill_up_a_payload_leave_the_element_that_they_fall_on():
+    """As `GlobalTopK` leaves them at the last index, where fewer than k sums are not zero."""
+    layout, indices = Entries(100, 10), torch.tensor([[3, 50, *[90] * 8]])
+    payload = torch.zeros(1, 2, layout.nbytes, dtype=torch.uint8)
+    for rank, own in enumerate(([1.0, 2.0, 3.0, *[0.0] * 7], [1.0, 2.0, *[0.0] * 7, 3.0])):
+        REFERENCE.pack_entries(payload[:, rank], layout, indices, torch.tensor([own]))
+    ours, theirs = torch.empty(2, 100)
+    for ops, out in ((TRITON, ours), (REFERENCE, theirs)):
+        ops.decode_entries(payload, out, [layout])
+    assert ours[90] == 6
+    assert torch.equal(ours, theirs)
+
+
 @given(n=st.sampled_from([1, 100, 5000]), seed=st.integers(0, 1000))
 @settings(max_examples=12, deadline=None)
 def test_what_is_no_payload_is_written_nowhere_else(n: int, seed: int):

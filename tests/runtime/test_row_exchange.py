@@ -7,6 +7,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.plans import uniform
 from gradwire.slots import Slot
+from gradwire.torch_private.foreach import add_to_each
 from tests.support.harness import job, slots_of
 
 SHAPES = {"table": (9, 4), "column": (7,), "cube": (5, 2, 3)}
@@ -60,10 +61,12 @@ def test_a_dense_gradient_takes_part_and_stays_dense():
         for own, row in zip(means[0][len(DENSE) :], rows, strict=True):
             assert not own.is_sparse
             torch.testing.assert_close(own, (1 + row.to_dense()) / 2)
-        # as a GPU spoils a step, without reading its verdict
-        for nonfinite, spoilt in ((0.0, False), (torch.nan, True)):
-            exchange.poison(torch.tensor([nonfinite]))
-            assert all(bool(own.isnan().all()) == spoilt for own in means[0][len(DENSE) :])
+        # as a GPU spoils a step, without reading its verdict; then all of it
+        for nonfinite in (0.0, torch.nan):
+            add_to_each(exchange.firsts(), torch.tensor([nonfinite]))
+            assert [int(own.isnan().sum()) for own in means[0][len(DENSE) :]] == [nonfinite != 0] * len(rows)
+        exchange.poison()
+        assert all(own.isnan().all() for own in means[0][len(DENSE) :])
 
 
 def test_no_plan_and_no_checkpoint_has_them():

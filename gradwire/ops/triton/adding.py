@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gradwire.ops import reference
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks
 from gradwire.ops.noise import Seed
@@ -21,6 +22,8 @@ from gradwire.ops.triton.tables import constants_of, shape_of, table_of
 from gradwire.ops.vectors import Gradient, Scalar, equal_layouts
 from gradwire.ops.workspace import scratch_on
 
+LONGEST = 8192
+"""The elements of the longest blocks that a program quantises."""
 SIZE = 2048
 """Elements of a program."""
 
@@ -93,12 +96,16 @@ def add_quantise(
     next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: Scalar, layouts: Sequence[Blocks],
     payloads: Tensor, *, keep: bool, seeds: Sequence[Seed], nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
-    """See the reference; all parts in one launch. One seed is enough for all, for an element's noise depends on its
-    index. Bytes between and behind scales and codes stay as they were."""
+    """See the reference, which does long blocks; all parts in one launch. One seed is enough for all, for an element's
+    noise depends on its index. Bytes between and behind scales and codes stay as they were."""
     terms = _Terms(next, old, gradient, decay, weight, nonfinite)
     # where the blocks of each program lie
     code, device = layouts[0].code, payloads.device
     rows, width, warps = shape_of(code)
+    if width > LONGEST:
+        return reference.adding.add_quantise(
+            next, old, gradient, decay, weight, layouts, payloads, keep=keep, seeds=seeds, nonfinite=nonfinite
+        )
     table = table_of(layouts, payloads.stride(0), rows * code.block, device)
     word, salt = seeds[0].on(device) if code.kind == "stochastic" else (table, 0)
     launching.launch(

@@ -31,8 +31,10 @@ HUGE: tl.constexpr = tl.constexpr(0x6F800000)
 
 @triton.jit
 def upper_half(x):
-    """The bits of x in bfloat16, halves to even: the cast of Triton's interpreter truncates."""
+    """The bits of x in bfloat16, halves to even: the cast of Triton's interpreter truncates. NaN is NaN whatever its
+    bits, all of which a GPU sets."""
     bits = x.to(tl.int32, bitcast=True)
+    bits = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC00000, bits)
     return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
 
 
@@ -160,7 +162,7 @@ def values_of(word, scales, live, KIND: tl.constexpr, BITS: tl.constexpr, TOP: t
     else:
         step = tl.load(scales.to(tl.pointer_type(tl.int32)), live, 0)
     if KIND == STOCHASTIC:
-        step = (step.to(tl.float32, bitcast=True) / TOP).to(tl.int32, bitcast=True)
+        step = tl.div_rn(step.to(tl.float32, bitcast=True), TOP * 1.0).to(tl.int32, bitcast=True)
     step = spread(step, PER, 0)
     # the scale, negative where the bit is not set
     if KIND == SIGN:

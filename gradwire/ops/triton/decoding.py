@@ -10,6 +10,7 @@ from gradwire.ops.formats import Blocks, Code
 from gradwire.ops.reference.decoding import whole
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.codes import dequantise_kernel
+from gradwire.ops.triton.launching import ROUNDED
 from gradwire.ops.triton.tables import codes_of_word, constants_of, table_of
 from gradwire.ops.vectors import Output
 
@@ -17,7 +18,7 @@ WARPS = 4
 """Of a program."""
 EACH = 16
 """Elements of a thread; more, where a word has."""
-AHEAD = 8
+AHEAD = 4
 """The most payloads that are read at a time."""
 
 
@@ -29,7 +30,7 @@ def decode_blocks(payloads: Tensor, out: Output, layouts: Sequence[Blocks]) -> N
         table = table_of(layouts, payloads.stride(0), size, total.device)
         launching.launch(
             dequantise_kernel, len(table), total, payloads, payloads.stride(1), ranks, table, **constants_of(code),
-            SCALE_BYTES=code.scale_bytes, SIZE=size, AHEAD=gcd(AHEAD, ranks), num_warps=WARPS,
+            SCALE_BYTES=code.scale_bytes, SIZE=size, AHEAD=gcd(AHEAD, ranks), num_warps=WARPS, **ROUNDED,
         )  # fmt: skip
 
 

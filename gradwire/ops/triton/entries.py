@@ -11,7 +11,7 @@ from gradwire.ops.host import to_device
 from gradwire.ops.reference.decoding import whole
 from gradwire.ops.reference.entries import levels_and_edges
 from gradwire.ops.triton import launching
-from gradwire.ops.triton.launching import programs_for
+from gradwire.ops.triton.launching import ROUNDED, programs_for
 from gradwire.ops.triton.levels import pack_levels_kernel
 from gradwire.ops.triton.places import ends_kernel, pack_kernel, sum_kernel, unpack_kernel, words_kernel
 from gradwire.ops.vectors import Output, equal_layouts
@@ -75,7 +75,8 @@ def _edges(device: torch.device, n: int, rows: int) -> Tensor:
     """The first element of each group, and the end of the last, for each of so many rows."""
 
     def make() -> Tensor:
-        return torch.arange(0, n + GROUP, GROUP, device=device).clamp_(max=n).repeat(rows, 1)
+        edges = torch.arange(0, n + GROUP, GROUP, dtype=torch.int64, device=device)
+        return edges.clamp_(max=n).repeat(rows, 1)
 
     return scratch_on(device).once(("edges", n, rows), make)
 
@@ -118,7 +119,7 @@ def _sum(rows: Tensor, out: Tensor, layout: Entries, ranks: int) -> None:
     launching.launch(
         sum_kernel, len(out) * spans, out, payloads, _levels(out.device), payloads.stride(0),
         *_ends(payloads[:, upper_at:], words, spans, sizes["SPAN"]), upper_at, words, low_words, layout.k, layout.n,
-        ranks, BITS=layout.value_bits, LOW=low, **sizes,
+        ranks, spans, BITS=layout.value_bits, LOW=low, **sizes, **ROUNDED,
     )  # fmt: skip
 
 

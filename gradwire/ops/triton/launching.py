@@ -6,6 +6,9 @@ from typing import Any
 import torch
 import triton
 
+ROUNDED = {"enable_fp_fusion": False}
+"""For kernels that decode: each operation is rounded by itself, so that all ranks have what torch would compute."""
+
 
 def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
     """Launches so many programs of a kernel, on the current stream of the device of its first argument, a tensor."""

@@ -43,6 +43,7 @@ def pack_kernel(
         source = chosen + row * source_stride + (index if TAKE else at)
         tl.store(values + at, tl.load(source, live, 0.0), live)
         if TAKE:
+            tl.debug_barrier()  # other threads may still read what this one zeroes
             tl.store(source, 0.0, live)
     # indices
     store_place(payloads, payloads + low_at, index, at, live, LOW)
@@ -138,18 +139,19 @@ def scatter_words(
         index += lower_bits(lower, low_words, entry, live, LOW)
     live = live & (index < n)
     value = value_of(payload, lower + low_words, levels, index, entry, live, BITS)
+    # zeros fill up payloads, at an index that another entry may have
+    live = live & (value != 0)
     tl.store(out + index, tl.load(out + index, live, 0.0) + value, live)
 
 
 @triton.jit
 def sum_kernel(
-    out, rows, levels, stride, ends, starts, upper_at, words, low_words, k, n, ranks,
+    out, rows, levels, stride, ends, starts, upper_at, words, low_words, k, n, ranks, spans,
     BITS: tl.constexpr, LOW: tl.constexpr, SPAN: tl.constexpr, SIZE: tl.constexpr, ZEROS: tl.constexpr,
 ):  # fmt: skip
-    """Writes the sums of all payloads' entries to SPAN·2^LOW elements of out (n,), rank by rank; rows (ranks, stride)
-    int32. Within one payload all indices differ, so only ranks have to wait for each other. Further programs write to
-    the next vector of n elements, from the next row on."""
-    spans = tl.cdiv(n, SPAN << LOW)
+    """Writes the sums of all payloads' entries to SPAN·2^LOW elements of out (n,), one of `spans`, rank by rank; rows
+    (ranks, stride) int32. Within one payload the indices of values other than 0 differ, so only ranks have to wait for
+    each other. Further programs write to the next vector of n elements, from the next row on."""
     first_row, span = (tl.program_id(0) // spans).to(tl.int64), tl.program_id(0) % spans
     out, rows, ends = out + first_row * n, rows + first_row * stride, ends + first_row * words
     starts += first_row * (spans + 1) + span

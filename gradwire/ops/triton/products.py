@@ -46,12 +46,14 @@ def number_at(row, i, count, UNIT: tl.constexpr):
 
 
 @triton.jit
-def of_program(matrices, p, q, table, count, UNIT: tl.constexpr):
-    """A program's row of the table, of numbers that UNIT divides: pointers to where it works in the matrix and in its
-    factors, rows, columns, rank, and the rows and columns from there on."""
+def of_program(matrices, p, q, table, count, UNIT: tl.constexpr, HEIGHT: tl.constexpr):
+    """A program's row of the table, of numbers that UNIT divides, as it does the first of HEIGHT rows if it divides
+    these: pointers to where it works in the matrix and in its factors, rows, columns, rank, and the rows and columns
+    from there on."""
     at = table + tl.program_id(0)
     rows, columns = number_at(at, 1, count, UNIT), number_at(at, 2, count, UNIT)
-    row, column = number_at(at, 6, count, UNIT), number_at(at, 7, count, UNIT)
+    row = number_at(at, 6, count, UNIT if HEIGHT % UNIT == 0 else 1)
+    column = number_at(at, 7, count, UNIT)
     matrix = matrices + number_at(at, 0, count, UNIT) + row * columns + column
     p, q = p + number_at(at, 4, count, UNIT) + row, q + number_at(at, 5, count, UNIT) + column
     height, width = (rows - row).to(tl.int32), (columns - column).to(tl.int32)
@@ -63,7 +65,7 @@ def project_rows_kernel(
     matrices, p, q, table, count, UNIT: tl.constexpr, RANK: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """P = Q Mᵀ for HEIGHT rows of one matrix: WIDTH sums, each of every WIDTH-th column, and then the sum of these."""
-    matrix, p, q, rows, columns, rank, height, width = of_program(matrices, p, q, table, count, UNIT)
+    matrix, p, q, rows, columns, rank, height, width = of_program(matrices, p, q, table, count, UNIT, HEIGHT)
     row, i, column = tl.arange(0, HEIGHT)[:, None, None], tl.arange(0, RANK)[None, :, None], tl.arange(0, WIDTH)
     total = tl.zeros((HEIGHT, RANK, WIDTH), tl.float32)
     for first in range(0, width, WIDTH):
@@ -78,7 +80,7 @@ def project_columns_kernel(
     matrices, p, q, table, count, UNIT: tl.constexpr, RANK: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Q = P M for WIDTH columns of one matrix: HEIGHT sums, each of every HEIGHT-th row, and then the sum of these."""
-    matrix, p, q, rows, columns, rank, height, width = of_program(matrices, p, q, table, count, UNIT)
+    matrix, p, q, rows, columns, rank, height, width = of_program(matrices, p, q, table, count, UNIT, HEIGHT)
     i, row, column = tl.arange(0, RANK)[:, None, None], tl.arange(0, HEIGHT)[None, :, None], tl.arange(0, WIDTH)
     total, each = tl.zeros((RANK, HEIGHT, WIDTH), tl.float32), column[None, None, :]
     for first in range(0, height, HEIGHT):
@@ -94,7 +96,7 @@ def project_kernel(
     TO_ROWS: tl.constexpr,
 ):  # fmt: skip
     """`project_rows_kernel`, or `project_columns_kernel`, by tensor cores."""
-    matrix, p, q, rows, columns, rank, height, width = of_program(matrices, p, q, table, count, UNIT)
+    matrix, p, q, rows, columns, rank, height, width = of_program(matrices, p, q, table, count, UNIT, HEIGHT)
     row, column = tl.arange(0, HEIGHT)[:, None], tl.arange(0, WIDTH)[None, :]
     if TO_ROWS:
         i, each = tl.arange(0, RANK)[None, :], tl.arange(0, WIDTH)[:, None]
@@ -121,7 +123,7 @@ def product_kernel(
     WIDTH: tl.constexpr,
 ):  # fmt: skip
     """M = Pᵀ Q for (HEIGHT, WIDTH) elements of one matrix or, to SUBTRACT it, M -= Pᵀ Q."""
-    matrix, p, q, rows, columns, rank, height, width = of_program(matrices, p, q, table, count, UNIT)
+    matrix, p, q, rows, columns, rank, height, width = of_program(matrices, p, q, table, count, UNIT, HEIGHT)
     row, column = tl.arange(0, HEIGHT)[:, None], tl.arange(0, WIDTH)[None, :]
     at, live = matrix + row * columns + column, (row < height) & (column < width)
     old, total = tl.zeros((HEIGHT, WIDTH), tl.float32), tl.zeros((HEIGHT, WIDTH), tl.float32)

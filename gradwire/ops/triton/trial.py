@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -99,7 +100,7 @@ def _entries(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
 
 def _packed(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     """What is left of a vector whose elements were moved to a payload, and what was packed, of values and of places."""
-    indices, left = torch.arange(1, N, 50, device=old.device)[None], old[None].clone()
+    indices, left = torch.arange(1, N, 50, dtype=torch.int64, device=old.device)[None], old[None].clone()
     layout, places = Entries(N, N // 50), Places(N, N // 50)
     rows = [torch.zeros(1, each.nbytes, dtype=torch.uint8, device=old.device) for each in (layout, layout, places)]
     kernels.move_entries(left, rows[0], layout, indices)
@@ -110,8 +111,11 @@ def _packed(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _largest(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
-    """The indices of the largest elements, few and many, and of many that are equal; and of candidates."""
-    found = [kernels.top_k(old, N // 50), kernels.top_k(old, N // 2), kernels.top_k(old.round(), N // 4)]
+    """The indices of the largest elements, of many that are equal, and of several programs; and of candidates."""
+    found = [kernels.top_k(x, k) for x, k in ((old, 100), (old.round(), N // 4), (old.repeat(9), 3000))]
+    # fewer than are wanted: the others may be any
+    few = torch.where(gradient > 2, old, 0.0)
+    found.append(few[kernels.top_k(few, N // 10)].abs().sum()[None])
     bounds = torch.ones(1, dtype=torch.float32, device=old.device)
     indices, magnitudes = kernels.candidates(old[None], bounds, N // 2, N // 50)
     return torch.cat([*found, torch.where(magnitudes < 0, 0, indices).flatten(), magnitudes.flatten()])
@@ -129,7 +133,11 @@ def _casts(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     """The error that is left, and the values that are sent, of casts."""
     left, rows = old.clone(), torch.zeros(3, N, dtype=torch.float16, device=old.device)
     kernels.cast_parts(left, rows, (0, 2000, 4000, N), 1.0, keep=True)
-    return torch.cat([left, rows.float().view(-1)])
+    # NaN as a GPU makes it
+    x = torch.tensor([0x7FFFFFFF, -1, 0x3F800000], dtype=torch.int32, device=old.device).view(torch.float32)
+    short = torch.zeros(1, 3, dtype=torch.bfloat16, device=old.device)
+    kernels.cast_parts(x, short, (0, 3), inf, keep=False)
+    return torch.cat([left, rows.float().view(-1), short.float().nan_to_num(7.0).view(-1)])
 
 
 def _factors(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
@@ -147,9 +155,9 @@ def _factors(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _products(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
-    """`_multiplied` of small matrices of two shapes, and of a larger one with factors of many rows."""
-    small = _multiplied(kernels, old, gradient / 10, [(2, 10, 40, 3), (1, 15, 12, 5)])
-    return torch.cat([small, _multiplied(kernels, old, gradient / 10, [(1, 48, 100, 20)])])
+    """`_multiplied` of matrices of two shapes, of sizes that 4 divides, and with factors of many rows."""
+    shapes = [(2, 10, 40, 3), (1, 15, 12, 5)], [(2, 12, 40, 5)], [(1, 48, 100, 20)]
+    return torch.cat([_multiplied(kernels, old, gradient / 10, each) for each in shapes])
 
 
 def _multiplied(kernels: Backend, x: Tensor, factors: Tensor, shapes: list[tuple[int, int, int, int]]) -> Tensor:
