@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.shared.provenance import ROOT, command, commit
+from benchmarks.shared.provenance import CALLED, ROOT, commit
 
 MOST_HELD_MS = 60.0
 
@@ -149,7 +150,7 @@ class Device:
                 "NCCL": ".".join(map(str, torch.cuda.nccl.version())),
             }  # fmt: skip
         own |= {"torch": torch.__version__, "Triton": _triton(), "commit": commit_here(), "sources": sources()}
-        return own | {"command": command()}
+        return own | {"command": os.environ.get(CALLED, "")}
 
 
 def commit_here() -> str:

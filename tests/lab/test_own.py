@@ -118,6 +118,16 @@ def test_epochs_are_the_loaders_and_differ() -> None:
     assert both[both[:, 0].argsort()].flatten().tolist() == list(range(24))
 
 
+def generated():
+    model, _, loss = make()
+    return model, lambda rank, world: ((torch.full((2, 2), float(n)),) for n in range(3)), loss
+
+
+def test_a_generator_of_batches_is_made_anew_when_it_ends() -> None:
+    batches = islice(Own(function=named(generated)).batches(0, 2, 0), 7)
+    assert [int(batch[0][0, 0]) for batch in batches] == [0, 1, 2, 0, 1, 2, 0]
+
+
 def test_models_differ_by_seed_alone() -> None:
     task = Own(function=named(make))
     first, again, other = (task.build_model(seed).weight for seed in (1, 1, 2))

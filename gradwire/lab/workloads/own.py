@@ -67,6 +67,8 @@ class Own(Task):
         # the function's batches, begun anew when they end
         batches = _iterable(self._made.batches(rank, world), "batches(rank, world)", self.function)
         for epoch in count():
+            if epoch and iter(batches) is batches:  # an iterator, which does not begin anew by itself
+                batches = self._made.batches(rank, world)
             if hasattr(sampler := getattr(batches, "sampler", None), "set_epoch"):
                 sampler.set_epoch(epoch)  # pyright: ignore[reportOptionalMemberAccess]
             with _drawing_from(seed + epoch):
