@@ -1,6 +1,8 @@
-"""Keeps what gpu.py found in a folder as benchmarks/results/gpu.json, from which docs/benchmarks/gpu.md is written.
+"""Keeps what gpu.py found in a folder as benchmarks/results/gpu.json.
 
-python benchmarks/gpu/keep.py runs/gpu
+    python benchmarks/gpu/keep.py runs/gpu
+
+`make benchmarks` then writes docs/benchmarks/gpu.md.
 """
 
 import sys

@@ -36,8 +36,8 @@ def gpu() -> Page:
 
 NOTE = """The 89 rows had right means; torch gives up the memory of graphs that were dropped, as by a checkpoint, so
 nothing was recorded after that. Mended since, as is the one row where two threads were first to use torch's linear
-algebra. Hooks on gradients, 6 ms a step by a trace, are gone on GPUs, and kernels are new. **None of that has run on a
-GPU.** Kernels alone: `results/gpu.json`."""
+algebra. Hooks on gradients, which held the training thread up, are gone on GPUs, and kernels are new. **None of that
+has run on a GPU.** Kernels alone: `results/gpu.json`."""
 
 
 def _checks(found: dict[str, Any]) -> Shown:
@@ -59,7 +59,7 @@ def _steps(cells: dict[str, dict[float, list[dict[str, Any]]]], links: list[floa
     columns = ["", *(f"{name}, {link:.0f} Gbit/s" for link in links for name in ("ms", "of none", "wire ms"))]
     note = (
         "BERT-base, 32 x 128 tokens, bf16 autocast, a rank of 8 behind a card that is played; medians and spans of "
-        'three rounds. Launching takes the host 41 to 50 ms, computing the GPU 16. "Computed": without recordings.'
+        'three rounds. Launching takes the host 41 to 50 ms. "Computed": without recordings.'
     )
     return Shown([], columns, rows, note)
 

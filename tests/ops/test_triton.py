@@ -376,7 +376,7 @@ def in_batches(vector: Tensor, shapes: list[tuple[int, int, int]]) -> list[Tenso
 
 
 def test_a_trial_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch):
-    """The reference takes the place of what is wrong, and of nothing else."""
+    """The reference's function replaces each wrong one, and no other."""
     cpu = torch.device("cpu")
     assert tried(cpu) == (TRITON, "")
     wrong: dict[str, Any] = {

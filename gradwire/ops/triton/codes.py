@@ -25,8 +25,16 @@ ROUNDS: tl.constexpr = tl.constexpr(1.5 * 2.0**23)
 """Added to a float32, leaves it without a fraction: its lowest bits are then the whole number, in two's complement."""
 BIAS: tl.constexpr = tl.constexpr(0x4B000000)
 """The bits of 2^23 in float32, whose lowest bits are those of a whole number that is added."""
-HUGE: tl.constexpr = tl.constexpr(0x6F800000)
-"""The bits of 2^96, from which on numbers count as infinite; those of NaN are more."""
+HUGE_BITS: tl.constexpr = tl.constexpr(0x6F800000)
+"""Those of `sums.HUGE`; those of NaN are more."""
+
+
+@triton.jit
+def of_program(table):
+    """A program's row of the table: see above."""
+    table += 5 * tl.program_id(0)
+    byte, scale_byte, before = tl.load(table + 2), tl.load(table + 3), tl.load(table + 4).to(tl.int32)
+    return tl.load(table), tl.load(table + 1).to(tl.int32), byte, scale_byte, before
 
 
 @triton.jit
@@ -75,6 +83,24 @@ def store_codes(
         tl.store(codes + byte + i, ((word >> (8 * i)) & 255).to(tl.uint8), i < left)
 
 
+@triton.jit
+def in_steps(x, at, most, scales, row, known, word, salt, KIND: tl.constexpr, TOP: tl.constexpr):
+    """Blocks x (ROWS, WIDTH) in steps, of which `most` is TOP, clipped or with noise; and the steps (ROWS,). Writes the
+    scales."""
+    if KIND == NEAREST:
+        short = upper_half(tl.minimum(most / TOP, LARGEST))
+        tl.store(scales.to(tl.pointer_type(tl.int16)) + row, short.to(tl.int16), known)
+        step = (short << 16).to(tl.float32, bitcast=True)
+        number = x * unless_infinite(1 / step)[:, None]
+        number = tl.minimum(tl.maximum(number, -TOP), TOP)
+    else:
+        tl.store(scales + row, most, known)
+        step = most / TOP
+        noise = (hashed(at, word, salt) >> 8).to(tl.float32) * 2.0**-24
+        number = x * unless_infinite(1 / most * (TOP * BELOW_ONE))[:, None] + noise
+    return number, step
+
+
 @triton.jit(do_not_specialize=["salt"])  # else Triton compiles a variant for each multiple of 16
 def quantise_kernel(
     next, old, gradient, nonfinite, decay, weight, table, payloads, word, salt,
@@ -84,8 +110,7 @@ def quantise_kernel(
 ):  # fmt: skip
     """`add_quantise` of ROWS blocks, in rows of WIDTH >= BLOCK. Noise is hashed from a `word` that counts steps and a
     `salt`."""
-    table += 5 * tl.program_id(0)
-    first, count, byte = tl.load(table), tl.load(table + 1).to(tl.int32), tl.load(table + 2)
+    first, count, byte, scale_byte, _before = of_program(table)
     row = tl.arange(0, ROWS)
     before = row * BLOCK
     known, width = before < count, tl.minimum(count - before, BLOCK)
@@ -95,9 +120,9 @@ def quantise_kernel(
     x = summed(old, gradient, at, live, decay, weight_of(weight, SCALED), HAS_OLD, HAS_GRADIENT)
     # the largest magnitudes, by their bits, as which NaN is the largest
     most = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
-    tl.store(nonfinite + 0 * row, float("nan"), most >= HUGE)
+    tl.store(nonfinite + 0 * row, float("nan"), most >= HUGE_BITS)
     most = most.to(tl.float32, bitcast=True)
-    scales = (payloads + tl.load(table + 3)).to(tl.pointer_type(tl.float32))
+    scales = (payloads + scale_byte).to(tl.pointer_type(tl.float32))
     # quantise: signs with the mean magnitude
     if KIND == SIGN:
         scale = tl.sum(tl.abs(x), 1) / tl.maximum(width, 1).to(tl.float32)
@@ -113,17 +138,7 @@ def quantise_kernel(
         sent = tl.where(x >= 0, high[:, None], low[:, None])
     # numbers with the largest magnitude
     else:
-        if KIND == NEAREST:
-            short = upper_half(tl.minimum(most / TOP, LARGEST))
-            tl.store(scales.to(tl.pointer_type(tl.int16)) + row, short.to(tl.int16), known)
-            step = (short << 16).to(tl.float32, bitcast=True)
-            number = x * unless_infinite(1 / step)[:, None]
-            number = tl.minimum(tl.maximum(number, -TOP), TOP)
-        else:
-            tl.store(scales + row, most, known)
-            step = most / TOP
-            noise = (hashed(at, word, salt) >> 8).to(tl.float32) * 2.0**-24
-            number = x * unless_infinite(1 / most * (TOP * BELOW_ONE))[:, None] + noise
+        number, step = in_steps(x, at, most, scales, row, known, word, salt, KIND, TOP)
         # to the nearest whole number, halves to even
         number += ROUNDS
         code = tl.where(live, number.to(tl.int32, bitcast=True) & ((1 << BITS) - 1), 0)
@@ -186,9 +201,7 @@ def dequantise_kernel(
     SCALE_BYTES: tl.constexpr, PER: tl.constexpr, SIZE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """`decode_blocks` of SIZE elements, reading AHEAD payloads at a time, a divisor of their number."""
-    table += 5 * tl.program_id(0)
-    first, count, byte = tl.load(table), tl.load(table + 1).to(tl.int32), tl.load(table + 2)
-    scale_byte, before = tl.load(table + 3), tl.load(table + 4).to(tl.int32)
+    first, count, byte, scale_byte, before = of_program(table)
     # where this program's words and their scales lie
     bytes_each: tl.constexpr = PER * BITS // 8
     word = tl.arange(0, SIZE // PER)

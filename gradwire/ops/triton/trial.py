@@ -26,7 +26,7 @@ class Trial(NamedTuple):
     run: Callable[[Backend, Tensor, Tensor], Tensor]
     """Computes with a backend and two vectors (N,); all numbers of the result are to be right."""
     functions: tuple[str, ...]
-    """What it tries of `Backend`."""
+    """The functions of `Backend` that it tries."""
 
 
 def tried(device: torch.device) -> tuple[Backend, str]:
@@ -99,7 +99,7 @@ def _entries(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _packed(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
-    """What is left of a vector whose elements were moved to a payload, and what was packed, of values and of places."""
+    """A vector whose elements were moved to a payload, that payload, and those of given values and of places."""
     indices, left = torch.arange(1, N, 50, dtype=torch.int64, device=old.device)[None], old[None].clone()
     layout, places = Entries(N, N // 50), Places(N, N // 50)
     rows = [torch.zeros(1, each.nbytes, dtype=torch.uint8, device=old.device) for each in (layout, layout, places)]
