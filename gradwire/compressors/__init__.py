@@ -16,7 +16,7 @@ from gradwire.compressors.compressor import (
 )
 from gradwire.compressors.context import DoubleBuffer, GroupContext, GroupState, Parts, SlotState
 from gradwire.compressors.dense import BF16, FP16, FP32, Cast
-from gradwire.compressors.estimated import DGC, Estimated, HardThreshold
+from gradwire.compressors.estimated import DGC, Estimated, HardThreshold, Thresholded
 from gradwire.compressors.gaussian_k import GaussianK
 from gradwire.compressors.interleaved import Interleaved
 from gradwire.compressors.low_rank import LowRank
@@ -35,5 +35,5 @@ __all__ = [
     "DoubleBuffer", "EFSignSGD", "Estimated", "GaussianK", "GroupContext", "GroupState", "HardThreshold", "Interleaved",
     "LowRank", "MultiLevel", "MultiRound", "OneBit", "Parts", "PowerSGD", "Predictable", "Quantized", "RandomK",
     "RedSync", "ReduceCodec", "Reduction", "ReusedThreshold", "SIDCo", "Selective", "SignSGD", "Signum", "SimpleCodec",
-    "SlotState", "Sparse", "Sparsifier", "TernGrad", "TopK", "context_for",
+    "SlotState", "Sparse", "Sparsifier", "TernGrad", "Thresholded", "TopK", "context_for",
 ]  # fmt: skip

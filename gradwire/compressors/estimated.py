@@ -8,35 +8,48 @@ from typing import Literal
 
 from torch import Tensor
 
-from gradwire.compressors.context import GroupContext
+from gradwire.compressors.context import GroupContext, Parts
 from gradwire.compressors.sparse import Sparse
+from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
-from gradwire.ops.magnitude_sample import Sample
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.ranges import send_entries
 from gradwire.ops.reference.largest import lower_bound
-from gradwire.ops.threshold import at_least, top_k_by_estimate
+from gradwire.ops.threshold import at_least, counts, top_k_by_estimate
 
 
-class Estimated(Sparse):
+class Thresholded(Sparse):
+    """A sparsifier that selects by a threshold on a CPU, and exactly on a GPU, where that takes fewer passes."""
+
+    @abstractmethod
+    def select_by_threshold(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
+        """Ascending indices (≤ k,) int64 of the elements of x (n,), or (1, n), to send; on a CPU."""
+
+    def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
+        return backend_for(x).top_k(x, k) if counts(x.device) else self.select_by_threshold(x, k, context)
+
+    def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
+        if counts(payloads.device):
+            # add up, select and pack, in one pass where a kernel can
+            vector.select(self.layouts(parts), payloads)
+        else:
+            super().encode(vector, payloads, parts)
+
+
+class Estimated(Thresholded):
     """A sparsifier with an estimate of the k-th largest magnitude: sends between 0.7 k and k elements, fewer only where
     fewer are other than zero.
 
     An estimate is good where between 0.7 k and 2 k elements pass it: the k largest of them are sent, the others stay in
-    the memory. Where none is good, the selection is exact. On CUDA, where counting would stop the host, a bad estimate
-    is replaced by the nearest that is good for a sample of the gradient, and k elements are sent.
+    the memory. Where none is good, and always on a GPU, the selection is exact.
     """
 
     @abstractmethod
     def thresholds(self, x: Tensor, k: int, context: GroupContext) -> Iterator[float]:
         """Estimates of the k-th largest magnitude of x (n,), each below the one before."""
 
-    @abstractmethod
-    def bound(self, x: Tensor, sample: Sample, k: int) -> Tensor:
-        """Estimates (...,) of the k-th largest magnitude of each vector of x (..., n) on a GPU, without a host sync."""
-
-    def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
-        estimates, bound = partial(self.thresholds, k=k, context=context), partial(self.bound, k=k)
-        return top_k_by_estimate(x, k, estimates, bound)
+    def select_by_threshold(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
+        return top_k_by_estimate(x, k, partial(self.thresholds, k=k, context=context))
 
 
 @dataclass(frozen=True)
@@ -52,9 +65,6 @@ class DGC(Estimated, recordable=True):
 
     def thresholds(self, x: Tensor, k: int, context: GroupContext) -> Iterator[float]:
         yield lower_bound(x, k, slack=0.0)
-
-    def bound(self, x: Tensor, sample: Sample, k: int) -> Tensor:
-        return sample.exceeded_by(1)
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,11 @@ from math import sqrt
 from statistics import NormalDist
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.estimated import Estimated
-from gradwire.ops.magnitude_sample import Sample
-from gradwire.ops.magnitudes import LEAST, tail
+from gradwire.ops.magnitudes import tail
 
 TRIES = 5
 """Thresholds that are tried: the estimate, and its halves."""
@@ -37,14 +35,6 @@ class GaussianK(Estimated, recordable=True):
         # halve
         for halvings in range(TRIES):
             yield threshold / 2**halvings
-
-    def bound(self, x: Tensor, sample: Sample, k: int) -> Tensor:
-        # fit
-        deviation, mean = torch.std_mean(x, -1, correction=0, keepdim=True)
-        threshold = mean.abs() + _quantile(sample.share) * deviation
-        # the largest of its halves that enough of the sample reach
-        tries = threshold / torch.exp2(torch.arange(TRIES, dtype=torch.float32, device=x.device))
-        return tries.masked_fill_(sample.counts(tries) < LEAST * sample.expected, 0).amax(-1)
 
 
 def _quantile(share: float) -> float:

@@ -4,12 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.estimated import Estimated
-from gradwire.ops.magnitude_sample import Sample
 from gradwire.ops.magnitudes import count, mean_and_peak
 
 PRECISION = 1 / 16
@@ -39,12 +37,3 @@ class RedSync(Estimated, recordable=True):
                     break
         if low:  # else even the lowest threshold tried was too high, and all above the mean are too many
             yield mean + low * (peak - mean)
-
-    def bound(self, x: Tensor, sample: Sample, k: int) -> Tensor:
-        # mean and peak
-        total, peak = (torch.linalg.vector_norm(x, order, -1, keepdim=True) for order in (1, torch.inf))
-        mean = total / x.shape[-1]
-        # bisection needs counts one after another: count all its thresholds in the sample at once
-        steps = torch.arange(PRECISION, 1, PRECISION, dtype=torch.float32, device=x.device)
-        tries = mean + steps * (peak - mean)
-        return tries.masked_fill_(sample.counts(tries) < sample.expected, 0).amax(-1)

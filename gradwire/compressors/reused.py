@@ -8,24 +8,22 @@ from torch import Tensor
 
 from gradwire.compressors.compressor import LONGEST_PERIOD
 from gradwire.compressors.context import GroupContext
-from gradwire.compressors.sparse import Sparse
+from gradwire.compressors.estimated import Thresholded
 from gradwire.ops.backend import backend_for
-from gradwire.ops.host import to_device
-from gradwire.ops.threshold import select_again
+from gradwire.ops.threshold import passing
 
 SHORTEST = 5
 """The least τ that adapting leads to."""
 
 
 @dataclass(frozen=True)
-class ReusedThreshold(Sparse):
+class ReusedThreshold(Thresholded, recordable=True):
     """Exact top-k every τ steps, whose threshold selects in the steps between (ADTopk, HPDC 2024,
-    https://doi.org/10.1145/3625549.3658678).
+    https://doi.org/10.1145/3625549.3658678); exact top-k in all steps on a GPU.
 
     τ adapts: with a change of the threshold of less than a tenth it grows by 1, of a twentieth by 2; with more it
     shrinks by 1, with more than a fifth by 2, but not below 5 (or `period`). Where fewer than 0.7 k or more than 2 k
-    elements pass, the selection is exact at once, on CUDA in the next step; of more than k that pass the k largest are
-    sent.
+    elements pass, the selection is exact at once; of more than k that pass the k largest are sent.
     """
 
     ratio: float = 0.01
@@ -49,15 +47,12 @@ class ReusedThreshold(Sparse):
             "reused": torch.tensor([0.0, self.period, 0.0], dtype=torch.float32, device="cpu")
         }  # threshold, τ, steps since it was exact
 
-    def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
+    def select_by_threshold(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
         threshold, tau, age = context.group["reused"].tolist()
         # select by the threshold that was kept, where it still fits
         reuses = context.step >= self.warmup and age < tau and threshold
-        if reuses and (found := select_again(x, threshold, k)):
-            chosen, still_fits = found
-            kept = to_device(torch.tensor([threshold, tau, age + 1], dtype=torch.float32, device="cpu"), x.device)
-            kept[:1].mul_(still_fits)  # 0 ends the reuse; a GPU's host reads it in the next step
-            context.group.stage("reused", kept)
+        if reuses and (chosen := passing(x, threshold, k)) is not None:
+            context.group.stage("reused", torch.tensor([threshold, tau, age + 1], dtype=torch.float32, device="cpu"))
             return chosen
         # else select exactly, and adapt τ to how much the threshold changed
         indices = backend_for(x).top_k(x, k)

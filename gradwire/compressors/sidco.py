@@ -9,7 +9,6 @@ from torch import Tensor
 
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.estimated import Estimated
-from gradwire.ops.magnitude_sample import Sample
 from gradwire.ops.magnitudes import Tail, tail
 
 MOST_STAGES = 100
@@ -46,15 +45,6 @@ class SIDCo(Estimated, recordable=True):
             fitted = Tail(*(torch.tensor(number, dtype=torch.float64, device="cpu") for number in astuple(excess)))
             threshold += max(0.0, float(self._quantile(fitted, k, stage)))
         yield threshold
-
-    def bound(self, x: Tensor, sample: Sample, k: int) -> Tensor:
-        threshold = torch.zeros(x.shape[:-1], dtype=torch.float32, device=x.device)
-        for stage in range(self.stages):
-            # as `thresholds`, for all vectors at once
-            excess = sample.tail(threshold, logs=self._fits_gamma(stage))
-            further = self._quantile(excess, sample.expected, stage).clamp(min=0)
-            threshold = threshold + further.masked_fill_(excess.count <= sample.expected, 0)
-        return threshold
 
     def _fits_gamma(self, stage: int) -> bool:
         return self.distribution == "gamma" and stage == 0

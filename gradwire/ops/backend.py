@@ -51,7 +51,6 @@ class Backend:
     top_k: Callable[[Tensor, int], Tensor] = reference.selecting.top_k
     top_k_each: Callable[[Sequence[Tensor], int, int], Sequence[Tensor]] = reference.selecting.top_k_each
     above: Callable[[Tensor, float, int], Selected | None] = reference.selecting.above
-    candidates: Callable[[Tensor, Tensor, int, int], Selected] = reference.bounded.candidates
 
     # signs and short words
     pack_signs: Callable[..., None] = reference.bits.pack_signs

@@ -202,22 +202,6 @@ def _unpacked(kernels: Backend | None, rows: Tensor, layout: Entries) -> list[Te
     return [indices * values.ne(0), values, places * filled, filled]
 
 
-@given(
-    rows=st.integers(1, 3), n=st.sampled_from([1, 100, 5000]), share=st.floats(0, 1), times=st.floats(0, 4),
-    seed=st.integers(0, 1000),
-)  # fmt: skip
-@few
-def test_candidates_are_the_references(rows: int, n: int, share: float, times: float, seed: int):
-    """Where more pass than there is room for, and where fewer than k do."""
-    x, k = numbers(rows * n, seed, 1.0, 0.3).view(rows, n), max(1, int(share * n))
-    bounds = x.abs().sort(1, descending=True).values[:, min(n - 1, int(times * k))].contiguous()
-    bounds[0] *= 2
-    for vectors, limits in ((x, bounds), (x[0], bounds[0])):
-        ours, theirs = (each.candidates(vectors, limits, min(n, 2 * k), k) for each in (TRITON, REFERENCE))
-        assert torch.equal(ours[1], theirs[1])
-        assert torch.equal(ours[0][ours[1] >= 0], theirs[0][theirs[1] >= 0])
-
-
 @given(bits=st.integers(1, 13), k=st.sampled_from([8, 24]), payloads=st.integers(1, 3), rows=st.integers(1, 60))
 @few
 def test_words_are_the_references(bits: int, k: int, payloads: int, rows: int):

@@ -76,7 +76,7 @@ def test_replayed_steps_are_those_that_would_have_been_computed(case: Case):
 def test_all_but_what_decides_on_the_host_are_recordable():
     parts = {part for case in CASES for part in (case.compressor, case.memory, case.communicator)}
     others = {type(part) for part in parts if not part.recordable}
-    assert others == {gw.MultiLevel, gw.ReusedThreshold, gw.OkTopk}
+    assert others == {gw.MultiLevel, gw.OkTopk}
 
 
 @pytest.mark.parametrize("codec", [gw.QSGD(), pytest.param(gw.TopK(0.05), marks=pytest.mark.long)], ids=str)

@@ -15,7 +15,6 @@ from triton.compiler import ASTSource
 from gradwire.ops.formats import nearest, one_bit, qsgd, sign
 from gradwire.ops.triton import (
     adding,
-    bounded,
     casts,
     codes,
     decoding,
@@ -38,6 +37,7 @@ F, WORDS, ADDENDS = "*fp32", "*i32", {"HAS_OLD": True, "HAS_GRADIENT": True}
 ADDING = {"next": F, "old": F, "gradient": "*bf16", "nonfinite": F, "decay": "fp32"}
 TABLE = {"table": "*i64", "count": "i32"}
 LISTS = {"x": F, "state": WORDS, "keys": WORDS, "places": "*i16", "counts": WORDS, "n": "i32", "k": "i32"}
+READS = {"TILES": 32, "SLOTS": 64}
 CODES = [nearest(4), nearest(3), qsgd(), sign(), one_bit()]
 
 
@@ -83,9 +83,9 @@ def sums_and_selection(capability: int) -> None:
         compiled(largest.sample_kernel, ADDING | weight | LISTS | more, constants, capability, selecting.WARPS)
     more = {"sizes": "*i64", "ends": "*i64", "indices": "*i64"}
     for kernel in (largest.list_kernel, largest.chosen_kernel, largest.write_kernel):
-        compiled(kernel, LISTS | more, {}, capability)
+        compiled(kernel, LISTS | more, {} if kernel is largest.list_kernel else READS, capability)
     for number in range(3):
-        compiled(largest.digits_kernel, LISTS, {"NUMBER": number}, capability)
+        compiled(largest.digits_kernel, LISTS, {"NUMBER": number, **READS}, capability)
     compiled(sums.mask_kernel, {"x": F, "other": F, "n": "i32"}, {"SIZE": adding.SIZE}, capability)
 
 
@@ -121,9 +121,6 @@ def indices_and_values(capability: int) -> None:
     compiled(levels.pack_levels_kernel, payloads | chosen | more, constants, capability)
     compiled(places.words_kernel, rows, {"SIZE": entries.SIZE}, capability)
     compiled(places.ends_kernel, rows, {"SPAN": 256, "SIZE": entries.SIZE}, capability)
-    vectors = {"x": F, "bounds": F, "counts": WORDS, "ends": WORDS, "indices": "*i64", "magnitudes": F, "n": "i32"}
-    for kernel in (bounded.count_kernel, bounded.candidates_kernel):
-        compiled(kernel, vectors | {"capacity": "i32", "k": "i32"}, {"SIZE": bounded.SIZE}, capability)
 
 
 def low_rank(capability: int) -> None:

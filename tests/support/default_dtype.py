@@ -1,5 +1,5 @@
 """A job of every row of `cases.py` under one default dtype, in a process of its own, for the fault may end the process:
-prints a digest of what each row computes and keeps, on a CPU and on a GPU that is pretended.
+prints a digest of what each row computes and keeps.
 
 `python tests/support/default_dtype.py bfloat16 FIRST EVERY`: one row in EVERY, from the FIRST on.
 """
@@ -11,11 +11,8 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-import gradwire as gw
 from tests.support.cases import CASES, Case
 from tests.support.harness import SMALL, draw, job, plan_of, slots_of
-from tests.support.lane import Lane
-from tests.support.pretend_cuda import GPU, pretended_cuda
 
 SLOTS = slots_of(SMALL | {"half.weight": torch.empty(9, 11, dtype=torch.bfloat16)})
 STEPS = [
@@ -33,7 +30,7 @@ def digest(tensors: list[Tensor]) -> str:
     return found.hexdigest()
 
 
-def on_a_cpu(case: Case) -> Iterator[Tensor]:
+def means_and_states(case: Case) -> Iterator[Tensor]:
     """The means of all steps, the last after states were saved and loaded, and the states after it."""
     plan = plan_of(SLOTS, case.compressor, case.memory, case.communicator)
     with job(plan, SLOTS, world=2) as running:
@@ -44,18 +41,8 @@ def on_a_cpu(case: Case) -> Iterator[Tensor]:
         yield from (state[key] for state in running.states() for key in sorted(state) if "//" in key)
 
 
-def on_a_gpu(case: Case) -> Iterator[Tensor]:
-    """The means of some steps of one group, where estimates meet counts."""
-    if not isinstance(case.compressor, gw.compressors.Estimated | gw.ReusedThreshold):
-        return
-    with pretended_cuda() as gpu, torch.no_grad():
-        lane = Lane(case, SLOTS, GPU, gpu, world=2)
-        for grads in STEPS:
-            yield from (mean for own in lane.step(grads) for mean in own)
-
-
 if __name__ == "__main__":
     torch.set_default_dtype(getattr(torch, sys.argv[1]))
     for case in CASES[int(sys.argv[2]) :: int(sys.argv[3])]:
         print(case, file=sys.stderr, flush=True)  # the last is the one that ended the process
-        print(case, digest([*on_a_cpu(case), *on_a_gpu(case)]), flush=True)
+        print(case, digest([*means_and_states(case)]), flush=True)

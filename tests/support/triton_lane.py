@@ -10,7 +10,6 @@ from torch import Tensor
 
 from gradwire.ops import backend
 from gradwire.ops.triton import TRITON, launching
-from gradwire.ops.triton.bounded import candidates_kernel
 from gradwire.ops.triton.factors import renew_kernel
 from gradwire.ops.triton.hashing import draw_kernel
 from gradwire.ops.triton.largest import write_kernel
@@ -18,7 +17,7 @@ from gradwire.ops.triton.places import unpack_kernel
 from gradwire.ops.triton.words import unpack_words_kernel
 from tests.support.pretend_cuda import PretendedGPU, bytes_of, real, where
 
-MAKE_INDICES = (candidates_kernel, write_kernel, unpack_kernel, unpack_words_kernel, draw_kernel)
+MAKE_INDICES = (write_kernel, unpack_kernel, unpack_words_kernel, draw_kernel)
 
 
 @contextmanager

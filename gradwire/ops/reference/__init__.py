@@ -3,7 +3,6 @@
 from gradwire.ops.reference import (
     adding,
     bits,
-    bounded,
     casting,
     decoding,
     entries,
@@ -16,6 +15,6 @@ from gradwire.ops.reference import (
 )
 
 __all__ = [
-    "adding", "bits", "bounded", "casting", "decoding", "entries", "factors", "low_rank", "masking", "orthogonal",
+    "adding", "bits", "casting", "decoding", "entries", "factors", "low_rank", "masking", "orthogonal",
     "places", "selecting",
 ]  # fmt: skip

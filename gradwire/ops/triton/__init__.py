@@ -9,7 +9,6 @@ from dataclasses import replace
 from gradwire.ops.backend import REFERENCE
 from gradwire.ops.triton import (
     adding,
-    bounded,
     casts,
     decoding,
     entries,
@@ -36,7 +35,6 @@ TRITON = replace(
     pack_places=entries.pack_places,
     unpack_places=entries.unpack_places,
     top_k=selecting.top_k,
-    candidates=bounded.candidates,
     pack_words=words.pack_words,
     unpack_words=words.unpack_words,
     project=products.project,

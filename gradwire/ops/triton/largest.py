@@ -6,6 +6,8 @@ Vectors are cut in tiles. Each tile lists its elements from a bound on: their ke
 and their places in the tile. All that follows reads these lists: the three digits of the k-th largest key are found by
 counting, and then all elements above it, and the first of its equals, are written in order.
 
+A program that reads lists has TILES of them, and reads SLOTS elements of each at a time.
+
 `state` is STATE numbers for each vector: the bound, how many elements are listed, and for 0 to 3 known digits of the
 k-th largest key what they are, and how many of the keys that begin with them are chosen; then how many keys have each
 first digit, second and third.
@@ -18,10 +20,6 @@ from gradwire.ops.triton.sums import note_unless_finite, summed, weight_of
 
 TILE: tl.constexpr = tl.constexpr(2048)
 """Elements of a tile."""
-TILES: tl.constexpr = tl.constexpr(8)
-"""Tiles of a program that reads lists."""
-SLOTS: tl.constexpr = tl.constexpr(64)
-"""Elements of each list that it reads at a time."""
 BOUND: tl.constexpr = tl.constexpr(0)
 LISTED: tl.constexpr = tl.constexpr(1)
 KNOWN: tl.constexpr = tl.constexpr(2)
@@ -43,8 +41,8 @@ def sample_kernel(
     old, gradient, decay, weight, n, k, step, rank, state,
     HAS_OLD: tl.constexpr, HAS_GRADIENT: tl.constexpr, SCALED: tl.constexpr, SAMPLE: tl.constexpr,
 ):  # fmt: skip
-    """Sets a vector's `state`. Every step-th element of the sum is a sample, whose `rank`-th largest key is the bound;
-    at least 1, for zeros are listed only where all else is too little."""
+    """Sets a vector's `state`. Every step-th element of the sum is a sample; the bound has the upper bits of its
+    `rank`-th largest key, and is at least 1, for zeros are listed only where all else is too little."""
     row = tl.program_id(0).to(tl.int64)
     state += row * STATE
     for digit in tl.static_range(3):
@@ -53,11 +51,17 @@ def sample_kernel(
     at = tl.arange(0, SAMPLE).to(tl.int64) * step
     x = summed(old, gradient, row * n + at, at < n, decay, weight_of(weight, SCALED), HAS_OLD, HAS_GRADIENT)
     keys = tl.where(at < n, key_of(x), -1)
-    # bisect for the bound, bit by bit
+    # search for the upper 20 of its 31 bits, two at a time: three counts of 20 bits in a number
     bound = 0
-    for bit in range(31):
-        higher = bound | (1 << (30 - bit))
-        bound = tl.where(tl.sum(tl.where(keys >= higher, 1, 0), 0) >= rank, higher, bound)
+    for number in range(10):
+        unit = 1 << (29 - 2 * number)
+        counts = tl.where(keys >= bound + unit, tl.full(keys.shape, 1, tl.int64), 0)
+        counts += tl.where(keys >= bound + 2 * unit, 1 << 20, 0)
+        counts += tl.where(keys >= bound + 3 * unit, tl.full(keys.shape, 1 << 40, tl.int64), 0)
+        found = tl.sum(counts, 0)
+        for _ in tl.static_range(3):
+            bound += tl.where((found & 0xFFFFF) >= rank, unit, 0)
+            found >>= 20
     tl.store(state + BOUND, tl.maximum(bound, 1))
     tl.store(state + LISTED, 0)
     tl.store(state + KNOWN, 0)
@@ -107,7 +111,7 @@ def add_list_kernel(
 
 
 @triton.jit
-def tiles_of(n):
+def tiles_of(n, TILES: tl.constexpr):
     """Of a program that reads lists: the vector, and its tiles (TILES,), of which some may be behind the last; the
     first of these among those of all vectors; and which are tiles of this vector."""
     tiles = tl.cdiv(n, TILE)
@@ -118,7 +122,7 @@ def tiles_of(n):
 
 
 @triton.jit
-def read_lists(keys, tile, count, start):
+def read_lists(keys, tile, count, start, SLOTS: tl.constexpr):
     """Where the elements number `start` to `start` + SLOTS of these tiles' lists are, and their keys; -1 behind the
     end of a list."""
     slot = start + tl.arange(0, SLOTS)[None, :]
@@ -145,12 +149,14 @@ def next_known(state, NUMBER: tl.constexpr):
 
 
 @triton.jit
-def digits_kernel(x, state, keys, places, counts, n, k, NUMBER: tl.constexpr):
+def digits_kernel(
+    x, state, keys, places, counts, n, k, NUMBER: tl.constexpr, TILES: tl.constexpr, SLOTS: tl.constexpr
+):  # fmt: skip
     """Counts the values of digit number NUMBER among the keys that begin with the digits known of the k-th largest.
     The first, if fewer than k are listed, lists all elements before."""
     BITS: tl.constexpr = 11 if NUMBER == 0 else 10
     SHIFT: tl.constexpr = 20 - 10 * NUMBER
-    row, tile, _own, live = tiles_of(n)
+    row, tile, _own, live = tiles_of(n, TILES)
     state += row * STATE
     known = 0
     if NUMBER > 0:
@@ -168,7 +174,7 @@ def digits_kernel(x, state, keys, places, counts, n, k, NUMBER: tl.constexpr):
     count = tl.load(counts + tile, live, 0)
     numbers = tl.zeros((1 << BITS,), tl.int32)
     for start in range(0, tl.max(count, 0), SLOTS):
-        _at, key = read_lists(keys, tile, count, start)
+        _at, key = read_lists(keys, tile, count, start, SLOTS)
         counted = (key >> (SHIFT + BITS)) == known
         digit = (key >> SHIFT) & ((1 << BITS) - 1)
         numbers += tl.histogram(
@@ -178,24 +184,24 @@ def digits_kernel(x, state, keys, places, counts, n, k, NUMBER: tl.constexpr):
 
 
 @triton.jit
-def chosen_kernel(state, keys, counts, sizes, n):
+def chosen_kernel(state, keys, counts, sizes, n, TILES: tl.constexpr, SLOTS: tl.constexpr):
     """Counts the elements of each tile above the k-th largest key, and in the upper 32 bits those equal to it."""
-    row, tile, _own, live = tiles_of(n)
+    row, tile, _own, live = tiles_of(n, TILES)
     kth, _left = next_known(state + row * STATE, 3)
     count = tl.load(counts + tile, live, 0)
     above, equal = tl.zeros((TILES,), tl.int32), tl.zeros((TILES,), tl.int32)
     for start in range(0, tl.max(count, 0), SLOTS):
-        _at, key = read_lists(keys, tile, count, start)
+        _at, key = read_lists(keys, tile, count, start, SLOTS)
         above += tl.sum(tl.where(key > kth, 1, 0), 1)
         equal += tl.sum(tl.where(key == kth, 1, 0), 1)
     tl.store(sizes + tile, above.to(tl.int64) | (equal.to(tl.int64) << 32), live)
 
 
 @triton.jit
-def write_kernel(state, keys, places, counts, ends, indices, n, k):
+def write_kernel(state, keys, places, counts, ends, indices, n, k, TILES: tl.constexpr, SLOTS: tl.constexpr):
     """Writes the indices (k,) of the chosen elements, those above the k-th largest key and the first of its equals;
     `ends` are the sums of `sizes` up to the end of each tile."""
-    row, tile, own, live = tiles_of(n)
+    row, tile, own, live = tiles_of(n, TILES)
     state, indices = state + row * STATE, indices + row * k
     kth, left = tl.load(state + KNOWN + 6), tl.load(state + KNOWN + 7)
     # what tiles before these have
@@ -204,7 +210,7 @@ def write_kernel(state, keys, places, counts, ends, indices, n, k):
     # number the elements, tile by tile
     count = tl.load(counts + tile, live, 0)
     for start in range(0, tl.max(count, 0), SLOTS):
-        at, key = read_lists(keys, tile, count, start)
+        at, key = read_lists(keys, tile, count, start, SLOTS)
         is_above, is_equal = tl.where(key > kth, 1, 0), tl.where(key == kth, 1, 0)
         above_here, equal_here = above + tl.cumsum(is_above, 1) - is_above, equal + tl.cumsum(is_equal, 1) - is_equal
         chosen = (key > kth) | ((key == kth) & (equal_here < left))

@@ -2,13 +2,13 @@
 """The k largest magnitudes of vectors, exactly: see `gradwire.ops.reference.selecting.top_k`."""
 
 import torch
+import triton
 from torch import Tensor
 
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.largest import (
     STATE,
     TILE,
-    TILES,
     chosen_kernel,
     digits_kernel,
     list_kernel,
@@ -22,6 +22,10 @@ SAMPLE = 1 << 14
 """Elements of a sample, at most."""
 WARPS = 32
 """Of the program that samples."""
+LANES = 2048
+"""Elements of lists that a program reads at a time."""
+SLOTS = 16, 256
+"""Of one list, at least and at most."""
 
 
 class Lists:
@@ -38,6 +42,10 @@ class Lists:
         self.places = scratch.tensor("places", (room,), torch.int16)
         self.counts = scratch.tensor("counts", (rows, self.tiles), torch.int32)
         self.arguments = self.state, self.keys, self.places, self.counts
+        # as many elements of a list at a time as nearly all lists have
+        least, most = SLOTS
+        slots = min(most, max(least, triton.next_power_of_2(programs_for(3 * TILE.value * k, 2 * n))))
+        self._reads = {"TILES": LANES // slots, "SLOTS": slots}
 
     def sample(self, old: Tensor, gradient: Tensor, decay: float, weight: float | Tensor, **has: bool) -> None:
         """Bounds what is listed of the sums decay·old + weight·gradient, with near certainty from below."""
@@ -54,15 +62,17 @@ class Lists:
     def indices(self, x: Tensor) -> Tensor:
         """The indices (rows, k) int64, ascending, of the k largest of vectors x (rows, n), which are listed."""
         (rows, n), device = self.shape, x.device
-        programs = rows * programs_for(self.tiles, TILES.value)
+        programs = rows * programs_for(self.tiles, self._reads["TILES"])
         for number in range(3):
-            launching.launch(digits_kernel, programs, x, *self.arguments, n, self.k, NUMBER=number)
+            launching.launch(digits_kernel, programs, x, *self.arguments, n, self.k, NUMBER=number, **self._reads)
         # count those of each tile
         sizes = torch.empty(rows, self.tiles, dtype=torch.int64, device=device)
-        launching.launch(chosen_kernel, programs, self.state, self.keys, self.counts, sizes, n)
+        launching.launch(chosen_kernel, programs, self.state, self.keys, self.counts, sizes, n, **self._reads)
         # write them at their places
         indices = torch.empty(rows, self.k, dtype=torch.int64, device=device)
-        launching.launch(write_kernel, programs, *self.arguments, sizes.cumsum(1), indices, n, self.k)
+        launching.launch(
+            write_kernel, programs, *self.arguments, sizes.cumsum(1), indices, n, self.k, **self._reads
+        )  # fmt: skip
         return indices
 
 

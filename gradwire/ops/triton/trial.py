@@ -111,14 +111,12 @@ def _packed(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _largest(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
-    """The indices of the largest elements, of many that are equal, and of several programs; and of candidates."""
+    """The indices of the largest elements, of many that are equal, and of several programs."""
     found = [kernels.top_k(x, k) for x, k in ((old, 100), (old.round(), N // 4), (old.repeat(9), 3000))]
     # fewer than are wanted: the others may be any
     few = torch.where(gradient > 2, old, 0.0)
     found.append(few[kernels.top_k(few, N // 10)].abs().sum()[None])
-    bounds = torch.ones(1, dtype=torch.float32, device=old.device)
-    indices, magnitudes = kernels.candidates(old[None], bounds, N // 2, N // 50)
-    return torch.cat([*found, torch.where(magnitudes < 0, 0, indices).flatten(), magnitudes.flatten()])
+    return torch.cat(found)
 
 
 def _words(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
@@ -192,7 +190,7 @@ TRIALS = {
     "codes with noise": Trial(_noise, ("add_quantise", "decode_blocks")),
     "entries": Trial(_entries, ("add_select", "decode_entries", "unpack_entries")),
     "packing": Trial(_packed, ("pack_entries", "move_entries", "pack_places", "unpack_places")),
-    "the largest elements": Trial(_largest, ("top_k", "candidates")),
+    "the largest elements": Trial(_largest, ("top_k",)),
     "words": Trial(_words, ("pack_words", "unpack_words")),
     "casts": Trial(_casts, ("cast_parts",)),
     "factors": Trial(_factors, ("renew", "orthogonalize")),
