@@ -32,6 +32,6 @@ SECTIONS = {
     "memory": Section(35, times=True),
     "first": Section(25, times=True),
     "gpt2": Section(60, times=True, module="steps"),
-    "bert512": Section(20, times=True, module="steps"),
+    "bert512": Section(60, times=True, module="steps"),
     "traces": Section(25, times=True),
 }

@@ -5,10 +5,12 @@ the others: `of none` is the median over the rounds of a step's time over that o
 training thread's time.
 """
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
+from math import ceil
 from statistics import median
 from typing import Any
 
@@ -19,7 +21,8 @@ from benchmarks.gpu.rows import Rows
 from benchmarks.gpu.trainings import Times, Training, all_recorded
 from gradwire.wire import ETHERNET
 
-ROUNDS, ROUND_S = 5, 0.25
+ROUNDS, ROUND_S = 15, 0.25
+"""At most, as many as there is time for; and seconds of a configuration in each."""
 COMPUTED = ["TopK 1 %", "ACP-SGD r4", "PowerSGD 1/6 in 4 bits"]
 """Those that are measured without recordings as well."""
 NONE, *OTHER_PEERS = PEERS
@@ -49,13 +52,16 @@ def run(rows: Rows, device: Device) -> None:
 def measure(rows: Rows, device: Device, model: Model, ways: Sequence[Way]) -> None:
     """Adds a row for each way and link."""
     ways = ways[:: len(ways) // 2] if device.tiny else ways
-    waiting = iter(rows.each(ways, needs_s=4))
-    while chunk := list(islice(waiting, model.at_once - 1)):
+    waiting, together = iter(rows.each(ways, needs_s=4)), model.at_once - 1
+    parts = ceil(len(ways) / together) * len(model.link_gbit)
+    while chunk := list(islice(waiting, together)):
         with ExitStack() as stack:
             trainings = dict(_begun(rows, device, model, [Way(NONE), *chunk], stack))
             for gbit in model.link_gbit if str(NONE) in map(str, trainings) else ():
+                # an equal share of the time that is left
+                until_s, parts = rows.left_s * (1 - 1 / max(1, parts)), parts - 1
                 with rows.attempt(f"rounds of {chunk[0]} and others at {gbit:.0f} Gbit/s"):
-                    _rounds(rows, model, trainings, gbit, 0.0 if device.tiny else ROUND_S)
+                    _rounds(rows, model, trainings, gbit, 0.0 if device.tiny else ROUND_S, until_s)
             trainings.clear()
         device.free()
 
@@ -71,13 +77,19 @@ def _begun(
             yield way, training.warm_up()
 
 
-def _rounds(rows: Rows, model: Model, trainings: dict[Way, Training], gbit: float, seconds: float) -> None:
+def _rounds(
+    rows: Rows, model: Model, trainings: dict[Way, Training], gbit: float, seconds: float, until_s: float
+) -> None:  # fmt: skip
+    """Adds a row for each of the trainings. Its rounds end where about `until_s` seconds are left."""
     none, *others = trainings
     found: dict[Way, list[tuple[Times, Times]]] = {way: [] for way in others}
     for training in trainings.values():
         training.card.bytes_per_s = ETHERNET * 1e9 * gbit / 8
+    # the objects of all other trainings are nothing that a collection has to look at, as in a job of one
+    gc.collect()
+    gc.freeze()
     for number in range(ROUNDS if seconds else 1):
-        if number and rows.left_s < 2 * len(trainings) * seconds:
+        if number and rows.left_s < until_s + 2 * len(trainings) * seconds:
             break
         for way in others:
             found[way].append((trainings[none].timed(seconds / 2), trainings[way].timed(seconds)))
