@@ -91,8 +91,8 @@ def test_hosts_of_several_ranks_find_one_plan():
     shown = Handle(running.runtimes[1], None).summary()  # pyright: ignore
     account = shown[shown.index("a dense step took ") :].splitlines()
     assert sum(line.startswith("tried ") for line in account) >= 2
-    assert account[-1].startswith("step ")
-    assert "was predicted for the best" in account[-1]
+    # a machine that is busy at times has it plan anew behind that
+    assert any(line.startswith("step ") and "was predicted for the best" in line for line in account)
     running.close()
 
 
