@@ -13,9 +13,10 @@ from gradwire.ops.reference import (
     orthogonal,
     places,
     selecting,
+    slicing,
 )
 
 __all__ = [
     "adding", "bits", "bounded", "casting", "decoding", "entries", "factors", "low_rank", "masking", "orthogonal",
-    "places", "selecting",
+    "places", "selecting", "slicing",
 ]  # fmt: skip

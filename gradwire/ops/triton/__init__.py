@@ -18,6 +18,7 @@ from gradwire.ops.triton import (
     orthogonal,
     products,
     selecting,
+    slicing,
     words,
 )
 
@@ -36,7 +37,10 @@ TRITON = replace(
     pack_places=entries.pack_places,
     unpack_places=entries.unpack_places,
     top_k=selecting.top_k,
+    top_k_each=slicing.top_k_each,
     candidates=bounded.candidates,
+    move_slices=slicing.move_slices,
+    sum_slices=slicing.sum_slices,
     pack_words=words.pack_words,
     unpack_words=words.unpack_words,
     project=products.project,
