@@ -71,7 +71,7 @@ FAULTS = [
     Fault("compressors/chunked.py", "values.mul_(1 - 2 * signs)", "values.mul_(2 * signs - 1)"),
     Fault("compressors/chunked.py", ".mul_(places < n)", ""),
     Fault("compressors/chunked.py", "x.scatter_add_(1, places, values.neg_())", "x.scatter_add_(1, places, values)"),
-    Fault("compressors/all_dimension.py", "        x.index_fill_(0, elements, 0)\n", ""),
+    Fault("ops/reference/slicing.py", "    x.index_fill_(0, elements, 0)\n", ""),
     Fault("compressors/all_dimension.py", "max(1, round(self.ratio * length))", "max(1, int(self.ratio * length))"),
     Fault("compressors/power_sgd.py", "        views.ops.orthogonalize(p.sums)\n", ""),
     Fault("compressors/power_sgd.py", "views.subtract(p.sums, q.sent)", "views.subtract(p.sums, q.sums)"),

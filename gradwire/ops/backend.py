@@ -51,6 +51,8 @@ class Backend:
     top_k: Callable[[Tensor, int], Tensor] = reference.selecting.top_k
     top_k_each: Callable[[Sequence[Tensor], int, int], Sequence[Tensor]] = reference.selecting.top_k_each
     above: Callable[[Tensor, float, int], Selected | None] = reference.selecting.above
+    move_slices: Callable[..., None] = reference.slicing.move_slices
+    sum_slices: Callable[..., None] = reference.slicing.sum_slices
 
     # signs and short words
     pack_signs: Callable[..., None] = reference.bits.pack_signs
@@ -88,6 +90,7 @@ NATIVE = replace(
     top_k=native.selecting.top_k,
     top_k_each=native.selecting.top_k_each,
     above=native.selecting.above,
+    move_slices=partial(reference.slicing.move_slices, select=native.selecting.top_k_each),
     pack_signs=native.bits.pack_signs,
     add_signs=partial(reference.bits.add_signs, unpack=native.bits.unpack_signs),
     project=native.low_rank.project,

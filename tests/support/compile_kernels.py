@@ -13,6 +13,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from gradwire.ops.formats import nearest, one_bit, qsgd, sign
+from gradwire.ops.slices import Slices
 from gradwire.ops.triton import (
     adding,
     casts,
@@ -27,6 +28,8 @@ from gradwire.ops.triton import (
     places,
     products,
     selecting,
+    slices,
+    slicing,
     sums,
     words,
 )
@@ -49,7 +52,9 @@ def compiled(kernel, arguments: dict[str, str], constants: dict[str, int], capab
     made = triton.compile(source, target=target, options={"num_warps": warps})
     assert made.asm["cubin"]
     kind = "".join(
-        f" {name.lower()} {constants[name]}" for name in ("KIND", "BITS", "LOW", "RANK", "NUMBER") if name in constants
+        f" {name.lower()} {constants[name]}"
+        for name in ("KIND", "BITS", "LOW", "RANK", "NUMBER", "LENGTH")
+        if name in constants
     )
     print(f"{kernel.__name__}{kind}: {' '.join(map(str, usage(made.asm['ptx'], capability)))}")
 
@@ -68,7 +73,7 @@ def usage(ptx: str, capability: int) -> tuple[int, int]:
 
 
 def main(capability: int) -> None:
-    for part in (sums_and_selection, codes_and_casts, indices_and_values, low_rank, short_words):
+    for part in (sums_and_selection, in_slices, codes_and_casts, indices_and_values, low_rank, short_words):
         part(capability)
 
 
@@ -87,6 +92,16 @@ def sums_and_selection(capability: int) -> None:
     for number in range(3):
         compiled(largest.digits_kernel, LISTS, {"NUMBER": number, **READS}, capability)
     compiled(sums.mask_kernel, {"x": F, "other": F, "n": "i32"}, {"SIZE": adding.SIZE}, capability)
+
+
+def in_slices(capability: int) -> None:
+    moving = {"x": F, "values": F, "indices": "*i16", "table": "*i64"}
+    for axis, length, kept in ((1, 768, 8), (1, 4608, 46), (0, 3072, 31), (0, 30522, 305)):
+        tile = slicing.tile_of(Slices(0, 768, length, kept, axis))
+        compiled(slices.select_slices_kernel, moving, {**tile.constants, "MOVE": True}, capability, tile.warps)
+    strides = {"values_stride": "i32", "long_stride": "i32", "short_stride": "i32", "longs": "i32", "ranks": "i32"}
+    fields = {"out": F, "values": F, "long": WORDS, "short": "*i16", "table": "*i64"}
+    compiled(slices.add_slices_kernel, fields | strides, {"SIZE": slicing.ADDED}, capability)
 
 
 def codes_and_casts(capability: int) -> None:

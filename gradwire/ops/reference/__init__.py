@@ -12,9 +12,10 @@ from gradwire.ops.reference import (
     orthogonal,
     places,
     selecting,
+    slicing,
 )
 
 __all__ = [
     "adding", "bits", "casting", "decoding", "entries", "factors", "low_rank", "masking", "orthogonal",
-    "places", "selecting",
+    "places", "selecting", "slicing",
 ]  # fmt: skip

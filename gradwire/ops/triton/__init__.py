@@ -17,6 +17,7 @@ from gradwire.ops.triton import (
     orthogonal,
     products,
     selecting,
+    slicing,
     words,
 )
 
@@ -35,6 +36,9 @@ TRITON = replace(
     pack_places=entries.pack_places,
     unpack_places=entries.unpack_places,
     top_k=selecting.top_k,
+    top_k_each=slicing.top_k_each,
+    move_slices=slicing.move_slices,
+    sum_slices=slicing.sum_slices,
     pack_words=words.pack_words,
     unpack_words=words.unpack_words,
     project=products.project,
