@@ -20,7 +20,8 @@ class Pass(NamedTuple):
     """One pass over n elements."""
 
     name: str
-    run: Callable[[Backend], object]
+    run: Callable[[Backend], Tensor]
+    """Returns what it has written, or some of it."""
     nbytes: int
     """The bytes that it must read and write, and no fewer."""
 
@@ -32,7 +33,7 @@ def passes(n: int, device: torch.device, ops: Backend) -> Iterator[Pass]:
     next = torch.empty_like(old)
     # read residual and gradient, write the next residual; or write the mean
     encoded, decoded = 12 * n, 4 * n
-    yield Pass("add in", lambda ops: ops.add_in(next, old, gradient, 1.0, 0.125), encoded)
+    yield Pass("add in", writing(next, lambda ops: ops.add_in(next, old, gradient, 1.0, 0.125)), encoded)
     for name, entries in {
         "top-k 1 %": Entries(n, n // 100), "top-k 0.1 %": Entries(n, n // 1000),
         "top-k 1/16, 10 bits": Entries(n, n // 16, 4),
@@ -41,7 +42,7 @@ def passes(n: int, device: torch.device, ops: Backend) -> Iterator[Pass]:
         rows = entry_rows(old, entries, ops)
         yield Pass(f"decode {RANKS}, {name}", summing_entries(next, rows, entries), decoded + rows.nbytes)
     matrix = old[: n // WIDTH * WIDTH].view(-1, WIDTH)
-    yield Pass(f"top-k 1 % of each {WIDTH}", lambda ops: ops.top_k_each([matrix], WIDTH // 100, 1), matrix.nbytes)
+    yield Pass(f"top-k 1 % of each {WIDTH}", lambda ops: ops.top_k_each([matrix], WIDTH // 100, 1)[0], matrix.nbytes)
     for name, code in codes().items():
         blocks = Blocks((n,), code)
         yield Pass(name, quantising(next, old, gradient, blocks), encoded + blocks.nbytes)
@@ -57,16 +58,29 @@ def codes() -> dict[str, Code]:
     }  # fmt: skip
 
 
-def selecting(next: Tensor, old: Tensor, gradient: Tensor, layout: Entries) -> Callable[[Backend], object]:
+def writing(out: Tensor, run: Callable[[Backend], object]) -> Callable[[Backend], Tensor]:
+    """A pass that writes to `out`."""
+
+    def written(ops: Backend) -> Tensor:
+        run(ops)
+        return out
+
+    return written
+
+
+def selecting(next: Tensor, old: Tensor, gradient: Tensor, layout: Entries) -> Callable[[Backend], Tensor]:
     payload = torch.zeros(layout.nbytes, dtype=torch.uint8, device=old.device)
-    return lambda ops: ops.add_select(next, old, gradient, 1.0, 0.125, [layout], payload[None])
+    return writing(next, lambda ops: ops.add_select(next, old, gradient, 1.0, 0.125, [layout], payload[None]))
 
 
-def quantising(next: Tensor, old: Tensor, gradient: Tensor, layout: Blocks) -> Callable[[Backend], object]:
+def quantising(next: Tensor, old: Tensor, gradient: Tensor, layout: Blocks) -> Callable[[Backend], Tensor]:
     payload, seeds = torch.zeros(layout.nbytes, dtype=torch.uint8, device=old.device), [seed_on(old.device)]
-    return lambda ops: ops.add_quantise(
-        next, old, gradient, 1.0, 0.125, [layout], payload[None], keep=True, seeds=seeds
-    )
+    return writing(
+        next,
+        lambda ops: ops.add_quantise(
+            next, old, gradient, 1.0, 0.125, [layout], payload[None], keep=True, seeds=seeds
+        ),
+    )  # fmt: skip
 
 
 def seed_on(device: torch.device) -> Seed:
@@ -74,12 +88,12 @@ def seed_on(device: torch.device) -> Seed:
     return Seed(1, 1, torch.zeros(1, dtype=torch.int64, device=device))
 
 
-def summing_entries(out: Tensor, rows: Tensor, layout: Entries) -> Callable[[Backend], object]:
-    return lambda ops: ops.decode_entries(rows[None], out, [layout])
+def summing_entries(out: Tensor, rows: Tensor, layout: Entries) -> Callable[[Backend], Tensor]:
+    return writing(out, lambda ops: ops.decode_entries(rows[None], out, [layout]))
 
 
-def summing_blocks(out: Tensor, rows: Tensor, layout: Blocks) -> Callable[[Backend], object]:
-    return lambda ops: ops.decode_blocks(rows[None], out, [layout])
+def summing_blocks(out: Tensor, rows: Tensor, layout: Blocks) -> Callable[[Backend], Tensor]:
+    return writing(out, lambda ops: ops.decode_blocks(rows[None], out, [layout]))
 
 
 def entry_rows(x: Tensor, layout: Entries, ops: Backend) -> Tensor:

@@ -16,9 +16,9 @@ import gradwire as gw
 from benchmarks.gpu.configurations import CONFIGURATIONS, OTHERS
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.rows import Rows
-from benchmarks.kernels.passes import passes
+from benchmarks.kernels.passes import Pass, passes
 from gradwire.notation import read
-from gradwire.ops.backend import backend_for
+from gradwire.ops.backend import REFERENCE, Backend, backend_for
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan, uniform
 from gradwire.runtime.exchange import GroupInput, JobContext, ReplicaExchange
@@ -49,7 +49,8 @@ def run(rows: Rows, device: Device) -> None:
 
 
 def kernel_rows(rows: Rows, device: Device) -> Any:
-    """For each kernel: its time, a copy's of the same bytes, how much of the copy's speed it has, and its launches."""
+    """For each kernel: its time, a copy's of the same bytes, how much of the copy's speed it has, its launches, and how
+    many elements are not the reference's."""
     n = device.size(23 * (1 << 20) + 23 * 1024, 100_000)
     ops = backend_for(torch.empty(1, device=device.device))
     for each in passes(n, device.device, ops):
@@ -59,8 +60,15 @@ def kernel_rows(rows: Rows, device: Device) -> Any:
         ms, copy_ms, launched = device.ms(call), device.copy_ms(each.nbytes), device.kernels(call)
         yield {
             "what": each.name, "ms": ms, "copy ms": copy_ms, "of a copy": copy_ms / ms, "MB": each.nbytes / 1e6,
-            "launches": len(launched), "most": most_of(launched),
+            "launches": len(launched), "most": most_of(launched), "differ": differing(each, ops),
         }  # fmt: skip
+
+
+def differing(each: Pass, ops: Backend) -> int:
+    """How many elements differ from the reference's on the same device: but for equal magnitudes and for roundings of
+    noise, none."""
+    ours = each.run(ops).clone()
+    return int(((ours - each.run(REFERENCE)).abs() > 1e-5).sum())
 
 
 def most_of(launched: list[tuple[str, float]], count: int = 3) -> list[str]:

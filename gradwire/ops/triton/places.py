@@ -160,17 +160,17 @@ def sum_kernel(
         at = (span.to(tl.int64) * SPAN << LOW) + start + tl.arange(0, ZEROS)
         tl.store(out + at, 0.0, at < n)
     # add rank by rank: the same rounding on every replica
-    for _ in range(ranks):
+    for rank in range(ranks):
         tl.debug_barrier()  # wait for what other threads of this program have written
-        upper, last = rows + upper_at, tl.minimum(tl.load(starts + 1) + 1, words)
-        for first in range(tl.load(starts, span > 0, 0), last, SIZE):
+        own = starts + rank * (spans + 1)  # no pointer that moves: Triton 3.6 would leave it where it began
+        upper, last = rows + upper_at, tl.minimum(tl.load(own + 1) + 1, words)
+        for first in range(tl.load(own, span > 0, 0), last, SIZE):
             scatter_words(
                 out, rows, levels, upper, upper + words, ends, first, words, low_words, k, n, span * SPAN, BITS, LOW,
                 SPAN, SIZE,
             )  # fmt: skip
         rows += stride
         ends += words
-        starts += spans + 1
 
 
 @triton.jit

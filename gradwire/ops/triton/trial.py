@@ -16,7 +16,7 @@ from gradwire.ops.reference.low_rank import COLUMNS, ROWS
 from gradwire.ops.slices import SliceEntries, Slices
 from gradwire.ops.triton import TRITON
 
-N = 5000
+N, RANKS = 5000, 6
 CODES = (nearest(4), nearest(8, 128), nearest(3), sign(), one_bit(1024))
 WITH_NOISE = (qsgd(), ternary(64))
 
@@ -76,26 +76,33 @@ def _codes(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
 def _noise(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     """Sums of errors and decoded values of codes with noise, which differs on the host."""
     coded = [_coded(kernels, code, old, gradient) for code in WITH_NOISE]
-    return torch.stack([error + decoded / 2 for error, decoded in coded])
+    return torch.stack([errors + decoded for errors, decoded in coded])
 
 
 def _coded(kernels: Backend, code: Code, old: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """The error (N,), and the sum of two payloads (N,)."""
-    layout, error, out = Blocks((N // 3, N - N // 3), code), torch.empty_like(old), torch.empty_like(old)
-    payload = torch.zeros(1, layout.nbytes, dtype=torch.uint8, device=old.device)
-    kernels.add_quantise(error, old, gradient, 0.9, 0.5, [layout], payload, keep=True, seeds=[Seed(0)])
-    kernels.decode_blocks(payload.repeat(1, 2, 1), out, [layout])
-    return error, out
+    """The sums of the errors (N,) and of the payloads (N,) of RANKS that differ."""
+    layout, (error, errors, out) = Blocks((N // 3, N - N // 3), code), torch.zeros_like(old).repeat(3, 1)
+    payloads = torch.zeros(1, RANKS, layout.nbytes, dtype=torch.uint8, device=old.device)
+    for rank in range(RANKS):
+        x = gradient.roll(rank)
+        kernels.add_quantise(error, old, x, 0.9, 0.5, [layout], payloads[:, rank], keep=True, seeds=[Seed(0)])
+        errors += error
+    kernels.decode_blocks(payloads, out, [layout])
+    return errors, out
 
 
 def _entries(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
-    """The error that is left, and the decoded and unpacked values, of exact values and of levels."""
-    result = torch.zeros(2, 2, N, dtype=torch.float32, device=old.device)
-    for (left, out), layout in zip(result, (Entries(N, N // 50), Entries(N, N // 50, 4)), strict=True):
-        payload = torch.zeros(1, layout.nbytes, dtype=torch.uint8, device=old.device)
-        kernels.add_select(left, old, gradient, 0.9, 0.5, [layout], payload)
-        kernels.decode_entries(payload.repeat(1, 2, 1), out, [layout])
-        out.index_add_(0, *kernels.unpack_entries(payload, layout))
+    """The error of one rank, and the sum of the payloads of RANKS that differ and the unpacked last one, of exact
+    values and of levels; of so many elements that several programs sum them."""
+    n = 9 * N
+    result = torch.zeros(2, 2, n, dtype=torch.float32, device=old.device)
+    for (left, out), layout in zip(result, (Entries(n, n // 50), Entries(n, n // 50, 4)), strict=True):
+        payloads = torch.zeros(1, RANKS, layout.nbytes, dtype=torch.uint8, device=old.device)
+        for rank in range(RANKS):
+            x = gradient.roll(rank).repeat(9) * torch.linspace(1, 2, n, dtype=torch.float32, device=old.device)
+            kernels.add_select(left, old.repeat(9), x, 0.9, 0.5, [layout], payloads[:, rank])
+        kernels.decode_entries(payloads, out, [layout])
+        out.index_add_(0, *kernels.unpack_entries(payloads[0, -1:], layout))
     return result
 
 
