@@ -51,11 +51,8 @@ def compiled(kernel, arguments: dict[str, str], constants: dict[str, int], capab
     source, target = ASTSource(kernel, signature, places_of), GPUTarget("cuda", capability, 32)
     made = triton.compile(source, target=target, options={"num_warps": warps})
     assert made.asm["cubin"]
-    kind = "".join(
-        f" {name.lower()} {constants[name]}"
-        for name in ("KIND", "BITS", "LOW", "RANK", "NUMBER", "LENGTH")
-        if name in constants
-    )
+    telling = ("KIND", "BITS", "LOW", "RANK", "NUMBER", "AXIS", "LENGTH")
+    kind = "".join(f" {name.lower()} {constants[name]}" for name in telling if name in constants)
     print(f"{kernel.__name__}{kind}: {' '.join(map(str, usage(made.asm['ptx'], capability)))}")
 
 
