@@ -212,6 +212,12 @@ def test_the_largest_of_slices_are_the_references(shape: tuple[int, int], fill: 
             assert torch.equal(*(each.top_k_each([x, -x], k, axis)[1] for each in (TRITON, REFERENCE)))
 
 
+def test_the_largest_of_rows_come_first():
+    x = numbers(6 * 700, 0).abs().view(2, 3, 700)
+    for ours, theirs in zip(*(each.largest_first(x, 40) for each in (TRITON, REFERENCE)), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 @given(
     shapes=st.lists(
         st.tuples(st.integers(1, 9), st.sampled_from([1, 17, 300, 1300]), st.floats(0, 1), st.integers(0, 1)),

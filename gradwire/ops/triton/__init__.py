@@ -38,6 +38,7 @@ TRITON = replace(
     unpack_places=entries.unpack_places,
     top_k=selecting.top_k,
     top_k_each=slicing.top_k_each,
+    largest_first=slicing.largest_first,
     candidates=bounded.candidates,
     move_slices=slicing.move_slices,
     sum_slices=slicing.sum_slices,
