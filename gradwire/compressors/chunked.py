@@ -79,7 +79,7 @@ class ChunkTopK(Rowwise, Selective, recordable=True):
             rows = slice(first, first + chunk.shape[1])
             # select
             magnitude = torch.abs(chunk, out=context.scratch.tensor("magnitude", tuple(chunk.shape)))
-            top, places = magnitude.topk(self.k)  # both (m, rows, k), the largest first
+            top, places = backend_for(x).largest_first(magnitude, self.k)  # both (m, rows, k), the largest first
             # quantise: the mean of equally many neighbours in that order
             fields.scales[:, rows] = top.unflatten(2, (self.levels, -1)).mean(3)
             # pack

@@ -50,6 +50,7 @@ class Backend:
     # the largest elements
     top_k: Callable[[Tensor, int], Tensor] = reference.selecting.top_k
     top_k_each: Callable[[Sequence[Tensor], int, int], Sequence[Tensor]] = reference.selecting.top_k_each
+    largest_first: Callable[[Tensor, int], tuple[Tensor, Tensor]] = reference.selecting.largest_first
     above: Callable[[Tensor, float, int], Selected | None] = reference.selecting.above
     move_slices: Callable[..., None] = reference.slicing.move_slices
     sum_slices: Callable[..., None] = reference.slicing.sum_slices

@@ -22,6 +22,7 @@ from gradwire.ops.backend import REFERENCE, Backend
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Code, nearest
 from gradwire.ops.noise import SALT, Seed, hashed_draws
+from gradwire.ops.slices import SliceEntries, Slices
 from tests.support.kernel_cases import CODES, DTYPES, SHAPES, garbage, numbers, same_bits
 
 pytest.importorskip("triton")
@@ -200,6 +201,51 @@ def _unpacked(kernels: Backend | None, rows: Tensor, layout: Entries) -> list[Te
         indices, values = kernels.unpack_entries(rows, layout)
         places, filled = kernels.unpack_places(of_places, layout.places)
     return [indices * values.ne(0), values, places * filled, filled]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 700), (40, 9), (9, 40), (5, 1100), (1100, 11)], ids=str)
+@pytest.mark.parametrize("fill", ["normal", "few values", "zero", "nan", "infinite", "subnormal"])
+def test_the_largest_of_slices_are_the_references(shape: tuple[int, int], fill: str):
+    x = SHAPES[fill](7 * shape[0] * shape[1]).float()[: shape[0] * shape[1]].view(shape)
+    for axis in (0, 1):
+        for k in {1, -(-shape[axis] // 90), shape[axis]}:
+            assert torch.equal(*(each.top_k_each([x, -x], k, axis)[1] for each in (TRITON, REFERENCE)))
+
+
+def test_the_largest_of_rows_come_first():
+    x = numbers(6 * 700, 0).abs().view(2, 3, 700)
+    for ours, theirs in zip(*(each.largest_first(x, 40) for each in (TRITON, REFERENCE)), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@given(
+    shapes=st.lists(
+        st.tuples(st.integers(1, 9), st.sampled_from([1, 17, 300, 1300]), st.floats(0, 1), st.integers(0, 1)),
+        min_size=1, max_size=4,
+    ),
+    ranks=st.integers(1, 3), long=st.booleans(), seed=st.integers(0, 1000),
+)  # fmt: skip
+@settings(max_examples=8, deadline=None)
+def test_payloads_of_slices_are_the_references(
+    shapes: list[tuple[int, int, float, int]], ranks: int, long: bool, seed: int
+):
+    """Of rows and columns of any length; with `long` ones too many for a program, and for short indices."""
+    slices, n = [], 0
+    for count, length, share, axis in [*shapes, *[(2, 70_000, 0.001, 1)] * long]:
+        slices.append(Slices(n, count, length, max(1, int(share * length)), axis))
+        n += count * length
+    layout, left = SliceEntries.of(slices), numbers(ranks * n, seed).view(ranks, n)
+    kept, rows = left.clone(), torch.zeros(ranks, layout.nbytes + 4, dtype=torch.uint8)
+    expected = rows.clone()
+    for rank in range(ranks):
+        TRITON.move_slices(left[rank], rows[rank], layout)
+        REFERENCE.move_slices(kept[rank], expected[rank], layout)
+    assert torch.equal(rows, expected)
+    assert torch.equal(left, kept)
+    ours, theirs = torch.full((2, n), torch.nan)
+    TRITON.sum_slices(rows, ours, layout)
+    REFERENCE.sum_slices(rows, theirs, layout)
+    assert torch.equal(ours, theirs)
 
 
 @given(bits=st.integers(1, 13), k=st.sampled_from([8, 24]), payloads=st.integers(1, 3), rows=st.integers(1, 60))
@@ -394,10 +440,10 @@ REGISTERS = {
     "add_kernel": 96, "quantise_kernel": 112, "dequantise_kernel": 160, "pack_kernel": 80, "mask_kernel": 80,
     "sample_kernel": 64, "list_kernel": 112, "add_list_kernel": 112, "digits_kernel": 184, "chosen_kernel": 64,
     "write_kernel": 112, "words_kernel": 40, "ends_kernel": 64, "sum_kernel": 96, "pack_levels_kernel": 96,
-    "unpack_kernel": 80, "pack_words_kernel": 48, "unpack_words_kernel": 48, "count_kernel": 48,
-    "candidates_kernel": 80, "cast_kernel": 64, "renew_kernel": 64, "small_kernel": 128, "orthonormal_kernel": 255,
+    "unpack_kernel": 80, "pack_words_kernel": 48, "unpack_words_kernel": 48,
+    "cast_kernel": 64, "renew_kernel": 64, "small_kernel": 128, "orthonormal_kernel": 255,
     "project_rows_kernel": 128, "project_columns_kernel": 128, "project_kernel": 255, "product_kernel": 160,
-    "draw_kernel": 48,
+    "draw_kernel": 48, "select_slices_kernel": 128, "add_slices_kernel": 48,
 }  # fmt: skip
 """Of a thread, at most: a multiprocessor has 65,536, so with 128 it holds 16 warps."""
 

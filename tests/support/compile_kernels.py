@@ -55,11 +55,8 @@ def compiled(kernel, arguments: dict[str, str], constants: dict[str, int], capab
     before, after = (re.findall(r"iter_args\((.*?)\) ->", made.asm[stage]) for stage in ("ttir", "ttgir"))
     if len(before) == len(after):
         assert all(b.count(",") <= a.count(",") for b, a in zip(before, after, strict=True)), kernel.__name__
-    kind = "".join(
-        f" {name.lower()} {constants[name]}"
-        for name in ("KIND", "BITS", "LOW", "RANK", "NUMBER", "LENGTH")
-        if name in constants
-    )
+    telling = ("KIND", "BITS", "LOW", "RANK", "NUMBER", "AXIS", "LENGTH")
+    kind = "".join(f" {name.lower()} {constants[name]}" for name in telling if name in constants)
     print(f"{kernel.__name__}{kind}: {' '.join(map(str, usage(made.asm['ptx'], capability)))}")
 
 

@@ -42,6 +42,11 @@ def top_k_each(matrices: Sequence[Tensor], k: int, axis: int) -> Sequence[Tensor
     return (chosen if axis == 1 else chosen.mT).unbind()
 
 
+def largest_first(magnitudes: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row of magnitudes (..., length), contiguous, the largest first, and their indices int64."""
+    return magnitudes.topk(k)
+
+
 def _sound(matrix: Tensor) -> Tensor:
     """The matrix, with NaN as infinite."""
     if not matrix.sum().isnan():

@@ -37,6 +37,7 @@ TRITON = replace(
     unpack_places=entries.unpack_places,
     top_k=selecting.top_k,
     top_k_each=slicing.top_k_each,
+    largest_first=slicing.largest_first,
     move_slices=slicing.move_slices,
     sum_slices=slicing.sum_slices,
     pack_words=words.pack_words,

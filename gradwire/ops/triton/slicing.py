@@ -75,6 +75,16 @@ def top_k_each(matrices: Sequence[Tensor], k: int, axis: int) -> Sequence[Tensor
     return found
 
 
+def largest_first(magnitudes: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """See the reference; the first of equals come first."""
+    rows = magnitudes.view(-1, magnitudes.shape[-1])
+    (indices,) = top_k_each([rows], k, 1)
+    # sort these few
+    largest, order = rows.gather(1, indices).sort(dim=1, descending=True, stable=True)
+    shape = *magnitudes.shape[:-1], k
+    return largest.view(shape), indices.gather(1, order).view(shape)
+
+
 def move_slices(x: Tensor, payload: Tensor, layout: SliceEntries) -> None:
     """See the reference; a launch for each kind of tile."""
     if not all(map(_fits, layout.slices)):

@@ -128,16 +128,17 @@ def _largest(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _slices(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
-    """The indices of the largest elements of rows and of columns, with many that are equal; and of several matrices a
-    vector from which they were moved, the payload, and its sum with itself."""
+    """The indices of the largest elements of rows and of columns, with many that are equal; those of others, in order;
+    and of several matrices a vector from which they were moved, the payload, and its sum with itself."""
     rounded = (4 * old).round().view(10, 500)
-    found = [kernels.top_k_each([rounded], k, axis)[0].flatten() for k, axis in ((20, 1), (3, 0))]
+    found: list[Tensor] = [kernels.top_k_each([rounded], k, axis)[0] for k, axis in ((20, 1), (3, 0))]
+    found += kernels.largest_first(gradient.abs().view(10, 500), 20)
     shapes = ((0, 2, 1100, 11, 1), (2200, 20, 100, 1, 0), (4200, 1, 800, 8, 1))
     layout, left, out = SliceEntries.of(Slices(*shape) for shape in shapes), old.clone(), torch.empty_like(old)
     payload = torch.zeros(layout.nbytes, dtype=torch.uint8, device=old.device)
     kernels.move_slices(left, payload, layout)
     kernels.sum_slices(payload.repeat(2, 1), out, layout)
-    return torch.cat([*found, left, payload.float(), out])
+    return torch.cat([*(each.flatten() for each in found), left, payload.float(), out])
 
 
 def _words(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
@@ -212,7 +213,7 @@ TRIALS = {
     "entries": Trial(_entries, ("add_select", "decode_entries", "unpack_entries")),
     "packing": Trial(_packed, ("pack_entries", "move_entries", "pack_places", "unpack_places")),
     "the largest elements": Trial(_largest, ("top_k",)),
-    "slices": Trial(_slices, ("top_k_each", "move_slices", "sum_slices")),
+    "slices": Trial(_slices, ("top_k_each", "largest_first", "move_slices", "sum_slices")),
     "words": Trial(_words, ("pack_words", "unpack_words")),
     "casts": Trial(_casts, ("cast_parts",)),
     "factors": Trial(_factors, ("renew", "orthogonalize")),
