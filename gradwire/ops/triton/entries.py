@@ -21,7 +21,7 @@ SIZE = 1024
 """Entries, or words, of a program."""
 TOGETHER = 128
 """Entries with levels that a program packs at a time."""
-SUMMED = 1 << 14
+SUMMED = 1 << 13
 """Elements that a program sums, about."""
 
 

@@ -18,11 +18,11 @@ from gradwire.ops.triton.largest import (
 from gradwire.ops.triton.launching import programs_for
 from gradwire.ops.workspace import scratch_on
 
-SAMPLE = 1 << 14
+SAMPLE = 1 << 13
 """Elements of a sample, at most."""
-WARPS = 32
+WARPS = 16
 """Of the program that samples."""
-LANES = 2048
+LANES = 1024
 """Elements of lists that a program reads at a time."""
 SLOTS = 16, 256
 """Of one list, at least and at most."""

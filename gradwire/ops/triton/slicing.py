@@ -21,13 +21,13 @@ LONGEST = 1 << 15
 """Elements of the longest slices that a program selects in."""
 SHORTEST = 1 << 8
 """Elements of a slice in a tile, at least."""
-TILES = (1 << 14, 1 << 12)
+TILES = (1 << 13, 1 << 10)
 """Elements of a tile of columns and of rows, about."""
-SIDE_BY_SIDE = 8
+SIDE_BY_SIDE = 4
 """Columns of a tile, at least, where they fit: so many elements of a row are read at once from memory."""
 EACH = 32
 """Elements of a thread that selects."""
-PARTS = 8
+PARTS = 4
 """Of a slice, which a program writes one after another."""
 ADDED = 512
 """Entries that a program adds, about."""
