@@ -234,7 +234,7 @@ class ProcessGroup(Transport):
         """Leaves the reason in the store for the others, and closes this rank's connections."""
         # the reason is in the store before connections close, for the others look for it then
         with suppress(RuntimeError):  # the store's host may be gone as well
-            if self._texts.set_first("failure", reason) and self._queues:
+            if not self._heart.alarmed and self._texts.first("failure", reason) == reason and self._queues:
                 raise_alarm(self._texts, self.world)
         # from here on no collective starts
         held = [] if self._group is None else [self._group]
@@ -279,9 +279,9 @@ class ProcessGroup(Transport):
                 return self._beside.get("failure", 0)
             return None
         # NCCL: beat, then look for an alarm, an error of NCCL's own, or a silent partner
-        silent = self._heart.silent(SILENT_S, waits)
-        if self._heart.alarmed and (why := self._beside.get("failure", 0)):
-            return why
+        self.silent = silent = self._heart.silent(SILENT_S, waits)
+        if self._heart.alarmed:
+            return self._beside.first("failure", "a rank has raised the alarm")
         if (group := self._group) and (error := error_of(group)):
             return f"NCCL reports {error} on rank {self.rank}; NCCL_DEBUG=WARN has it say more"
         return None if silent is None else f"a rank was lost ({silent} has given no sign of life for {SILENT_S:.0f} s)"
