@@ -130,6 +130,14 @@ def test_a_mesh_aborts_its_axes_at_once_and_waits_for_none_too_long(monkeypatch:
     returns.set()
 
 
+def test_a_mesh_counts_a_silent_rank_of_an_axis_among_all_ranks():
+    replica, host = gw.Threads.group(3)[1], gw.Threads.group(2)[0]
+    both = gw.Mesh({REPLICA: replica, HOST: host})
+    assert (both.rank, both.silent) == (2, set())
+    replica.silent, host.silent = 2, 1
+    assert both.silent == {4, 3}
+
+
 @pytest.mark.parametrize("ranks", [2, 16, 64])
 def test_an_ending_asks_the_store_a_few_times_a_rank(ranks: int, monkeypatch: pytest.MonkeyPatch):
     """Rank 1 is lost; all others have to find that out. Looks are by time: the first rank's, and rank 0's."""
