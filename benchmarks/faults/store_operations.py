@@ -4,8 +4,8 @@
 
 So many processes, forked from one that has imported torch, run Gradwire's own meeting, monitor and ending over a real
 TCPStore; collectives are played, for what they send does not go through the store. Every call of a process's client is
-counted. One process is killed; all others have to name it. Then the same meeting and ending run on threads with a store
-in memory, for more ranks than a machine can have processes, and heartbeats by a played clock. Writes
+counted. One process is killed; all others have to name it. Then the same code runs on threads with a played clock and a
+store that takes 200 us for each question, for more ranks than a machine can have processes. Writes
 benchmarks/results/store_operations.json and prints a Markdown table.
 """
 
@@ -14,14 +14,15 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 sys.path.append(str(Path(__file__).parents[2]))
 
@@ -29,9 +30,11 @@ import torch
 import torch.distributed as dist
 
 import gradwire as gw
+from benchmarks.faults.played_store import Clock, PlayedStore
+from benchmarks.faults.simulated_loss import simulated_loss
 from benchmarks.shared.provenance import save
 from benchmarks.shared.tables import markdown
-from gradwire.runtime.failures import Ending, Interrupted
+from gradwire.runtime import meeting
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.meeting import Meeting
 from gradwire.runtime.monitor import period_s
@@ -40,7 +43,7 @@ from gradwire.slots import Slot
 from gradwire.transports import process_group
 from gradwire.transports.transport import Done
 
-WATCH_S, ASK_S = 10.0, 3.0
+WATCH_S, ASK_S, ANSWER_S = 10.0, 3.0, 200e-6
 MODEL = {f"layers.{n}.weight": torch.empty(64, 64) for n in range(16)}
 
 
@@ -167,61 +170,24 @@ def processes(ranks: int) -> tuple[list[dict[str, Any]], float]:
     return found, sum(own["speed"]["add"] for own in found) / ASK_S
 
 
-class InMemory:
-    """A store for threads, which counts what is asked of it; who waits for a key is woken by that key alone."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self._words: dict[str, str] = {}
-        self._numbers = Counter[str]()
-        self._there: defaultdict[str, threading.Event] = defaultdict(threading.Event)
-        self._lock = threading.Lock()
-
-    def set(self, key: str, value: str) -> None:
-        with self._lock:
-            self.asked += 1
-            self._words[key] = value
-            there = self._there[key]
-        there.set()
-
-    def get(self, key: str, timeout_s: float) -> str | None:
-        with self._lock:
-            self.asked += 1
-            there = self._there[key]
-        there.wait(timeout_s)
-        return self._words.get(key)
-
-    def add(self, key: str, number: int) -> int:
-        with self._lock:
-            self.asked += 1
-            self._numbers[key] += number
-            return self._numbers[key]
-
-
-def together(ranks: list[int], body: Callable[[int], object]) -> None:
-    running = [threading.Thread(target=body, args=(rank,)) for rank in ranks]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-
-
 def simulated(ranks: int) -> dict[str, float]:
-    """The questions a rank of a meeting and of an ending."""
-    threading.stack_size(1 << 18)
+    """The questions a rank of a meeting and of a loss, and the seconds until the loss is noticed and all have named
+    it."""
+    clock = Clock()
+    store = PlayedStore(clock, ANSWER_S)
 
-    def mesh(rank: int, store: InMemory) -> Any:
-        return SimpleNamespace(
-            rank=rank, ranks=ranks, store=store, timeout_s=600.0, failure=lambda: None, abort=lambda reason: None
-        )
+    def meet(rank: int) -> None:
+        mesh: Any = SimpleNamespace(rank=rank, ranks=ranks, store=store, timeout_s=600.0, failure=lambda: None)
+        Meeting(mesh).gather({"plan": "p" * 1000})
 
-    meeting = InMemory()
-    together(list(range(ranks)), lambda rank: Meeting(mesh(rank, meeting)).gather({"plan": "p" * 1000}))
-    ending, lost = InMemory(), ranks // 3
-    errors = {rank: Interrupted("reducing ended", "timed out") for rank in range(ranks) if rank != lost}
-    together(list(errors), lambda rank: Ending(mesh(rank, ending), list, float, float).end(errors[rank]))
-    assert {str(error) for error in errors.values()} == {f"reducing ended: rank {lost} was lost"}
-    return {"meeting": meeting.asked / ranks, "ending": ending.asked / ranks}
+    with patch.object(meeting, "monotonic", clock.now):
+        clock.run([partial(meet, rank) for rank in range(ranks)])
+    loss = simulated_loss(ranks, ANSWER_S)
+    assert loss.said == {f"reducing ended: rank {ranks // 3} was lost"}
+    return {
+        "meeting": store.asked / ranks, "met_s": clock.now(), "ending": loss.asked / ranks,
+        "noticed_s": loss.noticed_s, "named_s": max(loss.named_s),
+    }  # fmt: skip
 
 
 def calls_of(found: list[dict[str, Any]], what: str) -> dict[str, float]:
@@ -250,7 +216,8 @@ def main() -> None:
     heard, ended = (max(own[what] for own in found) for what in ("heard", "ended"))
     print(f"watching: {watched:.0f} a second of all ranks; the store answers {per_s:.0f}")
     print(f"the loss: known on all after {heard:.1f} s, with the name after {ended:.1f} s")
-    print(f"{given.simulated} ranks, simulated: {played}, {beats:.0f} beats a second")
+    means = ", ".join(f"{name} {value:.1f}" for name, value in played.items())
+    print(f"{given.simulated} ranks, simulated: {means}, {beats:.0f} beats a second")
     save(
         "store_operations.json", ranks=given.ranks, rows=rows, watched_per_s=watched, answered_per_s=per_s,
         silent_s=process_group.SILENT_S, heard_s=heard, ended_s=ended, simulated_ranks=given.simulated,

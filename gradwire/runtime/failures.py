@@ -94,12 +94,13 @@ class Ending:
     1. A rank that fails leaves its mark, then closes its connections, which ends the collectives of all others.
     2. Each of them does the same. So marks come, and when none has come for the time of a step, `step_s`, all ranks
        that are left have one: a rank that computes meanwhile notices at the step's end.
-    3. The first one that was interrupted waits for the others' marks until then, reads them, and leaves a verdict, for
-       which the others wait: so each asks the store a few times, however many ranks there are. It blames, in this
-       order: a rank whose mark has a fault, which is the verdict at once; the ranks without a mark, which are lost
-       (where the store is gone, rank 0 or the store's host); a rank that has detached; the rank that was paused
-       longest, which the others have given up; and the ranks for which the others have waited in a step's exchange
-       until their time was over.
+    3. The first one that was interrupted waits for the others' marks until then, but not for those of ranks that its
+       monitor has found silent, and leaves a verdict, for which the others wait: so each asks the store a few times,
+       however many ranks there are. Where no verdict comes, the first to have waited in vain judges in its place. It
+       blames, in this order: a rank whose mark has a fault, which is the verdict at once; the ranks without a mark,
+       which are lost (where the store is gone, rank 0 or the store's host), and for which it asks by halves; a rank
+       that has detached; the rank that was paused longest, which the others have given up; and the ranks for which the
+       others have waited in a step's exchange until their time was over. Only for the last three it reads the marks.
     4. The store may be in rank 0's process, which therefore ends last, when the others have heard the verdict.
     """
 
@@ -108,7 +109,7 @@ class Ending:
         paused_s: Callable[[], float], status: Callable[[], RankStatus] = RankStatus,
     ) -> None:  # fmt: skip
         self._mesh, self._hosts, self._step_s, self._paused_s = mesh, hosts, step_s, paused_s
-        self._status, self._ended, self._marks = status, False, 0
+        self._status, self._ended, self._marks, self._round = status, False, 0, 0
 
     def end(self, error: BaseException) -> None:
         """Ends this rank's part with an error, which gets its reason."""
@@ -178,9 +179,9 @@ class Ending:
         """Gives the error the reason on which all agree; returns how many ranks are lost."""
         rank = self._mesh.rank
         try:
-            # one rank judges; the others wait for its verdict, and judge themselves where it does not come
-            first = self._mesh.store.add("interrupted", 1) == 1
-            verdict = (None if first else self._judged()) or self._judge()
+            # one rank judges; the others wait for its verdict, and where it does not come, the first of them judges
+            while not (verdict := self._judge() if self._first() else self._judged()):
+                self._round += 1
         except RuntimeError:
             verdict = Verdict(f"{f'{self._named([0])}, or ' if rank else ''}the store's host, was lost")
         # the others were gone before this rank came
@@ -189,6 +190,10 @@ class Ending:
         if verdict.why:
             error.blame(verdict.why)
         return len(verdict.lost)
+
+    def _first(self) -> bool:
+        """Whether this rank is to judge: the first one that was interrupted, then the first that waited in vain."""
+        return self._mesh.store.add(f"judge/{self._round}", 1) == 1
 
     def _judged(self) -> Verdict | None:
         """Another rank's verdict; None where no mark comes any more and it is not there: that rank was lost, too."""
@@ -205,25 +210,42 @@ class Ending:
 
     def _judge(self) -> Verdict:
         """Looks at the marks once all are there, or time is over, and leaves the verdict."""
-        # wait until every rank has left a mark, or none has for the time of a step
+        # wait until every rank but the silent ones has left a mark, or none has for the time of a step
         store, ranks = self._mesh.store, self._mesh.ranks
-        self._wait(lambda: ranks if self._heard() else store.add("ended", 0), ranks)
+        self._wait(self._known, ranks)
         # another rank judged, or a rank has a fault
         if verdict := self._heard():
             return verdict
-        # read the marks; a rank without one is lost
-        texts = {rank: store.get(f"ended/{rank}", 0) for rank in range(ranks)}
-        marks = {rank: Mark(*json.loads(text)) for rank, text in texts.items() if text}
-        lost = sorted(texts.keys() - marks.keys())
-        if lost:
+        # a rank without a mark is lost; only where there is none, it matters what the marks say
+        if lost := self._unmarked(range(ranks)):
             why = f"{self._named(lost)} {'was' if len(lost) == 1 else 'were'} lost"
-        elif any(mark.left for mark in marks.values()):
-            why = None
         else:
-            why = self._detached(marks) or self._paused(marks) or self._late(marks)
+            why = self._reason([Mark(*json.loads(store.get(f"ended/{rank}", 0) or "")) for rank in range(ranks)])
         # the verdict, for the ranks that wait for it
         store.set("verdict", json.dumps(verdict := Verdict(why, lost)))
         return verdict
+
+    def _known(self) -> int:
+        """How many ranks have left a mark, or are silent; all where there is a verdict."""
+        if self._heard():
+            return self._mesh.ranks
+        # the count first: a silent rank whose mark comes in between is not counted twice
+        marks = self._mesh.store.add("ended", 0)
+        return marks + sum(len(self._unmarked([rank])) for rank in self._mesh.silent)
+
+    def _unmarked(self, ranks: Sequence[int]) -> list[int]:
+        """Those of the ranks that have no mark: one question where all have one; else each half is asked for."""
+        if not ranks or self._mesh.store.check([f"ended/{rank}" for rank in ranks]):
+            return []
+        half = len(ranks) // 2
+        return [*self._unmarked(ranks[:half]), *self._unmarked(ranks[half:])] if half else list(ranks)
+
+    def _reason(self, marks: Sequence[Mark]) -> str | None:
+        """What the marks of all ranks blame."""
+        if any(mark.left for mark in marks):
+            return None
+        by_rank = dict(enumerate(marks))
+        return self._detached(by_rank) or self._paused(by_rank) or self._late(by_rank)
 
     def _detached(self, marks: Mapping[int, Mark]) -> str | None:
         gone = [rank for rank, mark in marks.items() if mark.detached and mark.doing != ELSEWHERE]

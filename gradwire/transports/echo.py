@@ -2,6 +2,7 @@
 that come from them."""
 
 import json
+from collections.abc import Sequence
 
 from gradwire.collective import AllToAll, Broadcast, Collective, Gather, SendReceive, Sum
 
@@ -31,6 +32,9 @@ class Echo:
     def add(self, key: str, number: int) -> int:
         self._numbers[key] = self._numbers.get(key, 0) + number
         return self._numbers[key]
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(self.get(key, 0) for key in keys)
 
 
 def echo(op: Collective, rank: int, world: int) -> None:

@@ -1,10 +1,12 @@
 """The gathering of ranks over the store before they make a process group: torch's own calls would wait for half an hour
 for a rank that does not come."""
 
+import json
 from collections.abc import Sequence
+from hashlib import sha256
 from time import monotonic
 
-from gradwire.transports.transport import KeyValueStore
+from gradwire.transports.torch_store import TorchStore
 
 PATIENCE_S = 60.0
 """How long ranks wait for each other at most."""
@@ -18,19 +20,41 @@ def ranks_named(ranks: Sequence[int]) -> str:
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
 
 
-def gather(store: KeyValueStore, rank: int, ranks: Sequence[int], timeout_s: float) -> None:
-    """Returns once all `ranks` have called this. Raises RuntimeError, naming those that have not in time."""
-    # each leaves a mark; the last one to come says that all are there
+def meet(rank: int, ranks: list[int], timeout_s: float) -> str:
+    """The name of a new group, once all its `ranks` have called this. Raises RuntimeError, naming those that have not
+    in time."""
+    # where the others have given up before this rank came, it meets them at their next call
+    while not gather(TorchStore(name := _name(rank, ranks)), rank, ranks, timeout_s):
+        pass
+    return name
+
+
+def _name(rank: int, ranks: list[int]) -> str:
+    """Every rank counts in the store how many names it has made for these ranks, which make them together; so a rank
+    that is new beside others has as many as they have."""
+    members = sha256(str(ranks).encode()).hexdigest()[:16]
+    return f"gradwire/{members}/{TorchStore(f'gradwire/{members}').add(f'made/{rank}', 1)}"
+
+
+def gather(store: TorchStore, rank: int, ranks: Sequence[int], timeout_s: float) -> bool:
+    """Returns True once all `ranks` have called this, and False where they have given this one up before it came.
+    Raises RuntimeError, naming those that did not come in time. All ranks go by one answer, the first in the store."""
+    # each leaves a mark; the last one to come says that none is absent
     store.set(f"here/{rank}", "")
     if store.add("here", 1) == len(ranks):
-        store.set("all here", "")
+        store.first("absent", json.dumps([]))
     patience_s = min(PATIENCE_S, timeout_s / 2)
     until = monotonic() + patience_s
-    while store.get("all here", max(0.01, min(SLICE_S, until - monotonic()))) is None:
-        # one may have come in this very moment
-        late = monotonic() >= until
-        if late and (absent := [other for other in ranks if store.get(f"here/{other}", 0) is None]):
-            raise RuntimeError(
-                f"{ranks_named(absent)} did not come to make a process group within {patience_s:.0f} s; make the same "
-                "calls, such as gw.attach(), on all ranks"
-            )
+    while (answer := store.get("absent", max(0.01, min(SLICE_S, until - monotonic())))) is None:
+        # this rank gives up, if no other has and the last one has not come in this very moment
+        if monotonic() >= until:
+            absent = [other for other in ranks if not store.check([f"here/{other}"])]
+            answer = store.first("absent", json.dumps(absent))
+            break
+    absent = json.loads(answer)
+    if absent and rank not in absent:
+        raise RuntimeError(
+            f"{ranks_named(absent)} did not come to make a process group within {patience_s:.0f} s; make the same "
+            "calls, such as gw.attach(), on all ranks"
+        )
+    return not absent

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+from gradwire.transports.torch_store import TorchStore
 from gradwire.transports.transport import KeyValueStore
 
 ALARM = 1 << 40
@@ -36,19 +37,20 @@ class Heartbeat:
         # a rank that was late itself, or does not wait, gives its partners new time
         late = self._now() - self._beaten > patience_s / 2
         for other in self._partners:
-            beats = self._store.add(_pair(self._rank, other), 1) - self._count
-            self.alarmed |= beats >= ALARM
+            both = self._store.add(_pair(self._rank, other), 1)
+            self.alarmed |= both >= ALARM
+            beats = both - self._count
             if late or not waits or beats != self._seen.get(other, (-1, 0.0))[0]:
                 self._seen[other] = beats, self._now()
         self._beaten = self._now()
         return next((other for other, (_, at) in self._seen.items() if self._beaten - at > patience_s), None)
 
 
-def raise_alarm(store: KeyValueStore, world: int) -> None:
+def raise_alarm(store: TorchStore, world: int) -> None:
     """Has the next beat of every rank find the alarm."""
     half = world // 2
-    for pair in {_pair(rank, (rank + half) % world) for rank in range(world)}:
-        store.add(pair, ALARM)
+    # one question: one for each pair would wait behind those of all ranks that have heard it
+    store.set_all([_pair(rank, (rank + half) % world) for rank in range(world)], str(ALARM))
 
 
 def _pair(one: int, other: int) -> str:

@@ -68,10 +68,7 @@ class Mesh:
     @property
     def rank(self) -> int:
         """This rank's number among all of them."""
-        place = 0
-        for transport in self.axes.values():
-            place = place * transport.world + transport.rank
-        return place
+        return self._rank({axis: transport.rank for axis, transport in self.axes.items()})
 
     @property
     def same_parts(self) -> list[list[int]]:
@@ -89,6 +86,13 @@ class Mesh:
         for axis, transport in reversed(self.axes.items()):
             rank, place[axis] = divmod(rank, transport.world)
         return place
+
+    def _rank(self, place: Mapping[str, int]) -> int:
+        """The rank at a place, its number on each axis."""
+        rank = 0
+        for axis, transport in self.axes.items():
+            rank = rank * transport.world + place[axis]
+        return rank
 
     @property
     def timeout_s(self) -> float:
@@ -162,6 +166,12 @@ class Mesh:
         polled = [transport.lost(waits) for transport in self.axes.values() if transport.needs_polling]
         return next(filter(None, polled), None)
 
+    @property
+    def silent(self) -> set[int]:
+        """The ranks in whose silence `lost` has found the reason."""
+        here, axes = self.place(self.rank), self.axes.items()
+        return {self._rank({**here, axis: each.silent}) for axis, each in axes if each.silent is not None}
+
     def failure(self) -> str | None:
         """The reason that another rank left when it aborted, if any."""
         return next((why for transport in self.axes.values() if (why := transport.failure())), None)
@@ -181,3 +191,6 @@ class _Part:
 
     def add(self, key: str, number: int) -> int:
         return self._store.add(f"{self._prefix}/{key}", number)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return self._store.check([f"{self._prefix}/{key}" for key in keys])

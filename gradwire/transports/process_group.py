@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from hashlib import sha256
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from gradwire.torch_private.process_groups import (
 from gradwire.transports import forked
 from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.connections import Connections, connections_of, let_go
-from gradwire.transports.gathering import gather
+from gradwire.transports.gathering import meet
 from gradwire.transports.heartbeat import Heartbeat, raise_alarm
 from gradwire.transports.mesh import Mesh
 from gradwire.transports.staged import Staging
@@ -130,15 +129,16 @@ class ProcessGroup(Transport):
         parent, rank = world_or(like), dist.get_rank()
         row = next(row for row in rows if rank in row)
         column = [other[row.index(rank)] for other in rows]
-        # both groups are made by their members alone, all ranks in this order
+        # all ranks meet; then both groups are made by their members alone, all ranks in this order
+        name = meet(rank, [other for row in rows for other in row], timeout_of(parent).total_seconds())
         axes = {REPLICA: cls._of(column, parent, few=len(row) > 1), inside: cls._of(row, parent)}
-        return Mesh(axes, TorchStore(cls._name([rank for row in rows for rank in row])))
+        return Mesh(axes, TorchStore(name))
 
     @classmethod
     def _of(cls, ranks: list[int], parent: dist.ProcessGroup, few: bool = False) -> "ProcessGroup":
         """A group of these ranks. With `few`, its kernels hold few multiprocessors while they wait for a slow link."""
-        name, timeout = cls._name(ranks), timeout_of(parent)
-        gather(TorchStore(name), dist.get_rank(), ranks, timeout.total_seconds())
+        timeout = timeout_of(parent)
+        name = meet(dist.get_rank(), ranks, timeout.total_seconds())
         # all members come here in the same order, as new_group wants it
         with connections_of(parent) as connections:
             group: Any
@@ -149,13 +149,6 @@ class ProcessGroup(Transport):
         made = cls(group, name)
         made._connections = connections
         return made
-
-    @classmethod
-    def _name(cls, ranks: list[int]) -> str:
-        """Every rank counts in the store how many names it has made for these ranks, which make them together; so a
-        rank that is new beside others has as many as they have."""
-        members = sha256(str(ranks).encode()).hexdigest()[:16]
-        return f"gradwire/{members}/{TorchStore(f'gradwire/{members}').add(f'made/{dist.get_rank()}', 1)}"
 
     def start(self, op: Collective) -> Pending:
         if self._queues or op.send.whole.device == CPU:
@@ -234,7 +227,7 @@ class ProcessGroup(Transport):
         """Leaves the reason in the store for the others, and closes this rank's connections."""
         # the reason is in the store before connections close, for the others look for it then
         with suppress(RuntimeError):  # the store's host may be gone as well
-            if self._texts.set_first("failure", reason) and self._queues:
+            if not self._heart.alarmed and self._texts.first("failure", reason) == reason and self._queues:
                 raise_alarm(self._texts, self.world)
         # from here on no collective starts
         held = [] if self._group is None else [self._group]
@@ -279,9 +272,9 @@ class ProcessGroup(Transport):
                 return self._beside.get("failure", 0)
             return None
         # NCCL: beat, then look for an alarm, an error of NCCL's own, or a silent partner
-        silent = self._heart.silent(SILENT_S, waits)
-        if self._heart.alarmed and (why := self._beside.get("failure", 0)):
-            return why
+        self.silent = silent = self._heart.silent(SILENT_S, waits)
+        if self._heart.alarmed:
+            return self._beside.first("failure", "a rank has raised the alarm")
         if (group := self._group) and (error := error_of(group)):
             return f"NCCL reports {error} on rank {self.rank}; NCCL_DEBUG=WARN has it say more"
         return None if silent is None else f"a rank was lost ({silent} has given no sign of life for {SILENT_S:.0f} s)"

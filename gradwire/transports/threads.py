@@ -54,6 +54,10 @@ class _Store:
             self._numbers[key] = self._numbers.get(key, 0) + number
             return self._numbers[key]
 
+    def check(self, keys: Sequence[str]) -> bool:
+        with self._changed:
+            return all(key in self._words for key in keys)
+
 
 class _Hub:
     """The meeting point of the ranks' threads, in the order in which each starts collectives:

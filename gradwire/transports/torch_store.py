@@ -1,7 +1,7 @@
 """torch.distributed's store as a `KeyValueStore`, with a time limit for each answer."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
@@ -48,13 +48,24 @@ class TorchStore:
         """Sets a key's text."""
         self._ask(lambda whole: self._store.set(whole, value), key, self._patience_s)
 
-    def set_first(self, key: str, value: str) -> bool:
-        """Sets a key's text if it has none; returns once it is there, unlike `set`, whether it is this one."""
-        return self._ask(lambda whole: self._store.compare_set(whole, "", value), key, SHORT_S) == value.encode()
+    def set_all(self, keys: Sequence[str], value: str) -> None:
+        """Sets all the keys' texts; one question. `add` goes on from a text that is a number."""
+        whole = [f"{self._prefix}/{key}" for key in keys]
+        self._ask(lambda _: self._store.multi_set(whole, [value] * len(whole)), "", self._patience_s)
+
+    def first(self, key: str, value: str) -> str:
+        """Sets a key's text if it has none; returns its text once it is there, unlike `set`."""
+        return self._ask(lambda whole: self._store.compare_set(whole, "", value).decode(), key, SHORT_S)
 
     def add(self, key: str, number: int) -> int:
         """Adds to a key's number, which is 0 at first; returns the sum."""
         return self._ask(lambda whole: self._store.add(whole, number), key, self._patience_s)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all the keys have texts; one question."""
+        first, *others = keys
+        also = [f"{self._prefix}/{key}" for key in others]
+        return self._ask(lambda whole: self._store.check([whole, *also]), first, self._patience_s)
 
     def get(self, key: str, timeout_s: float) -> str | None:
         """A key's text, once it is there; None where it is not within `timeout_s`."""

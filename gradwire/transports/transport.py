@@ -1,6 +1,7 @@
 """The interface of transports, the one seam between the algorithms and the network."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -40,6 +41,10 @@ class KeyValueStore(Protocol):
         """Adds to a key's number, which is 0 at first; returns the sum."""
         ...
 
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all the keys have texts; one question."""
+        ...
+
 
 class Transport(ABC):
     """A carrier of collectives among `world` ranks, which start them in the same order."""
@@ -55,6 +60,8 @@ class Transport(ABC):
     """How many jobs have begun on it."""
     needs_polling: bool = False
     """A wait may not notice a lost rank, as on NCCL, where all return at once. Then `lost` is asked every second."""
+    silent: int | None = None
+    """The rank without a sign of life, where `lost` has found one."""
 
     @abstractmethod
     def start(self, op: Collective) -> Pending:

@@ -3,7 +3,9 @@
 import json
 import threading
 from collections import Counter
+from collections.abc import Collection, Sequence
 from socket import gethostname
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,12 +43,25 @@ class Store(_Store):
         self.asked["add" if number else "look"] += 1
         return super().add(key, number)
 
+    def check(self, keys: Sequence[str]) -> bool:
+        self.asked["check"] += 1
+        return super().check(keys)
 
-def ending_of(rank: int, store: Store, paused_s: float = 0.0, ranks: int = 3, abort: Any = None) -> Ending:
+
+def ending_of(
+    rank: int, store: Store, paused_s: float = 0.0, ranks: int = 3, abort: Any = None, silent: Collection[int] = (),
+    timeout_s: float = 1.0,
+) -> Ending:  # fmt: skip
     mesh: Any = SimpleNamespace(
-        rank=rank, ranks=ranks, store=store, timeout_s=1.0, abort=abort or (lambda reason: None)
+        rank=rank, ranks=ranks, store=store, timeout_s=timeout_s, abort=abort or (lambda reason: None), silent=silent
     )
     return Ending(mesh, lambda: HOSTS if ranks == 3 else [], lambda: 0.0, lambda: paused_s)
+
+
+def marked(store: Store, ranks: Collection[int]) -> None:
+    """Leaves marks of ranks that were interrupted."""
+    for rank in ranks:
+        ending_of(rank, store)._leave_mark(WELL)
 
 
 def blamed(marks: dict[int, Mark], paused_s: float, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -115,6 +130,14 @@ def test_a_mesh_aborts_its_axes_at_once_and_waits_for_none_too_long(monkeypatch:
     returns.set()
 
 
+def test_a_mesh_counts_a_silent_rank_of_an_axis_among_all_ranks():
+    replica, host = gw.Threads.group(3)[1], gw.Threads.group(2)[0]
+    both = gw.Mesh({REPLICA: replica, HOST: host})
+    assert (both.rank, both.silent) == (2, set())
+    replica.silent, host.silent = 2, 1
+    assert both.silent == {4, 3}
+
+
 @pytest.mark.parametrize("ranks", [2, 16, 64])
 def test_an_ending_asks_the_store_a_few_times_a_rank(ranks: int, monkeypatch: pytest.MonkeyPatch):
     """Rank 1 is lost; all others have to find that out. Looks are by time: the first rank's, and rank 0's."""
@@ -126,7 +149,8 @@ def test_an_ending_asks_the_store_a_few_times_a_rank(ranks: int, monkeypatch: py
     assert {str(errors[rank]) for rank in left} == {"reducing ended: rank 1 was lost"}
     looks = store.asked.pop("look")
     assert looks <= 40
-    assert store.asked.total() - looks <= 7 * ranks
+    assert store.asked["check"] <= 2 * ranks.bit_length(), "the judge asks for the missing mark by halves"
+    assert store.asked.total() <= 5 * ranks + 2 * ranks.bit_length() + looks, "and it reads no mark"
 
 
 def test_no_rank_is_lost_while_marks_still_come(monkeypatch: pytest.MonkeyPatch):
@@ -144,6 +168,57 @@ def test_no_rank_is_lost_while_marks_still_come(monkeypatch: pytest.MonkeyPatch)
     assert {str(error) for error in errors[:-1]} == {f"reducing ended: rank {ranks - 1} was lost"}
     reads = store.asked["get"]
     assert reads <= 6 * ranks, "one rank judges"
+
+
+def test_the_judge_does_not_wait_for_a_rank_that_its_monitor_has_found_silent(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(failures, "OTHERS_S", 8.0)
+    store, error = Store(), Interrupted("reducing ended", "a rank was lost (2)")
+    marked(store, [1, 3])
+    ending = ending_of(0, store, ranks=4, silent={2}, timeout_s=60.0)
+    threading.Timer(0.2, lambda: store.add("heard", 2)).start()
+    began = monotonic()
+    ending.end(error)
+    assert str(error) == "reducing ended: rank 2 was lost"
+    assert monotonic() - began < 4
+
+
+def test_the_judge_waits_for_a_living_rank_where_the_silent_one_has_left_a_mark(monkeypatch: pytest.MonkeyPatch):
+    """As many marks as without the silent one are there then, and one that is not lost is still to come."""
+    monkeypatch.setattr(failures, "OTHERS_S", 8.0)
+    store, error = Store(), Interrupted("reducing ended", "timed out")
+    marked(store, [1, 2])
+    threading.Timer(0.3, lambda: marked(store, [3])).start()
+    store.add("heard", 3)
+    ending_of(0, store, ranks=4, silent={2}, timeout_s=60.0).end(error)
+    assert str(error) == "reducing ended: timed out"
+
+
+def test_where_the_judge_is_lost_one_other_judges_however_long_it_takes(monkeypatch: pytest.MonkeyPatch):
+    """All of them at once would hold up the store, and so each other."""
+    monkeypatch.setattr(failures, "OTHERS_S", 0.2)
+    store, errors = Store(), [Interrupted("reducing ended", "timed out") for _ in range(16)]
+    store.add("judge/0", 1)
+    judges = list[int]()
+    judge = Ending._judge
+
+    def counted(ending: Ending) -> Verdict:
+        judges.append(ending._mesh.rank)
+        threading.Event().wait(0.3)
+        return judge(ending)
+
+    monkeypatch.setattr(Ending, "_judge", counted)
+    raising(together(15, lambda rank: ending_of(rank, store, ranks=16).end(errors[rank])))
+    assert {str(error) for error in errors[:-1]} == {"reducing ended: rank 15 was lost"}
+    assert len(judges) == 1
+
+
+@pytest.mark.parametrize("missing", [[0], [5], [63], [8, 9, 10, 11], [1, 30, 62]])
+def test_marks_that_are_missing_are_found_by_halves(missing: list[int]):
+    store = Store()
+    marked(store, set(range(64)) - set(missing))
+    store.asked.clear()
+    assert ending_of(0, store, ranks=64)._unmarked(range(64)) == missing
+    assert store.asked.total() == store.asked["check"] <= 13 * len(missing)
 
 
 def test_a_rank_that_comes_when_the_others_went_on_without_it_says_why_it_was_late(monkeypatch: pytest.MonkeyPatch):

@@ -24,6 +24,11 @@ class Store(Counter[str]):
         self[key] += number
         return self[key]
 
+    def set_all(self, keys: list[str], value: str) -> None:
+        self.asked += 1
+        for key in keys:
+            self[key] = int(value)
+
 
 def hearts(store: Store, world: int) -> list[Heartbeat]:
     return [Heartbeat(store, rank, world, lambda: store.now) for rank in range(world)]
@@ -79,7 +84,9 @@ def test_the_alarm_reaches_all_ranks_at_their_next_beat(world: int):
     for heart in ranks:
         heart.silent(10.0)
         assert not heart.alarmed
+    asked = store.asked
     raise_alarm(store, world)
+    assert store.asked - asked == 1
     for heart in ranks:
         assert heart.silent(10.0) is None
         assert heart.alarmed or world == 1

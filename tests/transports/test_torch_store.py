@@ -1,14 +1,21 @@
 """Words in torch's store."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch.distributed as dist
 
 from gradwire.transports.torch_store import TorchStore
 
 
+def server() -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+
+
 def test_all_jobs_of_a_process_share_one_second_connection_to_a_store():
-    one, other = (dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False) for _ in range(2))
+    one, other = (server() for _ in range(2))
     first, again = TorchStore("a", one).second(), TorchStore("b", one).second()
     assert first._store is again._store
     assert TorchStore("a", other).second()._store is not first._store
@@ -24,3 +31,14 @@ def test_all_jobs_of_a_process_share_one_second_connection_to_a_store():
 
 def test_what_does_not_come_is_none_in_a_file_as_well(tmp_path: Path):
     assert TorchStore("a", dist.FileStore(str(tmp_path / "store"), 2)).get("absent", 0.05) is None
+
+
+@pytest.mark.parametrize("make", [dist.HashStore, server], ids=["in memory", "of a server"])
+def test_questions_about_many_keys_are_one(make: Callable[[], Any]):
+    store = TorchStore("a", make())
+    store.add("one", 3)
+    store.set_all(["one", "two"], "70")
+    assert (store.add("one", 1), store.add("two", 1)) == (71, 71), "numbers go on from texts"
+    assert store.check(["one", "two"])
+    assert not store.check(["one", "three"])
+    assert [store.first("four", text) for text in ("b", "c")] == ["b", "b"]
