@@ -40,7 +40,7 @@ F, WORDS, ADDENDS = "*fp32", "*i32", {"HAS_OLD": True, "HAS_GRADIENT": True}
 ADDING = {"next": F, "old": F, "gradient": "*bf16", "nonfinite": F, "decay": "fp32"}
 TABLE = {"table": "*i64", "count": "i32"}
 LISTS = {"x": F, "state": WORDS, "keys": WORDS, "places": "*i16", "counts": WORDS, "n": "i32", "k": "i32"}
-READS = {"TILES": 32, "SLOTS": 64}
+READS = {"TILES": selecting.LANES // 64, "SLOTS": 64}
 CODES = [nearest(4), nearest(3), qsgd(), sign(), one_bit()]
 
 

@@ -27,8 +27,8 @@ SIDE_BY_SIDE = 4
 """Columns of a tile, at least, where they fit: so many elements of a row are read at once from memory."""
 EACH = 32
 """Elements of a thread that selects."""
-PARTS = 4
-"""Of a slice, which a program writes one after another."""
+PARTS, PART = 4, 1 << 12
+"""The parts of a slice, which a program writes one after another, at least; and elements of one, at most."""
 ADDED = 512
 """Entries that a program adds, about."""
 
@@ -44,7 +44,7 @@ class Tile(NamedTuple):
     @property
     def constants(self) -> dict[str, int]:
         """The tile as constants of the kernel."""
-        return {**self._asdict(), "PART": self.LENGTH // PARTS}
+        return {**self._asdict(), "PART": min(PART, self.LENGTH // PARTS)}
 
     @property
     def warps(self) -> int:
