@@ -43,8 +43,8 @@ def _selected(x: Tensor, layout: SliceEntries, select: Select) -> Tensor:
     """Indices (sent,) int64, within their slices, of the largest elements of all slices of x (n,)."""
     chosen = torch.empty(layout.sent, dtype=torch.int64, device=x.device)
     targets = chosen.split([each.sent for each in layout.slices])
-    # matrices of equal shape in one call
-    for same in equal_keys((each.count, each.length, each.axis) for each in layout.slices):
+    # matrices of equal shape, which keep equally many, in one call
+    for same in equal_keys((each.count, each.length, each.kept, each.axis) for each in layout.slices):
         first = layout.slices[same[0]]
         found = select([layout.slices[i].matrix(x) for i in same], first.kept, first.axis)
         copy_each([targets[i].view(first.count, -1) for i in same], found)
