@@ -1,6 +1,8 @@
 """A trial of the kernels on a device, against the reference, before they are used there."""
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import inf
 from typing import NamedTuple
@@ -11,6 +13,7 @@ from torch import Tensor
 from gradwire.ops.backend import REFERENCE, Backend
 from gradwire.ops.entries import Entries, Places
 from gradwire.ops.formats import Blocks, Code, nearest, one_bit, qsgd, sign, ternary
+from gradwire.ops.host import on_host
 from gradwire.ops.noise import Seed, hashed_draws
 from gradwire.ops.reference.low_rank import COLUMNS, ROWS
 from gradwire.ops.slices import SliceEntries, Slices
@@ -38,8 +41,13 @@ def tried(device: torch.device) -> tuple[Backend, str]:
     # the same numbers here and on the host
     host = torch.randn(2, N, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
     here = host.to(device)
-    # compare
-    found = {name: _difference(trial, here, host) for name, trial in TRIALS.items()}
+    # compare, in threads, for compiling takes longest; Triton's interpreter does one after another
+    with ThreadPoolExecutor(1 if on_host(device) else os.cpu_count()) as threads:
+        found = dict(
+            zip(TRIALS, threads.map(lambda trial: _difference(trial, here, host), TRIALS.values()), strict=True)
+        )
+    # compilers may not like threads
+    found |= {name: _difference(TRIALS[name], here, host) for name, why in found.items() if isinstance(why, Exception)}
     wrong = {name: why for name, why in found.items() if why}
     if len(errors := [why for why in wrong.values() if isinstance(why, Exception)]) == len(TRIALS):
         raise errors[0]
@@ -94,13 +102,13 @@ def _coded(kernels: Backend, code: Code, old: Tensor, gradient: Tensor) -> tuple
 def _entries(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     """The error of one rank, and the sum of the payloads of RANKS that differ and the unpacked last one, of exact
     values and of levels; of so many elements that several programs sum them."""
-    n = 9 * N
+    n = 4 * N
     result = torch.zeros(2, 2, n, dtype=torch.float32, device=old.device)
     for (left, out), layout in zip(result, (Entries(n, n // 50), Entries(n, n // 50, 4)), strict=True):
         payloads = torch.zeros(1, RANKS, layout.nbytes, dtype=torch.uint8, device=old.device)
         for rank in range(RANKS):
-            x = gradient.roll(rank).repeat(9) * torch.linspace(1, 2, n, dtype=torch.float32, device=old.device)
-            kernels.add_select(left, old.repeat(9), x, 0.9, 0.5, [layout], payloads[:, rank])
+            x = gradient.roll(rank).repeat(4) * torch.linspace(1, 2, n, dtype=torch.float32, device=old.device)
+            kernels.add_select(left, old.repeat(4), x, 0.9, 0.5, [layout], payloads[:, rank])
         kernels.decode_entries(payloads, out, [layout])
         out.index_add_(0, *kernels.unpack_entries(payloads[0, -1:], layout))
     return result
