@@ -43,9 +43,8 @@ def tried(device: torch.device) -> tuple[Backend, str]:
     here = host.to(device)
     # compare, in threads, for compiling takes longest; Triton's interpreter does one after another
     with ThreadPoolExecutor(1 if on_host(device) else os.cpu_count()) as threads:
-        found = dict(
-            zip(TRIALS, threads.map(lambda trial: _difference(trial, here, host), TRIALS.values()), strict=True)
-        )
+        differences = threads.map(lambda trial: _difference(trial, here, host), TRIALS.values())
+        found = dict(zip(TRIALS, differences, strict=True))
     # compilers may not like threads
     found |= {name: _difference(TRIALS[name], here, host) for name, why in found.items() if isinstance(why, Exception)}
     wrong = {name: why for name, why in found.items() if why}
@@ -100,13 +99,13 @@ def _coded(kernels: Backend, code: Code, old: Tensor, gradient: Tensor) -> tuple
 
 
 def _entries(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
-    """The error of one rank, and the sum of the payloads of RANKS that differ and the unpacked last one, of exact
+    """The error of one rank, and the sum of two payloads that differ and the unpacked last one, of exact
     values and of levels; of so many elements that several programs sum them."""
     n = 4 * N
     result = torch.zeros(2, 2, n, dtype=torch.float32, device=old.device)
     for (left, out), layout in zip(result, (Entries(n, n // 50), Entries(n, n // 50, 4)), strict=True):
-        payloads = torch.zeros(1, RANKS, layout.nbytes, dtype=torch.uint8, device=old.device)
-        for rank in range(RANKS):
+        payloads = torch.zeros(1, 2, layout.nbytes, dtype=torch.uint8, device=old.device)
+        for rank in range(2):
             x = gradient.roll(rank).repeat(4) * torch.linspace(1, 2, n, dtype=torch.float32, device=old.device)
             kernels.add_select(left, old.repeat(4), x, 0.9, 0.5, [layout], payloads[:, rank])
         kernels.decode_entries(payloads, out, [layout])
