@@ -5,7 +5,7 @@ import hashlib
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -163,9 +163,14 @@ def commit_here() -> str:
 
 def sources() -> str:
     """A hash of the package's source, which says what was measured where there is no git."""
+    return hashed(path.read_bytes() for path in sorted(Path(ROOT, "gradwire").rglob("*.py")))
+
+
+def hashed(files: Iterable[bytes]) -> str:
+    """A hash of these files, one after another."""
     found = hashlib.sha256()
-    for path in sorted(Path(ROOT, "gradwire").rglob("*.py")):
-        found.update(path.read_bytes())
+    for file in files:
+        found.update(file)
     return found.hexdigest()[:12]
 
 

@@ -1,25 +1,30 @@
-"""Keeps what gpu.py found in a folder as benchmarks/results/gpu.json.
+"""Keeps what gpu.py found in a folder as a result: `gpu_steps` and `gpu_kernels` are those that
+docs/benchmarks/gpu.md shows, which `make benchmarks` then writes.
 
-    python benchmarks/gpu/keep.py runs/gpu
+    python benchmarks/gpu/keep.py runs/gpu gpu_steps
 
-`make benchmarks` then writes docs/benchmarks/gpu.md.
+The commit is the one here whose sources are those that were measured.
 """
 
+import subprocess
 import sys
+import tarfile
 from collections import Counter
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2]))
 
+from benchmarks.gpu.device import hashed
 from benchmarks.gpu.rows import read
-from benchmarks.shared.provenance import save
+from benchmarks.shared.provenance import ROOT, save
 
 TABLES = ("steps", "kernels", "one group", "bytes a parameter", "first steps")
 """The kinds of rows that are kept whole; of the others it is kept how many were right."""
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, name: str) -> None:
     rows = read(folder)
     (versions,) = [row for row in rows if row["kind"] == "versions"]
     names = "card", "CUDA", "NCCL", "torch", "Triton"
@@ -28,9 +33,23 @@ def main(folder: Path) -> None:
     right = Counter((row["section"], row["kind"], row["ok"]) for row in rows if "ok" in row)
     checks = [{"section": s, "what": kind, "right": ok, "rows": count} for (s, kind, ok), count in right.items()]
     save(
-        "gpu.json", commit=versions["commit"], machine=", ".join([card, *others]),
+        f"{name}.json", commit=commit_of(versions["sources"]), machine=", ".join([card, *others]),
         command=versions["command"], checks=checks, **kept,
     )  # fmt: skip
+
+
+def commit_of(sources: str) -> str:
+    """The newest commit with these sources of the package, by their hash."""
+    for commit in _git("rev-list", "HEAD").decode().split():
+        with tarfile.open(fileobj=BytesIO(_git("archive", commit, "gradwire"))) as tar:
+            files = {Path(each.name): tar.extractfile(each) for each in tar if each.name.endswith(".py")}
+        if hashed(file.read() for _, file in sorted(files.items()) if file) == sources:
+            return commit[:7]
+    raise SystemExit(f"no commit here has the sources that were measured, {sources}: commit them first")
+
+
+def _git(*arguments: str) -> bytes:
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True).stdout
 
 
 def _cells(row: dict[str, Any]) -> dict[str, Any]:
@@ -42,4 +61,4 @@ def _cells(row: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])
