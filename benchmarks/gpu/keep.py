@@ -6,6 +6,7 @@ docs/benchmarks/gpu.md shows, which `make benchmarks` then writes.
 The commit is the one here whose sources are those that were measured.
 """
 
+import re
 import subprocess
 import sys
 import tarfile
@@ -34,7 +35,7 @@ def main(folder: Path, name: str) -> None:
     checks = [{"section": s, "what": kind, "right": ok, "rows": count} for (s, kind, ok), count in right.items()]
     save(
         f"{name}.json", commit=commit_of(versions["sources"]), machine=", ".join([card, *others]),
-        command=versions["command"], checks=checks, **kept,
+        command=re.sub(r" --out \S+", "", versions["command"]), checks=checks, **kept,
     )  # fmt: skip
 
 
