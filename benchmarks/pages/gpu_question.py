@@ -39,8 +39,8 @@ def gpu() -> Page:
 
 
 NOTE = """At bbd5d51 sums of several ranks' entries **lacked some**: Triton 3.6 compiled a moving pointer into one that
-stood still, which neither recordings nor the interpreter show. Since e99ffb4 the trial before the first step, passed
-here, sums payloads that differ. Steps so short wait for the host; the GPU computes 16 ms of 45."""
+stood still, which no interpreter shows. Since e99ffb4 the trial before the first step, passed here, sums payloads that
+differ. The GPU computes 16 ms of a step; the rest waits for Python."""
 
 
 def _checks(*results: dict[str, Any]) -> Shown:
