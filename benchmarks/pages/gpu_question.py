@@ -39,8 +39,8 @@ def gpu() -> Page:
 
 
 NOTE = """At bbd5d51 sums of several ranks' entries **lacked some**: Triton 3.6 compiled a moving pointer into one that
-stood still, which no interpreter shows. Since e99ffb4 the trial before the first step, passed here, sums payloads that
-differ. The GPU computes 16 ms of a step; the rest waits for Python."""
+stood still, which no interpreter shows. Since e99ffb4 the trial before the first step sums payloads that differ. The
+GPU computes 16 ms of a step; the rest waits for Python."""
 
 
 def _checks(*results: dict[str, Any]) -> Shown:
