@@ -1,15 +1,8 @@
 """The kernels for GPUs against their definition, in Triton's interpreter."""
 
-import os
-import re
-import subprocess
-import sys
-from dataclasses import fields, replace
 from itertools import pairwise
 from math import prod
-from pathlib import Path
-from typing import Any, Literal
-from unittest import mock
+from typing import Literal
 
 import pytest
 import torch
@@ -17,19 +10,17 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.ops import backend, reference
+from gradwire.ops import reference
 from gradwire.ops.backend import REFERENCE, Backend
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Code, nearest
 from gradwire.ops.noise import SALT, Seed, hashed_draws
-from gradwire.ops.slices import SliceEntries, Slices
 from tests.support.kernel_cases import CODES, DTYPES, SHAPES, garbage, numbers, same_bits
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is numpy, which warns of infinities
 from gradwire.ops.reference.low_rank import COLUMNS, ROWS  # noqa: E402
-from gradwire.ops.triton import TRITON, launching, trial  # noqa: E402
-from gradwire.ops.triton.trial import TRIALS, tried  # noqa: E402
+from gradwire.ops.triton import TRITON  # noqa: E402
 
 vectors = {"n": st.one_of(st.integers(0, 70), st.integers(4000, 9000)), "seed": st.integers(0, 2**32 - 1)}
 few = settings(max_examples=25, deadline=None)
@@ -203,51 +194,6 @@ def _unpacked(kernels: Backend | None, rows: Tensor, layout: Entries) -> list[Te
     return [indices * values.ne(0), values, places * filled, filled]
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (3, 700), (40, 9), (9, 40), (5, 1100), (1100, 11)], ids=str)
-@pytest.mark.parametrize("fill", ["normal", "few values", "zero", "nan", "infinite", "subnormal"])
-def test_the_largest_of_slices_are_the_references(shape: tuple[int, int], fill: str):
-    x = SHAPES[fill](7 * shape[0] * shape[1]).float()[: shape[0] * shape[1]].view(shape)
-    for axis in (0, 1):
-        for k in {1, -(-shape[axis] // 90), shape[axis]}:
-            assert torch.equal(*(each.top_k_each([x, -x], k, axis)[1] for each in (TRITON, REFERENCE)))
-
-
-def test_the_largest_of_rows_come_first():
-    x = numbers(6 * 700, 0).abs().view(2, 3, 700)
-    for ours, theirs in zip(*(each.largest_first(x, 40) for each in (TRITON, REFERENCE)), strict=True):
-        assert torch.equal(ours, theirs)
-
-
-@given(
-    shapes=st.lists(
-        st.tuples(st.integers(1, 9), st.sampled_from([1, 17, 300, 1300]), st.floats(0, 1), st.integers(0, 1)),
-        min_size=1, max_size=4,
-    ),
-    ranks=st.integers(1, 3), long=st.booleans(), seed=st.integers(0, 1000),
-)  # fmt: skip
-@settings(max_examples=8, deadline=None)
-def test_payloads_of_slices_are_the_references(
-    shapes: list[tuple[int, int, float, int]], ranks: int, long: bool, seed: int
-):
-    """Of rows and columns of any length; with `long` ones too many for a program, and for short indices."""
-    slices, n = [], 0
-    for count, length, share, axis in [*shapes, *[(2, 70_000, 0.001, 1)] * long]:
-        slices.append(Slices(n, count, length, max(1, int(share * length)), axis))
-        n += count * length
-    layout, left = SliceEntries.of(slices), numbers(ranks * n, seed).view(ranks, n)
-    kept, rows = left.clone(), torch.zeros(ranks, layout.nbytes + 4, dtype=torch.uint8)
-    expected = rows.clone()
-    for rank in range(ranks):
-        TRITON.move_slices(left[rank], rows[rank], layout)
-        REFERENCE.move_slices(kept[rank], expected[rank], layout)
-    assert torch.equal(rows, expected)
-    assert torch.equal(left, kept)
-    ours, theirs = torch.full((2, n), torch.nan)
-    TRITON.sum_slices(rows, ours, layout)
-    REFERENCE.sum_slices(rows, theirs, layout)
-    assert torch.equal(ours, theirs)
-
-
 @given(bits=st.integers(1, 13), k=st.sampled_from([8, 24]), payloads=st.integers(1, 3), rows=st.integers(1, 60))
 @few
 def test_words_are_the_references(bits: int, k: int, payloads: int, rows: int):
@@ -403,60 +349,3 @@ def test_draws_are_the_hashed_ones(n: int, salt: int, step: int):
 def in_batches(vector: Tensor, shapes: list[tuple[int, int, int]]) -> list[Tensor]:
     """Batches of factors (k, rank, length), one after another."""
     return [part.view(shape) for part, shape in zip(vector.split([*map(prod, shapes)]), shapes, strict=True)]
-
-
-def test_a_trial_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch):
-    """The reference's function replaces each wrong one, and no other."""
-    cpu = torch.device("cpu")
-    assert tried(cpu) == (TRITON, "")
-    wrong: dict[str, Any] = {
-        name: lambda rows, out, layouts: out.zero_() for name in ("decode_blocks", "decode_entries")
-    }
-    wrong |= {"orthogonalize": lambda factors: None, "multiply": lambda out, p, q, subtract: None, "draws": 1 / 2}
-    monkeypatch.setattr(trial, "TRITON", replace(TRITON, **wrong))
-    found, why = tried(cpu)
-    names = ["codes", "codes with noise", "entries", "factors", "products", "draws"]
-    assert re.findall(r"([a-z ]+) \(", why.removeprefix("torch computes")) == [f" {name}" for name in names]
-    assert "draws ('float' object is not callable)" in why
-    tries = {function for name in names for function in TRIALS[name].functions}
-    assert found == replace(TRITON, **{function: getattr(REFERENCE, function) for function in tries})
-
-
-def test_every_function_is_tried():
-    own = {each.name for each in fields(Backend) if getattr(TRITON, each.name) is not getattr(REFERENCE, each.name)}
-    assert {function for each in TRIALS.values() for function in each.functions} == own
-
-
-def test_torch_computes_where_triton_cannot(monkeypatch: pytest.MonkeyPatch):
-    """As without a C compiler, where no kernel can be launched."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(backend, "load_linear_algebra", lambda device: None)
-    monkeypatch.setattr(launching, "launch", mock.Mock(side_effect=RuntimeError("no compiler")))
-    found = backend._on_gpu.__wrapped__(torch.device("cpu"))
-    assert found == (None, "Triton cannot be used: RuntimeError: no compiler")
-
-
-REGISTERS = {
-    "add_kernel": 96, "quantise_kernel": 112, "dequantise_kernel": 160, "pack_kernel": 80, "mask_kernel": 80,
-    "sample_kernel": 64, "list_kernel": 112, "add_list_kernel": 112, "digits_kernel": 184, "chosen_kernel": 64,
-    "write_kernel": 128, "words_kernel": 40, "ends_kernel": 64, "sum_kernel": 96, "pack_levels_kernel": 96,
-    "unpack_kernel": 80, "pack_words_kernel": 48, "unpack_words_kernel": 48,
-    "cast_kernel": 64, "renew_kernel": 64, "small_kernel": 128, "orthonormal_kernel": 255,
-    "project_rows_kernel": 128, "project_columns_kernel": 128, "project_kernel": 255, "product_kernel": 160,
-    "draw_kernel": 48, "select_slices_kernel": 128, "add_slices_kernel": 48,
-}  # fmt: skip
-"""Of a thread, at most: a multiprocessor has 65,536, so with 128 it holds 16 warps."""
-
-
-@pytest.mark.long
-def test_they_compile_for_gpus_that_are_not_here_and_spill_nothing():
-    """For an H100; `tests/support/compile_kernels.py 80` says the same of an A100."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, str(Path(__file__).parents[1] / "support" / "compile_kernels.py"), "90"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    builds = [line.rsplit(maxsplit=2) for line in done.stdout.splitlines()]
-    assert {name.split()[0].strip(":") for name, _, _ in builds} == REGISTERS.keys()
-    for name, registers, spilled in builds:
-        assert spilled == "0", f"{name} spills {spilled} bytes"
-        assert int(registers) <= REGISTERS[name.split()[0].strip(":")], f"{name} takes {registers} registers"

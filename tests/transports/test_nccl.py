@@ -190,7 +190,7 @@ def test_only_axes_between_hosts_of_several_ranks_wait_for_a_slow_link(local: in
         monkeypatch.setattr(dist, name, lambda *given, value=value: value)
     monkeypatch.setattr(process_group, "new_group_of_members", new_group_of_members)
     monkeypatch.setattr(connections, "in_batch", no_threads)
-    monkeypatch.setattr(process_group, "gather", lambda *given: None)
+    monkeypatch.setattr(process_group, "meet", lambda rank, ranks, timeout_s: f"gradwire/{len(asked)}")
     gw.ProcessGroup.by_host(local)
     few = [(ranks, options.config.max_ctas == process_groups.FEW_CTAS) for ranks, options in asked]
     assert few == {1: [([0, 1, 2, 3], False), ([1], False)], 2: [([1, 3], True), ([0, 1], False)]}[local]
