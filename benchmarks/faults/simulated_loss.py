@@ -24,7 +24,7 @@ class Loss(NamedTuple):
     named_s: list[float]
     """When each of the others had its name."""
     said: set[str]
-    """What they say."""
+    """The reasons that the others name; one where they agree."""
     asked: int
     """The questions to the store after it was noticed."""
 
@@ -92,5 +92,5 @@ class Simulation:
 def simulated_loss(
     ranks: int, answer_s: float, step_s: float = 0.0, dead: Collection[int] = (), dies_s: float = 20.0
 ) -> Loss:
-    """What becomes of the loss of the ranks `dead`, by default one, at a moment when all wait for each other."""
+    """Simulates the loss of the ranks `dead`, by default one, while all ranks wait for each other."""
     return Simulation(ranks, answer_s, step_s, dead or {ranks // 3}, dies_s).run()

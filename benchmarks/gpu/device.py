@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.shared.provenance import CALLED, ROOT, commit
+from benchmarks.shared.provenance import CALLED, ROOT
 
 MOST_HELD_MS = 60.0
 
@@ -149,20 +149,12 @@ class Device:
                 "capability": str(torch.cuda.get_device_capability()), "CUDA": torch.version.cuda,
                 "NCCL": ".".join(map(str, torch.cuda.nccl.version())),
             }  # fmt: skip
-        own |= {"torch": torch.__version__, "Triton": _triton(), "commit": commit_here(), "sources": sources()}
+        own |= {"torch": torch.__version__, "Triton": _triton(), "sources": sources()}
         return own | {"command": os.environ.get(CALLED, "")}
 
 
-def commit_here() -> str:
-    """The commit, where the checkout came with git."""
-    try:
-        return commit()
-    except OSError:
-        return ""
-
-
 def sources() -> str:
-    """A hash of the package's source, which says what was measured where there is no git."""
+    """A hash of the package's source, by which `keep.py` finds the commit: a copy's own git may be older."""
     return hashed(path.read_bytes() for path in sorted(Path(ROOT, "gradwire").rglob("*.py")))
 
 

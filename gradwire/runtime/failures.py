@@ -241,7 +241,7 @@ class Ending:
         return [*self._unmarked(ranks[:half]), *self._unmarked(ranks[half:])] if half else list(ranks)
 
     def _reason(self, marks: Sequence[Mark]) -> str | None:
-        """What the marks of all ranks blame."""
+        """The reason, from the marks of all ranks; None where a rank has left, as its user asked."""
         if any(mark.left for mark in marks):
             return None
         by_rank = dict(enumerate(marks))

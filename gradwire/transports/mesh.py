@@ -168,7 +168,7 @@ class Mesh:
 
     @property
     def silent(self) -> set[int]:
-        """The ranks in whose silence `lost` has found the reason."""
+        """The ranks that `lost` has found to give no sign of life."""
         here, axes = self.place(self.rank), self.axes.items()
         return {self._rank({**here, axis: each.silent}) for axis, each in axes if each.silent is not None}
 

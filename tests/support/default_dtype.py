@@ -1,5 +1,5 @@
 """A job of every row of `cases.py` under one default dtype, in a process of its own, for the fault may end the process:
-prints a digest of what each row computes and keeps.
+prints a digest of the means and the state of each row.
 
 `python tests/support/default_dtype.py bfloat16 FIRST EVERY`: one row in EVERY, from the FIRST on.
 """

@@ -57,12 +57,16 @@ def measure(rows: Rows, device: Device, model: Model, ways: Sequence[Way]) -> No
     while chunk := list(islice(waiting, together)):
         with ExitStack() as stack:
             trainings = dict(_begun(rows, device, model, [Way(NONE), *chunk], stack))
+            # garbage collection skips the objects of all these trainings: a job has those of one
+            gc.collect()
+            gc.freeze()
             for gbit in model.link_gbit if str(NONE) in map(str, trainings) else ():
                 # an equal share of the time that is left
                 until_s, parts = rows.left_s * (1 - 1 / max(1, parts)), parts - 1
                 with rows.attempt(f"rounds of {chunk[0]} and others at {gbit:.0f} Gbit/s"):
                     _rounds(rows, model, trainings, gbit, 0.0 if device.tiny else ROUND_S, until_s)
             trainings.clear()
+        gc.unfreeze()
         device.free()
 
 
@@ -85,9 +89,6 @@ def _rounds(
     found: dict[Way, list[tuple[Times, Times]]] = {way: [] for way in others}
     for training in trainings.values():
         training.card.bytes_per_s = ETHERNET * 1e9 * gbit / 8
-    # the objects of all other trainings are nothing that a collection has to look at, as in a job of one
-    gc.collect()
-    gc.freeze()
     for number in range(ROUNDS if seconds else 1):
         if number and rows.left_s < until_s + 2 * len(trainings) * seconds:
             break

@@ -1,6 +1,6 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false
-"""Kernels that select in slices, and sum what was selected: see `gradwire.ops.slices`.
+"""Kernels that select the largest elements of slices, and sum payloads of them: see `gradwire.ops.slices`.
 
 A program works on a few neighbouring slices of one matrix, which its row of the table names: their first element, how
 many they are, the length of each, `slice_stride` and `stride`, how many elements each keeps, and the number of the
