@@ -11,8 +11,9 @@ from gradwire import checkpoint
 from gradwire.controllers.requests import Change, NativeRequest, ProfileRequest
 from gradwire.plans import NATIVE, Plan
 from gradwire.runtime.control import Control, origin_of
+from gradwire.runtime.failures import AbsentRanks
 from gradwire.runtime.job_options import JobOptions
-from gradwire.runtime.meeting import AbsentRanks, Agreement
+from gradwire.runtime.meeting import Agreement
 from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.steps import Steps
 from gradwire.slots import Slot
@@ -83,14 +84,14 @@ class ActivePlan:
         changed = min(self._names ^ set(trained))
         self._train(trained)
         # a rank whose requires_grad did not change does not come: name the parameter, too
+        call = "a step after requires_grad has changed"
         try:
             return self._agreement.on_plan(
-                lambda: self._begin(self._made_for(self.trained)), self._options.controller, trained,
-                "a step after requires_grad has changed",
-            )  # fmt: skip
+                lambda: self._begin(self._made_for(self.trained)), self._options.controller, trained, call
+            )
         except AbsentRanks as error:
             why = f"requires_grad of {changed!r} has changed on some ranks alone: {error}"
-            raise AbsentRanks(why, error.ranks) from error
+            raise AbsentRanks(call, why, error.ranks) from error
 
     def follow(self, plan: Plan) -> None:
         """Puts a plan in force for the parameters that are trained now."""

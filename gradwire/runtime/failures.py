@@ -59,6 +59,14 @@ class Interrupted(ReductionError):
         self.args = (f"{self._what}: {why}",)
 
 
+class AbsentRanks(Interrupted):
+    """Some `ranks` did not come to a meeting; all others raise this. It names those that are lost, if any are."""
+
+    def __init__(self, call: str, why: str, ranks: Sequence[int]) -> None:
+        super().__init__(f"{call} ended", why)
+        self.args, self.ranks = (why,), ranks
+
+
 class Left(RuntimeError):
     """This rank leaves the job, as its user asked."""
 
@@ -115,8 +123,10 @@ class Ending:
         """Ends this rank's part with an error, which gets its reason."""
         self._ended = True
         reason = str(error) or type(error).__name__ if isinstance(error, Exception) else self._exit(error)
+        # where no thread watches, a rank that computes leaves no mark: one that did not come is not known to be lost
+        watched = not isinstance(error, AbsentRanks) or self._mesh.needs_polling
         match error:
-            case Interrupted():
+            case Interrupted() if watched:
                 # another rank is the cause: leave a mark, then find out which, and let rank 0 hear that it may go
                 self._end_all(self._mark(), reason)
                 self._leave_store(self._mesh.ranks - 1 - self._blame(error))

@@ -18,7 +18,7 @@ from gradwire.ops.backend import backend_for
 from gradwire.ops.host import kind_of
 from gradwire.ops.noise import Seed, draws, uniform
 from gradwire.plans import Plan, sizes_follow_from_shapes
-from gradwire.runtime.failures import Interrupted
+from gradwire.runtime.failures import AbsentRanks, Interrupted
 from gradwire.runtime.job_options import JobOptions
 from gradwire.slots import Layout, Slot
 from gradwire.transports import Mesh
@@ -42,14 +42,6 @@ class Disagreement(ValueError):
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message)
         self.field = field
-
-
-class AbsentRanks(RuntimeError):
-    """Some `ranks` did not come to a meeting; all others raise this, as for any rank that is lost."""
-
-    def __init__(self, message: str, ranks: Sequence[int]) -> None:
-        super().__init__(message)
-        self.ranks = ranks
 
 
 class Meeting:
@@ -89,7 +81,8 @@ class Meeting:
         # every rank reads the same answer
         answer = json.loads(self._answer(key))
         if "absent" in answer:
-            raise AbsentRanks(_absent(answer["absent"], self._call, answer["waited"]), answer["absent"])
+            absent = answer["absent"]
+            raise AbsentRanks(self._call, _absent(absent, self._call, answer["waited"]), absent)
         self.hosts = [answer["hosts"][host] for host, _ in answer["ranks"]]
         return [answer["facts"][facts] for _, facts in answer["ranks"]]
 

@@ -11,8 +11,9 @@ from gradwire import checkpoint
 from gradwire.checkpoint import GROUP, SHARED, StateDict, Unpacked, pack
 from gradwire.collective import HOST, REPLICA, SHARD
 from gradwire.runtime.active_plan import ActivePlan
+from gradwire.runtime.failures import AbsentRanks
 from gradwire.runtime.job_options import JobOptions
-from gradwire.runtime.meeting import AbsentRanks, Agreement
+from gradwire.runtime.meeting import Agreement
 from gradwire.runtime.steps import Steps
 from gradwire.slots import Slot
 from gradwire.transports import Mesh

@@ -50,6 +50,12 @@ def test_no_survivor_hangs(job: str, how: signal.Signals, lost: int):
         assert f" ended: rank {lost} (host {gethostname()}){or_the_stores} was lost\n" in told
 
 
+@pytest.mark.long
+def test_a_call_of_all_ranks_names_the_lost_one_and_not_one_that_computes():
+    for told in told_to_survivors("verify", 3, 1, signal.SIGKILL):
+        assert f" ended: rank 1 (host {gethostname()}) was lost\n" in told
+
+
 def test_a_rank_that_fails_is_not_lost():
     """Rank 1 is the one that fails."""
     for told in told_to_survivors("fails", 3, 1, None):

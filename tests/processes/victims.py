@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from datetime import timedelta
 from functools import partial
 
@@ -32,6 +33,7 @@ JOBS = {
     "fails": lambda ddp: gw.attach(ddp, Fails()),
     "topk": partial(gw.attach, compressor=gw.TopK(0.1)),
     "fp16": partial(gw.attach, compressor=gw.FP16()),
+    "verify": partial(gw.attach, compressor=gw.TopK(0.1)),
     "gravac": partial(gw.attach, compressor=gw.TopK(0.1), controller=gw.GraVAC(2, 64, window=5)),
 }
 
@@ -45,6 +47,10 @@ def main(name: str) -> None:
             ddp(torch.ones(2, 50)).sum().backward()
             if handle.stats().steps == 5:
                 print("trains", flush=True)
+                if name == "verify":
+                    # rank 1 is killed; rank 2 computes for longer than the others wait
+                    time.sleep(1 if dist.get_rank() == 0 else 14)
+                    handle.verify()
     except RuntimeError as error:
         print(error, flush=True)
     os._exit(0)
