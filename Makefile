@@ -80,7 +80,7 @@ $(LAB): $(TORCH) $(PACKAGE)
 	touch $(LAB)
 
 $(DEV): $(TORCH) $(PACKAGE)  # which has all of [lab]
-	$(INSTALL) --editable '.[dev]'
+	$(INSTALL) --compile-bytecode --editable '.[dev]'  # or each of the first processes would compile all
 	touch $(LAB) $(DEV)
 
 clean:

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpr
 from tests.support.triton_lane import with_triton  # noqa: E402
 
 SLOTS = slots_of(SMALL | {"wide.weight": torch.empty(131, 257), "wide.bias": torch.empty(131)})
-NARROW = slots_of(SMALL | {"wide.weight": torch.empty(37, 257), "wide.bias": torch.empty(37)})
-"""Of more than two tiles."""
+NARROW = slots_of(SMALL | {"wide.weight": torch.empty(17, 257), "wide.bias": torch.empty(17)})
+"""Of several tiles of most kernels."""
 RANKS = 2
 MATRICES = slots_of(
     {name: SMALL[name] for name in ("stem.bias", "scale", "turned.weight")}

@@ -3,6 +3,7 @@
 from itertools import pairwise
 from math import prod
 from typing import Literal
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from tests.support.kernel_cases import CODES, DTYPES, SHAPES, garbage, numbers, 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is numpy, which warns of infinities
 from gradwire.ops.reference.low_rank import COLUMNS, ROWS  # noqa: E402
-from gradwire.ops.triton import TRITON  # noqa: E402
+from gradwire.ops.triton import TRITON, products  # noqa: E402
 
 vectors = {"n": st.one_of(st.integers(0, 70), st.integers(4000, 9000)), "seed": st.integers(0, 2**32 - 1)}
 few = settings(max_examples=25, deadline=None)
@@ -307,15 +308,16 @@ def test_whatever_factors_are_they_become_orthonormal_and_span_what_they_did(ran
 
 @given(
     shapes=st.lists(
-        st.tuples(st.integers(1, 3), st.integers(1, 100), st.integers(1, 100), st.sampled_from([1, 4, 16, 32])),
-        min_size=1, max_size=3,
+        st.tuples(st.integers(1, 2), st.integers(1, 70), st.integers(1, 70), st.sampled_from([1, 4, 16, 32])),
+        min_size=1, max_size=2,
     ),
     gap=st.integers(0, 3), seed=st.integers(0, 1000),
 )  # fmt: skip
-@example(shapes=[(2, 4100, 3, 4), (1, 7, 30, 4), (1, 3, 4100, 1)], gap=1, seed=0)
+@example(shapes=[(2, 530, 3, 4), (1, 2, 515, 4), (1, 2, 530, 1)], gap=1, seed=0)
 @settings(max_examples=6, deadline=None)
+@patch.object(products, "LONGEST", 520)
 def test_products_are_the_references(shapes: list[tuple[int, int, int, int]], gap: int, seed: int):
-    """Of all batches, whose matrices lie apart, and what lies between them."""
+    """Of all batches, whose matrices lie apart, and what lies between them; sums of more than 520 are torch's."""
     sides = [[(count, rank, lengths[side]) for count, *lengths, rank in shapes] for side in (0, 1)]
     sizes = [count * (rows * columns + gap) for count, rows, columns, _ in shapes]
     vectors = [numbers(n, seed + i) for i, n in enumerate([sum(sizes), *(sum(map(prod, side)) for side in sides)])]
