@@ -82,7 +82,16 @@ class Sparse(Sparsifier, Selective):
         """Ascending indices (≤ k,) int64 of the elements of x (n,) to send; on a GPU, where this is divisible, those of
         each vector of x (..., n)."""
 
+    def is_exact(self, device: torch.device) -> bool:
+        """Whether `select` selects the k largest elements on a device, always."""
+        return False
+
     def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
+        # add up, select and pack, in one pass where a kernel can
+        if self.is_exact(payloads.device):
+            vector.select(self.layouts(parts), payloads)
+            return
+        # else add up first
         for x, rows, layout in together(vector.total(), payloads, self.layouts(parts)):
             self.send(x, rows, layout, parts.context)
 
@@ -125,12 +134,11 @@ class TopK(Sparse, recordable=True):
     value_bits: Literal[32, 4] = 32
     for_shards = "with memory"
 
+    def is_exact(self, device: torch.device) -> bool:
+        return True
+
     def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
         return backend_for(x).top_k(x, k)
-
-    def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
-        # add up, select and pack, in one pass where a kernel can
-        vector.select(self.layouts(parts), payloads)
 
 
 @dataclass(frozen=True)
