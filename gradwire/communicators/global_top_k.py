@@ -54,7 +54,7 @@ class GlobalTopK(SparseCommunicator, recordable=True):
                     vector.total().index_add_(0, indices, sums - sent)
         # broadcast the root's k largest sums
         yield Broadcast(merged, 0)
-        ops.decode_entries(merged.body[None, None], mean.parts(), [entries])
+        ops.sum_entries(merged.body[None, None], mean.parts(), [entries])
 
 
 def partners(rank: int, world: int, level: int) -> tuple[int | None, int | None]:

@@ -78,7 +78,7 @@ class OkTopk(SparseCommunicator):
         # sum this rank's region
         a, b = bounds[context.rank], bounds[context.rank + 1]
         total = context.buffers.tensor("total", (n,))
-        ops.decode_entries(receive.body[None], total, [entries])
+        ops.sum_entries(receive.body[None], total, [entries])
         # share the sums that pass the global threshold, and now and then the quantiles of the selection
         size = entries.nbytes + 4 * POINTS
         again, everyones = context.message("again", size), context.message("everyones", size, rows=world)

@@ -15,7 +15,7 @@ from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
-from gradwire.ops.ranges import capacity, decode_ranges, even, send_ranges
+from gradwire.ops.ranges import capacity, even, receive_ranges, send_ranges
 from gradwire.ops.workspace import Workspace
 from gradwire.torch_private.foreach import copy_each
 from gradwire.wire import Wire, all_gather, all_to_all
@@ -64,7 +64,7 @@ class SplitGather(SparseCommunicator, recordable=True):
         # sum this rank's part
         a, b = bounds[context.rank], bounds[context.rank + 1]
         total = buffers.tensor("total", (layouts.out.n,))
-        backend_for(x).decode_entries(receive.body[None], total, [layouts.out])
+        backend_for(x).sum_entries(receive.body[None], total, [layouts.out])
         # encode the sum, and keep what was not sent of it
         again = context.message("again", layouts.back_bytes)
         layouts.write(total, again.body)
@@ -119,4 +119,4 @@ class _Layouts:
             sums = zip(payloads.view(torch.float32), sizes, strict=True)
             copy_each(out.split(sizes), [row[:size] for row, size in sums])
         else:
-            decode_ranges(payloads, out, self.back, bounds, buffers)
+            receive_ranges(payloads, out, self.back, bounds, buffers)

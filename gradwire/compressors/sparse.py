@@ -103,7 +103,7 @@ class Sparse(Sparsifier, Selective):
         backend_for(x).move_entries(x, payloads, layout, indices)
 
     def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
-        backend_for(payloads).decode_entries(payloads, parts.output(mean), self.layouts(parts))
+        backend_for(payloads).sum_entries(payloads, parts.output(mean), self.layouts(parts))
 
     def layouts(self, parts: Parts) -> list[Entries]:
         """`layout` of each part."""

@@ -17,7 +17,7 @@ from gradwire.ops.reference.places import no_payload, padded_rows
 from gradwire.ops.vectors import Output, split_output
 
 
-def decode_blocks(payloads: Tensor, out: Output, layouts: Sequence[Blocks]) -> None:
+def sum_blocks(payloads: Tensor, out: Output, layouts: Sequence[Blocks]) -> None:
     """See the reference."""
     outs = split_output(out, [layout.numel for layout in layouts])
     for rows, to, layout in zip(payloads, outs, layouts, strict=False):
@@ -27,7 +27,7 @@ def decode_blocks(payloads: Tensor, out: Output, layouts: Sequence[Blocks]) -> N
         c.gw_decode_blocks(target, byref(struct), byref(source), layout.codes_at, workspace)
 
 
-def decode_entries(payloads: Tensor, out: Output, layouts: Sequence[Entries]) -> None:
+def sum_entries(payloads: Tensor, out: Output, layouts: Sequence[Entries]) -> None:
     """See the reference."""
     outs = split_output(out, [layout.n for layout in layouts])
     for rows, to, layout in zip(payloads, outs, layouts, strict=False):

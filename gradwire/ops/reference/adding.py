@@ -107,8 +107,8 @@ def add_quantise(
     # add up
     finite = _add_in(next, old, gradient, decay, weight)
     # quantise and pack
-    encode = blocks.encode if next.device.type == "cpu" else grid.encode
+    quantise = blocks.quantise if next.device.type == "cpu" else grid.quantise
     parts = next.split([layout.numel for layout in layouts])
     for part, layout, payload, seed in zip(parts, layouts, payloads, seeds, strict=False):
-        finite = both(finite, encode(part, layout, payload, keep=keep, seed=seed))
+        finite = both(finite, quantise(part, layout, payload, keep=keep, seed=seed))
     return reported(finite, nonfinite)

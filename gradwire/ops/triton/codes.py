@@ -200,7 +200,7 @@ def dequantise_kernel(
     out, rows, stride, ranks, table, KIND: tl.constexpr, BITS: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr,
     SCALE_BYTES: tl.constexpr, PER: tl.constexpr, SIZE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """`decode_blocks` of SIZE elements, reading AHEAD payloads at a time, a divisor of their number."""
+    """`sum_blocks` of SIZE elements, reading AHEAD payloads at a time, a divisor of their number."""
     first, count, byte, scale_byte, before = of_program(table)
     # where this program's words and their scales lie
     bytes_each: tl.constexpr = PER * BITS // 8

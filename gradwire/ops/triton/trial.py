@@ -94,7 +94,7 @@ def _coded(kernels: Backend, code: Code, old: Tensor, gradient: Tensor) -> tuple
         x = gradient.roll(rank)
         kernels.add_quantise(error, old, x, 0.9, 0.5, [layout], payloads[:, rank], keep=True, seeds=[Seed(0)])
         errors += error
-    kernels.decode_blocks(payloads, out, [layout])
+    kernels.sum_blocks(payloads, out, [layout])
     return errors, out
 
 
@@ -108,7 +108,7 @@ def _entries(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
         for rank in range(2):
             x = gradient.roll(rank).repeat(4) * torch.linspace(1, 2, n, dtype=torch.float32, device=old.device)
             kernels.add_select(left, old.repeat(4), x, 0.9, 0.5, [layout], payloads[:, rank])
-        kernels.decode_entries(payloads, out, [layout])
+        kernels.sum_entries(payloads, out, [layout])
         out.index_add_(0, *kernels.unpack_entries(payloads[0, -1:], layout))
     return result
 
@@ -215,9 +215,9 @@ def _draws(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
 
 TRIALS = {
     "sums": Trial(_sums, ("add_in", "mask_zeros")),
-    "codes": Trial(_codes, ("add_quantise", "decode_blocks")),
-    "codes with noise": Trial(_noise, ("add_quantise", "decode_blocks")),
-    "entries": Trial(_entries, ("add_select", "decode_entries", "unpack_entries")),
+    "codes": Trial(_codes, ("add_quantise", "sum_blocks")),
+    "codes with noise": Trial(_noise, ("add_quantise", "sum_blocks")),
+    "entries": Trial(_entries, ("add_select", "sum_entries", "unpack_entries")),
     "packing": Trial(_packed, ("pack_entries", "move_entries", "pack_places", "unpack_places")),
     "the largest elements": Trial(_largest, ("top_k",)),
     "slices": Trial(_slices, ("top_k_each", "largest_first", "move_slices", "sum_slices")),
