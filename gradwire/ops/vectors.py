@@ -62,8 +62,8 @@ def split_output(out: Output, sizes: Sequence[int]) -> Sequence[Output]:
     """The output of each of several vectors of these sizes, one after another. Only a single one may be in parts."""
     if len(sizes) == 1:
         return [out]
-    assert isinstance(out, Tensor)
-    return out.split(sizes)
+    (whole,) = outputs(out, sum(sizes))
+    return whole.split(sizes)
 
 
 EntryParts = Iterable[tuple[Tensor, Tensor, Entries]]
