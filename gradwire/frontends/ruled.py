@@ -68,9 +68,10 @@ def planned(
 
 def _rule(given: Any) -> Rule:
     match given:
-        case (str(pattern), str() | Compressor() | Group() | list() | tuple() as ways) if pattern:
-            each = ways if isinstance(ways, list | tuple) else [ways]
-            return Rule(pattern, tuple(way for one in each for way in _ways(one)))
+        case (str(pattern), list() | tuple() as ways) if pattern:
+            return Rule(pattern, tuple(way for one in ways for way in _ways(one)))
+        case (str(pattern), str() | Compressor() | Group() as way) if pattern:
+            return Rule(pattern, tuple(_ways(way)))
         case _:
             raise ValueError(f"{given!r} is no rule; pass pairs of a pattern and a compressor, {EXAMPLE}")
 
