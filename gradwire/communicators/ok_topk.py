@@ -137,6 +137,7 @@ def _quantiles(indices: Tensor, n: int) -> Tensor:
     grid = (
         torch.arange(POINTS, dtype=torch.int64, device=indices.device).mul_(m or n).div_(POINTS, rounding_mode="floor")
     )
+    # the indices at equal distances, in their order
     edges = indices[grid] if m else grid
     edges[:1].zero_()
     return edges
@@ -152,6 +153,7 @@ def _keep_largest(values: Tensor, k: int) -> Tensor:
     """Zeros all but the k largest magnitudes of values (m,); returns the smallest of these, (1,)."""
     if not len(values):
         return values.new_zeros(1)
+    # the k-th largest magnitude, and zeros below it
     magnitude = values.abs()
     level = magnitude.topk(min(k, len(values)), sorted=False).values.min()
     values.mul_(magnitude >= level)

@@ -106,15 +106,18 @@ class _Layouts:
     def write(self, total: Tensor, payload: Tensor) -> None:
         """Writes a part's sum (n,), or its largest elements, to a payload; leaves in `total` what is not written."""
         if self.dense:
+            # dense: all of it
             payload.view(torch.float32).copy_(total)
             total.zero_()
         else:
+            # the largest as entries
             ops, rows = backend_for(total), total[None]
             ops.move_entries(rows, payload[None], self.back, ops.top_k(rows, self.back.k))
 
     def read(self, payloads: Tensor, out: Tensor, bounds: Sequence[int], buffers: Workspace) -> None:
         """Decodes all parts' payloads (world, ·) to out (n,)."""
         if self.dense:
+            # dense: each part to its place
             sizes = [b - a for a, b in pairwise(bounds)]
             sums = zip(payloads.view(torch.float32), sizes, strict=True)
             copy_each(out.split(sizes), [row[:size] for row, size in sums])

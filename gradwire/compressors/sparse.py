@@ -166,10 +166,12 @@ class RandomK(Sparsifier, Rowwise, recordable=True):
 
     def _draw(self, n: int, k: int, context: GroupContext) -> tuple[Tensor, Tensor]:
         def starts_and_sizes() -> tuple[Tensor, Tensor]:
+            # equal parts, made once
             edges = torch.arange(k + 1, dtype=torch.int64, device=context.device).mul_(n).div_(k, rounding_mode="floor")
             return edges[:-1], edges.diff()
 
         starts, sizes = context.buffers.once(("parts", n, k), starts_and_sizes)
+        # an element at random of each part
         draws = backend_for(sizes).draws(k, context.shared_seed(), context.device)
         return draws.mul_(sizes).long().add_(starts), sizes
 
@@ -180,10 +182,12 @@ class RandomK(Sparsifier, Rowwise, recordable=True):
         values = payloads.view(torch.float32)[:, : len(indices)]
         torch.index_select(x.squeeze(0), -1, indices, out=values.squeeze(0))
         x.index_fill_(-1, indices, 0)
+        # an unbiased mean
         if self.rescale:
             values.mul_(sizes)
 
     def pack(self, x: Tensor, indices: Tensor, payload: Tensor) -> None:
+        # move the values
         torch.index_select(x, 0, indices, out=payload.view(torch.float32))
         x.index_fill_(0, indices, 0)
 

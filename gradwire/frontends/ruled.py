@@ -45,6 +45,7 @@ def planned_by(
     sorted_slots = sort_by([rule.pattern for rule in rules], slots)
     plans: list[Plan] = []
     for rule in rules:
+        # the one way of each rule, or dense at first
         way = rule.candidates[0] if chosen else FP32()
         parts = (way.compressor, way.memory, way.communicator) if isinstance(way, Group) else (way, None, None)
         plan = planned(*parts, dense, groups, ranks, sorted_slots[rule.pattern])

@@ -119,6 +119,7 @@ class RowExchange(GroupExchange):
 
     def _unpack(self, payload: Tensor, counts: Sequence[int]) -> list[Rows]:
         """The rows of each slot in a rank's payload."""
+        # indices as they are, rows decoded
         views = zip(self._views(payload, counts), counts, strict=True)
         return [(place, self._format.read(slot, part, count)) for (place, slot, part), count in views]
 

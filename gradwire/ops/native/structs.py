@@ -94,6 +94,7 @@ def blocks_struct(layout: Blocks) -> BlocksStruct:
 @lru_cache(maxsize=1024)
 def entries_struct(layout: Entries | Places) -> EntriesStruct:
     """The struct of a layout of entries, or of coordinates alone."""
+    # C counts in 32 bits, and checks nothing
     if not 0 <= layout.n <= LONGEST or layout.k < 1 or layout.value_bits not in (0, 4, 32):
         raise ValueError(f"{layout} is no layout; n is below 2^31, k 1 or more, value_bits 4 or 32")
     return EntriesStruct(layout.n, layout.k, layout.value_bits)
