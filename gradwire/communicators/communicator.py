@@ -101,6 +101,9 @@ class SparseCommunicator(Communicator):
     sums_values: ClassVar[bool] = False
     """Values are added in flight, so they cannot be codes."""
 
+    def rounds(self, compressor: Compressor, world: int) -> int:
+        return 2
+
     def check(self, compressor: Compressor) -> None:
         super().check(compressor)
         # no indices need to travel

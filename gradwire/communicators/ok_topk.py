@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.collective import AllToAll, Gather, framed
 from gradwire.communicators.communicator import SparseCommunicator
-from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
+from gradwire.compressors import GroupContext, Reduction, Sparse
 from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
 from gradwire.ops.lazy_sum import LazySum
@@ -51,9 +51,6 @@ class OkTopk(SparseCommunicator):
             )
         if self.rebalance < 1 or self.reuse < 1:
             raise ValueError(f"rebalance={self.rebalance}, reuse={self.reuse} count steps; they are 1 or more")
-
-    def rounds(self, compressor: Compressor, world: int) -> int:
-        return 2
 
     def codec_wire(self, codec: Sparse, n: int, world: int) -> Wire:
         size = self._entries(codec, n, world).nbytes

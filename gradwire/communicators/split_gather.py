@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.collective import AllToAll, Gather, framed
 from gradwire.communicators.communicator import SparseCommunicator
-from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
+from gradwire.compressors import GroupContext, Reduction, Sparse
 from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
 from gradwire.ops.lazy_sum import LazySum
@@ -44,9 +44,6 @@ class SplitGather(SparseCommunicator, recordable=True):
                 raise ValueError(
                     f"{option}={value} is less than an even part of the entries; it is 1 or more, e.g. 2.0"
                 )
-
-    def rounds(self, compressor: Compressor, world: int) -> int:
-        return 2
 
     def codec_wire(self, codec: Sparse, n: int, world: int) -> Wire:
         layouts = self._layouts(codec, n, world)

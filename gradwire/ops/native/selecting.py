@@ -8,12 +8,11 @@ from torch import Tensor
 from gradwire.ops.native.addresses import address, refused
 from gradwire.ops.native.library import library, scratch
 from gradwire.ops.native.structs import LONGEST
+from gradwire.ops.reference.slices import COLUMNS
 from gradwire.ops.tiles import TILE
 
 SLACK = 4112
 """Elements that `gw_above` may write behind the last one: `GW_SLACK` in native/gradwire.h."""
-COLUMNS = 128
-"""Columns transposed at a time: fewer would read a cache line for a part of it."""
 
 
 def top_k(x: Tensor, k: int) -> Tensor:
