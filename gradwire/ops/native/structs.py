@@ -8,10 +8,9 @@ from typing import ClassVar
 import torch
 
 from gradwire.ops.entries import Entries, Places
-from gradwire.ops.formats import Blocks
+from gradwire.ops.formats import KINDS, Blocks
 
 DTYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
-KINDS = {"nearest": 0, "stochastic": 1, "sign": 2, "one bit": 3}
 BITS = {"nearest": (2, 3, 4, 8), "stochastic": (2, 8), "sign": (1,), "one bit": (1,)}
 """Bits that a code of each kind may have."""
 LONGEST = (1 << 31) - 1
