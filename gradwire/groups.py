@@ -100,6 +100,7 @@ class Counted(Grouping):
     def regroup(self, plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> Plan:
         mine = _compressed(plan, slots, compressor)
         count = min(self.count, len(mine))
+        # numbers of tensors that differ by one at most
         bounds = [len(mine) * part // count for part in range(count + 1)] if count else [0]
         return _cut(plan, [mine[start:end] for start, end in pairwise(bounds)], compressor)
 
@@ -151,6 +152,7 @@ class Partial(Grouping):
             if rest:
                 factor = self._factor(group.slots, small, numel, max(_ratios(compressor)))
                 groups.append(replace(group, slots=rest, compressor=_scaled(compressor, factor)))
+        # what is dense travels together, last
         last = [Group(tuple(dense), FP32(), NoMemory(), AllReduce())] if dense else []
         return Plan((*groups, *last))
 
@@ -171,6 +173,7 @@ class Partial(Grouping):
         """The factor of the others' ratio with which the group sends as many elements as before."""
         if self.threshold is not None:
             return 1.0
+        # the others send as much less as the dense ones take
         total, filled = (sum(numel[name] for name in some) for some in (names, small))
         return (total * ratio - filled) / (total - filled) / ratio
 

@@ -70,6 +70,7 @@ def sort_by(patterns: Iterable[str], slots: Sequence[S]) -> dict[str, list[S]]:
     matches none."""
     found: dict[str, list[S]] = {pattern: [] for pattern in patterns}
     for slot in slots:
+        # the first rule that matches
         own = next((pattern for pattern in found if matches(pattern, slot)), None)
         if own is None:
             raise ValueError(
@@ -84,6 +85,7 @@ def joined(plans: Iterable[Plan], slots: Sequence[NamedTensor]) -> Plan:
     place = {slot.name: place for place, slot in enumerate(slots)}
     groups: list[tuple[int, Group]] = []
     for plan in plans:
+        # a group is complete with its last slot, and sent behind those before it in its plan
         complete = accumulate((max(map(place.__getitem__, group.slots)) for group in plan.groups), max)
         groups += zip(complete, plan.groups, strict=True)
     return Plan(tuple(group for _, group in sorted(groups, key=lambda each: each[0])))
@@ -91,6 +93,8 @@ def joined(plans: Iterable[Plan], slots: Sequence[NamedTensor]) -> Plan:
 
 def _meets(term: str, slot: NamedTensor) -> bool:
     if bound := _BOUND.fullmatch(term):
+        # a size
         value, limit = getattr(slot, bound[1]), int(bound[3])
         return value < limit if bound[2] == "<" else value > limit
+    # `*.` may stand for no name
     return fnmatchcase(slot.name, term) or fnmatchcase(f".{slot.name}", term)

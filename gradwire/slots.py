@@ -112,6 +112,7 @@ class Layout:
     def cut(self, start: int, end: int) -> "Layout":
         """The slots, or parts of them, in elements `start` to `end`; a matrix's parts are matrices of one row."""
         if (start, end) not in self._cuts:
+            # the part of each slot that lies inside
             ends = zip(self.slots, self.offsets, self.offsets[1:], strict=False)
             parts = [slot.part(min(b, end) - max(a, start)) for slot, a, b in ends if a < end and b > start]
             self._cuts[start, end] = Layout(tuple(parts))

@@ -89,11 +89,11 @@ def seed_on(device: torch.device) -> Seed:
 
 
 def summing_entries(out: Tensor, rows: Tensor, layout: Entries) -> Callable[[Backend], Tensor]:
-    return writing(out, lambda ops: ops.decode_entries(rows[None], out, [layout]))
+    return writing(out, lambda ops: ops.sum_entries(rows[None], out, [layout]))
 
 
 def summing_blocks(out: Tensor, rows: Tensor, layout: Blocks) -> Callable[[Backend], Tensor]:
-    return writing(out, lambda ops: ops.decode_blocks(rows[None], out, [layout]))
+    return writing(out, lambda ops: ops.sum_blocks(rows[None], out, [layout]))
 
 
 def entry_rows(x: Tensor, layout: Entries, ops: Backend) -> Tensor:

@@ -51,7 +51,7 @@ def families(incomplete: str) -> list[str]:
 
     kinds = catalogue()
     names = [*map(str.lower, kinds), *(entry.name for entries in kinds.values() for entry in entries)]
-    return [name for name in names if name.startswith(incomplete)]
+    return _beginning(names, incomplete)
 
 
 def _of(kind: str, incomplete: str) -> list[str]:

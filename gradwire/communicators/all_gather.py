@@ -26,11 +26,8 @@ class AllGather(SummingCommunicator, recordable=True):
 
     def check(self, compressor: Compressor) -> None:
         super().check(compressor)
-        if self.over_senders and not isinstance(compressor, Selective):
-            raise ValueError(
-                f"{type(compressor).__name__} sends all elements from all ranks; pair over_senders with a sparsifier "
-                "such as TopK() or ChunkTopK()"
-            )
+        if self.over_senders:
+            _selective(compressor)
 
     def codec_wire(self, codec: Codec, layout: Layout, world: int, step: int) -> Wire:
         return all_gather(framed(codec.group_bytes(layout, step)), world)
@@ -46,8 +43,17 @@ class AllGather(SummingCommunicator, recordable=True):
         out = mean.vector() if self.over_senders else None
         codec.decode(receive.body[None], mean, context.whole)
         if out is not None:
-            assert isinstance(codec, Selective)
-            _average_over_senders(codec, receive.body, out, context)
+            _average_over_senders(_selective(codec), receive.body, out, context)
+
+
+def _selective(compressor: Compressor) -> Selective:
+    """The compressor. Raises ValueError for one that sends all elements."""
+    if not isinstance(compressor, Selective):
+        raise ValueError(
+            f"{type(compressor).__name__} sends all elements from all ranks; pair over_senders with a sparsifier "
+            "such as TopK() or ChunkTopK()"
+        )
+    return compressor
 
 
 def _average_over_senders(codec: Selective, rows: Tensor, out: Tensor, context: GroupContext) -> None:

@@ -101,6 +101,9 @@ class SparseCommunicator(Communicator):
     sums_values: ClassVar[bool] = False
     """Values are added in flight, so they cannot be codes."""
 
+    def rounds(self, compressor: Compressor, world: int) -> int:
+        return 2
+
     def check(self, compressor: Compressor) -> None:
         super().check(compressor)
         # no indices need to travel
@@ -109,27 +112,29 @@ class SparseCommunicator(Communicator):
                 f"{type(compressor).__name__}'s ranks share their indices already; pair it with AllReduce(), not "
                 f"{self.name}()"
             )
-        # no indices to send
+        # sums of codes are no codes
+        bits = self._sparse(compressor).value_bits
+        if self.sums_values and bits != 32:
+            raise ValueError(
+                f"{self.name}() adds up values in flight, which value_bits={bits} are not; "
+                "use value_bits=32, or e.g. SplitGather()"
+            )
+
+    def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
+        return self.codec_wire(self._sparse(compressor), layout.numel, world)
+
+    def reduce(self, compressor: Compressor, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
+        return self.reduce_codec(self._sparse(compressor), vector, mean, context)
+
+    def _sparse(self, compressor: Compressor) -> Sparse:
+        """The compressor. Raises ValueError for one that sends no indices."""
         if not isinstance(compressor, Sparse):
             other = "AllReduce" if compressor.summable else "AllGather"
             raise ValueError(
                 f"{self.name}() moves elements by their indices, and {type(compressor).__name__} shows none; "
                 f"pair it with {other}(), or {self.name}() with TopK()"
             )
-        # sums of codes are no codes
-        if self.sums_values and compressor.value_bits != 32:
-            raise ValueError(
-                f"{self.name}() adds up values in flight, which value_bits={compressor.value_bits} are not; "
-                "use value_bits=32, or e.g. SplitGather()"
-            )
-
-    def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
-        assert isinstance(compressor, Sparse)
-        return self.codec_wire(compressor, layout.numel, world)
-
-    def reduce(self, compressor: Compressor, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
-        assert isinstance(compressor, Sparse)
-        return self.reduce_codec(compressor, vector, mean, context)
+        return compressor
 
     @abstractmethod
     def codec_wire(self, codec: Sparse, n: int, world: int) -> Wire:

@@ -41,9 +41,6 @@ class Exclusive(SparseCommunicator, recordable=True):
                 "pair it with LeaderIndices()"
             )
 
-    def rounds(self, compressor: Compressor, world: int) -> int:
-        return 2
-
     def phase(self, step: int, world: int) -> int:
         return step % world
 

@@ -54,7 +54,7 @@ class GlobalTopK(SparseCommunicator, recordable=True):
                     vector.total().index_add_(0, indices, sums - sent)
         # broadcast the root's k largest sums
         yield Broadcast(merged, 0)
-        ops.decode_entries(merged.body[None, None], mean.parts(), [entries])
+        ops.sum_entries(merged.body[None, None], mean.parts(), [entries])
 
 
 def partners(rank: int, world: int, level: int) -> tuple[int | None, int | None]:
@@ -62,8 +62,10 @@ def partners(rank: int, world: int, level: int) -> tuple[int | None, int | None]
     None where it does not."""
     # at each level half of the ranks that are left send to the other half
     stride = 1 << level
+    # one that sends, and then has no part in the tree
     if rank % (2 * stride) == stride:
         return rank - stride, None
+    # one that receives, where there is a partner
     if rank % (2 * stride) == 0 and rank + stride < world:
         return None, rank + stride
     return None, None

@@ -6,7 +6,7 @@ from typing import ClassVar
 from gradwire.collective import FLAG_BYTES, Broadcast, framed
 from gradwire.communicators.aligned import sum_values
 from gradwire.communicators.communicator import SparseCommunicator
-from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
+from gradwire.compressors import GroupContext, Reduction, Sparse
 from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Places
 from gradwire.ops.lazy_sum import LazySum
@@ -24,9 +24,6 @@ class LeaderIndices(SparseCommunicator, recordable=True):
 
     name: ClassVar[str] = "LeaderIndices"
     sums_values: ClassVar[bool] = True
-
-    def rounds(self, compressor: Compressor, world: int) -> int:
-        return 2
 
     def phase(self, step: int, world: int) -> int:
         return step % world

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.collective import AllToAll, Gather, framed
 from gradwire.communicators.communicator import SparseCommunicator
-from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
+from gradwire.compressors import GroupContext, Reduction, Sparse
 from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
 from gradwire.ops.lazy_sum import LazySum
@@ -52,9 +52,6 @@ class OkTopk(SparseCommunicator):
         if self.rebalance < 1 or self.reuse < 1:
             raise ValueError(f"rebalance={self.rebalance}, reuse={self.reuse} count steps; they are 1 or more")
 
-    def rounds(self, compressor: Compressor, world: int) -> int:
-        return 2
-
     def codec_wire(self, codec: Sparse, n: int, world: int) -> Wire:
         size = self._entries(codec, n, world).nbytes
         return all_to_all(world * framed(size), world) + all_gather(framed(size + 4 * POINTS), world)
@@ -78,7 +75,7 @@ class OkTopk(SparseCommunicator):
         # sum this rank's region
         a, b = bounds[context.rank], bounds[context.rank + 1]
         total = context.buffers.tensor("total", (n,))
-        ops.decode_entries(receive.body[None], total, [entries])
+        ops.sum_entries(receive.body[None], total, [entries])
         # share the sums that pass the global threshold, and now and then the quantiles of the selection
         size = entries.nbytes + 4 * POINTS
         again, everyones = context.message("again", size), context.message("everyones", size, rows=world)
@@ -137,6 +134,7 @@ def _quantiles(indices: Tensor, n: int) -> Tensor:
     grid = (
         torch.arange(POINTS, dtype=torch.int64, device=indices.device).mul_(m or n).div_(POINTS, rounding_mode="floor")
     )
+    # the indices at equal distances, in their order
     edges = indices[grid] if m else grid
     edges[:1].zero_()
     return edges
@@ -152,6 +150,7 @@ def _keep_largest(values: Tensor, k: int) -> Tensor:
     """Zeros all but the k largest magnitudes of values (m,); returns the smallest of these, (1,)."""
     if not len(values):
         return values.new_zeros(1)
+    # the k-th largest magnitude, and zeros below it
     magnitude = values.abs()
     level = magnitude.topk(min(k, len(values)), sorted=False).values.min()
     values.mul_(magnitude >= level)

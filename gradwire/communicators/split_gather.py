@@ -10,12 +10,12 @@ from torch import Tensor
 
 from gradwire.collective import AllToAll, Gather, framed
 from gradwire.communicators.communicator import SparseCommunicator
-from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
+from gradwire.compressors import GroupContext, Reduction, Sparse
 from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
-from gradwire.ops.ranges import capacity, decode_ranges, even, send_ranges
+from gradwire.ops.ranges import capacity, even, receive_ranges, send_ranges
 from gradwire.ops.workspace import Workspace
 from gradwire.torch_private.foreach import copy_each
 from gradwire.wire import Wire, all_gather, all_to_all
@@ -45,9 +45,6 @@ class SplitGather(SparseCommunicator, recordable=True):
                     f"{option}={value} is less than an even part of the entries; it is 1 or more, e.g. 2.0"
                 )
 
-    def rounds(self, compressor: Compressor, world: int) -> int:
-        return 2
-
     def codec_wire(self, codec: Sparse, n: int, world: int) -> Wire:
         layouts = self._layouts(codec, n, world)
         return all_to_all(world * framed(layouts.out.nbytes), world) + all_gather(framed(layouts.back_bytes), world)
@@ -64,7 +61,7 @@ class SplitGather(SparseCommunicator, recordable=True):
         # sum this rank's part
         a, b = bounds[context.rank], bounds[context.rank + 1]
         total = buffers.tensor("total", (layouts.out.n,))
-        backend_for(x).decode_entries(receive.body[None], total, [layouts.out])
+        backend_for(x).sum_entries(receive.body[None], total, [layouts.out])
         # encode the sum, and keep what was not sent of it
         again = context.message("again", layouts.back_bytes)
         layouts.write(total, again.body)
@@ -106,17 +103,20 @@ class _Layouts:
     def write(self, total: Tensor, payload: Tensor) -> None:
         """Writes a part's sum (n,), or its largest elements, to a payload; leaves in `total` what is not written."""
         if self.dense:
+            # dense: all of it
             payload.view(torch.float32).copy_(total)
             total.zero_()
         else:
+            # the largest as entries
             ops, rows = backend_for(total), total[None]
             ops.move_entries(rows, payload[None], self.back, ops.top_k(rows, self.back.k))
 
     def read(self, payloads: Tensor, out: Tensor, bounds: Sequence[int], buffers: Workspace) -> None:
         """Decodes all parts' payloads (world, ·) to out (n,)."""
         if self.dense:
+            # dense: each part to its place
             sizes = [b - a for a, b in pairwise(bounds)]
             sums = zip(payloads.view(torch.float32), sizes, strict=True)
             copy_each(out.split(sizes), [row[:size] for row, size in sums])
         else:
-            decode_ranges(payloads, out, self.back, bounds, buffers)
+            receive_ranges(payloads, out, self.back, bounds, buffers)

@@ -40,6 +40,7 @@ class AllDimensionTopK(SimpleCodec, recordable=True):
     def slices(self, slot: Slot, start: int = 0) -> Slices:
         """The rows or columns of a slot, which begins at `start`, that send their largest elements."""
         rows, columns = slot.matrix
+        # a vector is one row
         axis = (1 if columns >= rows else 0) if self.axis is None else self.axis
         count, length = (rows, columns) if axis == 1 or rows == 1 else (columns, rows)
         return Slices(start, count, length, max(1, round(self.ratio * length)), 1 if rows == 1 else axis)

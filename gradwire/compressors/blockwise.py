@@ -52,4 +52,4 @@ class Blockwise(Codec):
     def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
         layouts = [self.blocks(layout) for layout in parts.layouts]
         # dequantise and sum over the ranks
-        backend_for(payloads).decode_blocks(payloads, parts.output(mean), layouts)
+        backend_for(payloads).sum_blocks(payloads, parts.output(mean), layouts)

@@ -218,6 +218,7 @@ def context_for(layout: Layout, compressor: Compressor, device: torch.device) ->
     context = GroupContext(
         layout, 0, 1, buffers, Workspace(device), SlotState(slots), GroupState(compressor.init_group())
     )
+    # two buffers of each tensor of gradient size
     for name in compressor.flat_state:
         context.flat[name] = DoubleBuffer(*torch.zeros(2, layout.numel, dtype=torch.float32, device=device))
     return context

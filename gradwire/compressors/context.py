@@ -50,6 +50,7 @@ class SlotState:
 
     def __init__(self, slots: Sequence[dict[str, Tensor]]) -> None:
         self.slots = list(slots)
+        # two buffers of each name: the state, and the next one
         names = dict.fromkeys(name for slot in slots for name in slot)
         held = {name: [slot[name] for slot in slots if name in slot] for name in names}
         self.buffers = {name: SmallBuffers(now, [*map(torch.empty_like, now)]) for name, now in held.items()}

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from gradwire.compressors.context import GroupContext, Parts
+from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import Sparse
 from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
-from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.ranges import send_entries
 from gradwire.ops.reference.largest import lower_bound
 from gradwire.ops.threshold import at_least, counts, top_k_by_estimate
@@ -25,15 +25,11 @@ class Thresholded(Sparse):
     def select_by_threshold(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
         """Ascending indices (≤ k,) int64 of the elements of x (n,), or (1, n), to send; on a CPU."""
 
-    def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
-        return backend_for(x).top_k(x, k) if counts(x.device) else self.select_by_threshold(x, k, context)
+    def is_exact(self, device: torch.device) -> bool:
+        return counts(device)
 
-    def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
-        if counts(payloads.device):
-            # add up, select and pack, in one pass where a kernel can
-            vector.select(self.layouts(parts), payloads)
-        else:
-            super().encode(vector, payloads, parts)
+    def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
+        return backend_for(x).top_k(x, k) if self.is_exact(x.device) else self.select_by_threshold(x, k, context)
 
 
 class Estimated(Thresholded):

@@ -36,6 +36,7 @@ class Interleaved(Codec):
             raise ValueError(
                 f"period={self.period} gives one of the two no turn for long; use 2 to {LONGEST_PERIOD}, e.g. period=2"
             )
+        # both work on one residual
         for codec in (self.first, self.second):
             if codec.sign_vote or (codec.sparse and not codec.biased):
                 raise ValueError(f"{codec} works without memory, and the two share one; interleave e.g. TopK()")
@@ -73,6 +74,7 @@ class Interleaved(Codec):
         return tuple(dict.fromkeys((*self.first.flat_state, *self.second.flat_state)))
 
     def init_slot(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
+        # the state of both
         mine = (codec.init_slot(rows, columns, generator) for codec in (self.first, self.second))
         return {name: tensor for tensors in mine for name, tensor in tensors.items()}
 

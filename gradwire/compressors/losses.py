@@ -17,11 +17,13 @@ def beyond_largest(x: Tensor, counts: Sequence[int]) -> list[float]:
     # an odd stride meets every column of a power-of-two row
     sample = x[:: n // SAMPLE | 1] if n > SAMPLE else x
     share = len(sample) / n
+    # sum the smallest squares: sort only where a sum ends
     squares = sample.cpu().numpy().astype(np.float64) ** 2
     edges = [len(squares) - min(len(squares), round(count * share)) for count in counts]
     inner = sorted({edge for edge in edges if 0 < edge < len(squares)})
     if inner:
         squares.partition(inner)
+    # scale the sample up
     return [float(squares[:edge].sum()) / share for edge in edges]
 
 

@@ -128,6 +128,7 @@ class MultiLevel(MultiRound):
         """Writes `observed`; returns its norms (3,)."""
         norms, elements = self.observed(context)
         values = [x[indices] for indices in levels]
+        # norms, and counts of what is not zero
         torch.stack([self._norm(part, context) for part in (x, *values)], out=norms)
         torch.stack([part.count_nonzero() for part in values], out=elements[1:])
         elements[0] = len(x)
@@ -144,6 +145,7 @@ class MultiLevel(MultiRound):
         message.body[:-TAIL].copy_(x)
         message.body[-TAIL:].copy_(norms)
         yield Sum(message)
+        # nothing is left
         x.zero_()
         mean.vector().copy_(message.body[:-TAIL])
         return message.body[-TAIL:]
@@ -173,6 +175,7 @@ class MultiLevel(MultiRound):
         receive = context.message(f"receive {size}", size + 4 * TAIL, context.world)
         codec.pack(x, indices, send.body[:size])
         send.body[size:].view(torch.float32).copy_(norms)
+        # all-gather
         yield Gather(send, receive)
         # decode and sum over the ranks
         codec.decode(receive.body[None, :, :size], mean, context.whole)

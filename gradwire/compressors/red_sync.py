@@ -28,6 +28,7 @@ class RedSync(Estimated, recordable=True):
         low, high = 0.0, 1.0
         while high - low > PRECISION:
             middle = (low + high) / 2
+            # count what passes the middle, and go on in one half
             passing = count(x, mean + middle * (peak - mean), context.scratch)
             if passing < k:
                 high = middle
@@ -35,5 +36,6 @@ class RedSync(Estimated, recordable=True):
                 low = middle
                 if passing <= 2 * k:
                     break
+        # the highest threshold that lets enough pass
         if low:  # else even the lowest threshold tried was too high, and all above the mean are too many
             yield mean + low * (peak - mean)

@@ -58,12 +58,14 @@ class ReusedThreshold(Thresholded, recordable=True):
         indices = backend_for(x).top_k(x, k)
         smallest = x[indices].abs().amin() if len(indices) else x.new_zeros(())
         tau = self._adapted(tau, threshold, smallest)
+        # keep the new threshold for the steps that follow
         context.group.stage("reused", torch.stack([smallest, tau, torch.ones_like(tau)]))
         return indices
 
     def _adapted(self, tau: float, old: float, new: Tensor) -> Tensor:
         if not old:
             return torch.full_like(new, tau)
+        # the change in tenths of the old threshold
         change = (new - old).abs() / old * 10
         grows, shrinks = 1 + (change < 0.5).to(change.dtype), -1 - (change > 2).to(change.dtype)
         return (tau + torch.where(change < 1, grows, shrinks)).clamp(min=min(SHORTEST, self.period))

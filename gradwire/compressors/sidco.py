@@ -51,6 +51,7 @@ class SIDCo(Estimated, recordable=True):
 
     def _quantile(self, excess: Tail[Tensor], k: float, stage: int) -> Tensor:
         """The distance to the next threshold."""
+        # the same ratio at each stage that is left
         share = (k / excess.count) ** (1 / (self.stages - stage))
         if self._fits_gamma(stage):
             return gamma(excess, share)

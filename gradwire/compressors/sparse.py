@@ -82,7 +82,16 @@ class Sparse(Sparsifier, Selective):
         """Ascending indices (≤ k,) int64 of the elements of x (n,) to send; on a GPU, where this is divisible, those of
         each vector of x (..., n)."""
 
+    def is_exact(self, device: torch.device) -> bool:
+        """Whether `select` selects the k largest elements on a device, always."""
+        return False
+
     def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
+        # add up, select and pack, in one pass where a kernel can
+        if self.is_exact(payloads.device):
+            vector.select(self.layouts(parts), payloads)
+            return
+        # else add up first
         for x, rows, layout in together(vector.total(), payloads, self.layouts(parts)):
             self.send(x, rows, layout, parts.context)
 
@@ -94,7 +103,7 @@ class Sparse(Sparsifier, Selective):
         backend_for(x).move_entries(x, payloads, layout, indices)
 
     def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
-        backend_for(payloads).decode_entries(payloads, parts.output(mean), self.layouts(parts))
+        backend_for(payloads).sum_entries(payloads, parts.output(mean), self.layouts(parts))
 
     def layouts(self, parts: Parts) -> list[Entries]:
         """`layout` of each part."""
@@ -125,12 +134,11 @@ class TopK(Sparse, recordable=True):
     value_bits: Literal[32, 4] = 32
     for_shards = "with memory"
 
+    def is_exact(self, device: torch.device) -> bool:
+        return True
+
     def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
         return backend_for(x).top_k(x, k)
-
-    def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
-        # add up, select and pack, in one pass where a kernel can
-        vector.select(self.layouts(parts), payloads)
 
 
 @dataclass(frozen=True)
@@ -158,10 +166,12 @@ class RandomK(Sparsifier, Rowwise, recordable=True):
 
     def _draw(self, n: int, k: int, context: GroupContext) -> tuple[Tensor, Tensor]:
         def starts_and_sizes() -> tuple[Tensor, Tensor]:
+            # equal parts, made once
             edges = torch.arange(k + 1, dtype=torch.int64, device=context.device).mul_(n).div_(k, rounding_mode="floor")
             return edges[:-1], edges.diff()
 
         starts, sizes = context.buffers.once(("parts", n, k), starts_and_sizes)
+        # an element at random of each part
         draws = backend_for(sizes).draws(k, context.shared_seed(), context.device)
         return draws.mul_(sizes).long().add_(starts), sizes
 
@@ -172,10 +182,12 @@ class RandomK(Sparsifier, Rowwise, recordable=True):
         values = payloads.view(torch.float32)[:, : len(indices)]
         torch.index_select(x.squeeze(0), -1, indices, out=values.squeeze(0))
         x.index_fill_(-1, indices, 0)
+        # an unbiased mean
         if self.rescale:
             values.mul_(sizes)
 
     def pack(self, x: Tensor, indices: Tensor, payload: Tensor) -> None:
+        # move the values
         torch.index_select(x, 0, indices, out=payload.view(torch.float32))
         x.index_fill_(0, indices, 0)
 

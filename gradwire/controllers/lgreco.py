@@ -60,7 +60,7 @@ class LGreCo(Controller):
                 f"budget={self.budget!r}, limit={self.limit} is no budget; use LGreCo('error'), LGreCo('bytes', 4e6) "
                 "or LGreCo('seconds', 0.05)"
             )
-        if unfit := [choice for choice in self.choices or () if not isinstance(choice, Predictable)]:
+        if unfit := [choice for choice in self.choices or () if not sizes_follow_from_shapes(choice)]:
             raise ValueError(f"{unfit[0]} cannot predict its error on a layer; use e.g. choices=(gw.TopK(0.01),)")
         if self.interval < 1:
             raise ValueError(f"interval={self.interval} counts steps; use 1 or more, e.g. interval=500")

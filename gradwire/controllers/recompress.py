@@ -31,11 +31,7 @@ def _communicator(communicator: Communicator, compressor: Compressor) -> Communi
     """All-reduce for summable codecs, else the group's own where it takes the compressor, else the default."""
     if compressor.summable and not compressor.sparse:
         return AllReduce()
-    try:
-        communicator.check(compressor)
-    except ValueError:
-        return default_communicator(compressor)
-    return communicator
+    return communicator if communicator.takes(compressor) else default_communicator(compressor)
 
 
 def has(compressor: Compressor, option: str) -> bool:

@@ -52,6 +52,7 @@ class WarmUp(Controller):
                 f"WarmUp(bits={self.bits}) keeps what it does not send, and {plan.groups[0].compressor} has no memory; "
                 "use memory=Residual(), or e.g. attach(ddp, TopK(0.01), controller=WarmUp(bits=8))"
             )
+        # and no memory that masks what was sent
         if any(group.memory.wants_sparse for group in plan.groups):
             raise ValueError(
                 "all elements are sent in bits, after which DGCMemory keeps no momentum; use WarmUp(start=0.25)"

@@ -104,9 +104,9 @@ class Choices:
     ) -> Callable[[list[Slot]], Plan]:
         """A function that makes the plan of some slots, given in the order in which they become ready, among so many
         ranks."""
-        compressor = FP32() if self.compressor is None else self.compressor
-        if isinstance(compressor, Plan):
-            return lambda slots: compressor
+        if plan := self.fixed_plan:
+            return lambda slots: plan
+        compressor: Any = self.compressor or FP32()
         is_dense = self.dense
         dense = None if is_dense is None else lambda slot: is_dense(slot.name, parameters[slot.name])
         if rules := self.by_layer:

@@ -74,6 +74,13 @@ class Handle:
         self._runtime = self._front_end = cast(Any, forked.Elsewhere())
 
     @property
+    def _attached(self) -> FrontEnd:
+        """The front end. Raises ValueError after `detach()`."""
+        if self._front_end is None:
+            raise ValueError("detach() ended the exchange of gradients; attach() again")
+        return self._front_end
+
+    @property
     def plan(self) -> Plan | None:
         """The plan in force; None with one rank, where nothing is sent."""
         return self._runtime.plan
@@ -91,17 +98,13 @@ class Handle:
     def accumulate(self) -> AbstractContextManager[None]:
         """For all micro-batches but the last: backward passes inside only accumulate, the next one outside reduces the
         sum. Raises ValueError after `detach()`."""
-        if self._front_end is None:
-            raise ValueError("detach() ended the exchange of gradients; attach() again")
-        return self._front_end.accumulate()
+        return self._attached.accumulate()
 
     def paused(self) -> AbstractContextManager[None]:
         """A context for backward passes whose gradients of this model are thrown away, as a generator's loss makes them
         in the critic: inside, `p.grad` is this rank's own, and nothing is sent or remembered; afterwards it is as it
         was before. Forward and backward both belong inside. Raises ValueError after `detach()`."""
-        if self._front_end is None:
-            raise ValueError("detach() ended the exchange of gradients; attach() again")
-        return self._front_end.paused()
+        return self._attached.paused()
 
     def skip(self) -> None:
         """Takes back the last step, where you leave out the optimizer's: memories, bases, thresholds and random draws
@@ -112,9 +115,7 @@ class Handle:
         all of them, such as the norm of `p.grad`; where some do not, all end with an error that names them. To skip a
         step twice is to skip it once, and one that was not finite is skipped already. Controllers have seen the step.
         Raises ValueError inside a backward pass, before the first one, after `detach()`, and for local steps."""
-        if self._front_end is None:
-            raise ValueError("detach() ended the exchange of gradients; attach() again")
-        self._front_end.skip()
+        self._attached.skip()
 
     def status(self) -> str:
         """The job's status in one line: choosing a plan, running, or why it ended; and which parameters it leaves
@@ -162,9 +163,7 @@ class Handle:
         `dcp.load({"gradwire": handle.stateful(path)}, checkpoint_id=path)`.
 
         Raises ValueError after `detach()`, and where the checkpoint has no such state, or several."""
-        if self._front_end is None:
-            raise ValueError("detach() ended the exchange of gradients; attach() again")
-        return DistributedState(self._runtime, self._front_end.placed(), {} if saved is None else saved_in(saved))
+        return DistributedState(self._runtime, self._attached.placed(), {} if saved is None else saved_in(saved))
 
     def leave(self) -> list[StateDict]:
         """Ends the job at once, in whatever step it is; the other ranks' calls raise. For `gradwire.Rendezvous`.
@@ -193,11 +192,10 @@ class Handle:
         Raises RuntimeError, on all ranks, naming the first parameter that differs and where. With `heal`, ranks take
         what most of them have, and this returns the names of what differed; it raises where there is no majority.
         Buffers and the optimizer's state are neither compared nor mended. Raises ValueError after `detach()`."""
-        if self._front_end is None:
-            raise ValueError("detach() ended the exchange of gradients; attach() again")
+        front_end = self._attached
         # all ranks are between the same two steps while this context is open
         with self._runtime.between_steps("verify()", heal=heal) as together:
-            held = self._front_end.held()
+            held = front_end.held()
             # compare checksums; every rank gets the same list
             found = together(partial(differences, held), [])
             if found and not heal:

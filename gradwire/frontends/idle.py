@@ -76,6 +76,7 @@ class Idle:
 
     def load_state_dict(self, state: checkpoint.StateDict) -> None:
         """Keeps the state. Raises ValueError for one that is none."""
+        # the state of a job of one rank, with all memories added up
         read = checkpoint.unpack(state).of_rank(0, 1)
         self._state = checkpoint.pack(read.exported, read.job, read.step, read.about)
 

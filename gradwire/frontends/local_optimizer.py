@@ -222,11 +222,6 @@ class LocalSteps(Wrapper):
         self._rounds.load_state_dict(own.pop("local_steps", {}))
         self._load_inner(own)
 
-    def _load_inner(self, state_dict: dict[str, Any]) -> None:
-        assert self.inner is not None
-        self.inner.load_state_dict(state_dict)
-        self.param_groups, self.state = self.inner.param_groups, self.inner.state
-
     def stateful(self, saved: str | Path | StorageReader | None = None) -> DistributedRounds:
         """The state of all replicas with their parameters, for torch.distributed.checkpoint, which would keep one
         rank's `state_dict`: `dcp.save({"local_steps": optimizer.stateful()}, ...)`, and with the checkpoint's path

@@ -120,9 +120,7 @@ class DistributedOptimizer(Wrapper):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the wrapped optimizer's state."""
-        assert self.inner is not None
-        self.inner.load_state_dict(state_dict)
-        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+        self._load_inner(state_dict)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate; the next one outside reduces the sum."""

@@ -204,6 +204,7 @@ class Rounds:
         try:
             yield
         finally:
+            # back to the own values
             parameters = (p for fragment in self.fragments for p in fragment.parameters.values())
             for parameter, copy in zip(parameters, own, strict=True):
                 parameter.data.copy_(copy)
@@ -224,10 +225,12 @@ class Rounds:
             "outer": self.outer.state_dict(),
         }
         if self.schedule.eager:
+            # the means that the next round corrects, and this replica's parts of them
             state["eager"] = [
                 {"means": _copies(own.pseudo_gradients), "moved": _copies(own.last_own)} for own in self.fragments
             ]
         else:
+            # what was sent, and has not come back
             state["under way"] = [
                 {
                     "fragment": index, "sent at": each.step, "sent": _copies(self.fragments[index].sent),
@@ -254,6 +257,7 @@ class Rounds:
         for fragment, kept in zip(self.fragments, state.get("eager", []), strict=False):
             _copy_each(fragment.pseudo_gradients, kept["means"])
             _copy_each(fragment.last_own, kept["moved"])
+        # what was sent before the state was saved
         for kept in state.get("under way", []):
             index = kept["fragment"]
             self.under_way[index] = Sent(kept["sent at"], None)

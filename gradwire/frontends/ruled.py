@@ -45,6 +45,7 @@ def planned_by(
     sorted_slots = sort_by([rule.pattern for rule in rules], slots)
     plans: list[Plan] = []
     for rule in rules:
+        # the one way of each rule, or dense at first
         way = rule.candidates[0] if chosen else FP32()
         parts = (way.compressor, way.memory, way.communicator) if isinstance(way, Group) else (way, None, None)
         plan = planned(*parts, dense, groups, ranks, sorted_slots[rule.pattern])
@@ -68,9 +69,10 @@ def planned(
 
 def _rule(given: Any) -> Rule:
     match given:
-        case (str(pattern), str() | Compressor() | Group() | list() | tuple() as ways) if pattern:
-            each = ways if isinstance(ways, list | tuple) else [ways]
-            return Rule(pattern, tuple(way for one in each for way in _ways(one)))
+        case (str(pattern), list() | tuple() as ways) if pattern:
+            return Rule(pattern, tuple(way for one in ways for way in _ways(one)))
+        case (str(pattern), str() | Compressor() | Group() as way) if pattern:
+            return Rule(pattern, tuple(_ways(way)))
         case _:
             raise ValueError(f"{given!r} is no rule; pass pairs of a pattern and a compressor, {EXAMPLE}")
 

@@ -159,6 +159,7 @@ class _Comm:
         # once for each size and process group: buffers are kept
         key = (n, group)
         if key not in self._contexts:
+            # state and buffers of a rank alone, then this group's ranks
             fresh = context_for(Layout.vector(n), self._codec, device)
             self._contexts[key] = replace(
                 fresh,

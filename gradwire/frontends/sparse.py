@@ -46,8 +46,8 @@ def row_way(rows: Compressor | str | None) -> RowWay:
     rows are not sent by."""
     if rows is None:
         return AS_THEY_ARE
-    parts = read(rows)[0] if isinstance(rows, str) else None
-    compressor, memory = (parts.compressor, parts.memory or NoMemory()) if parts else (rows, NoMemory())
+    compressor, memory, *_ = read(rows)[0] if isinstance(rows, str) else (rows, None)
+    memory = memory or NoMemory()
     if not isinstance(compressor, Quantized) or memory not in (NoMemory(), Residual()):
         raise ValueError(
             f"rows of sparse gradients travel as they are, or in few bits, not by rows={one_line(rows)}; use "

@@ -172,6 +172,7 @@ class DistributedState:
             for name, kept in {"": own.job, **own.exported}.items()
             for key, tensor in kept.items()
         }
+        # what the state says of itself, as a tensor
         about = letters(json.dumps({"plan": own.about.plan, "order": own.about.order, "skipped": own.about.skipped}))
         rows = {self._key(key): self._row(key, tensor) for key, tensor in tensors.items()}
         return {ABOUT: about, STEP: torch.tensor(own.step, dtype=torch.int64, device="cpu")} | rows
@@ -252,6 +253,7 @@ def tensors_in(checkpoint: str | Path | StorageReader) -> dict[tuple[str, ...], 
     """The tensors of a checkpoint, by their keys from the outermost dictionary on."""
     reader = checkpoint if isinstance(checkpoint, StorageReader) else FileSystemReader(checkpoint)
     try:
+        # the description alone, without tensors
         metadata = reader.read_metadata()
     except FileNotFoundError as error:
         raise ValueError(f"{checkpoint} has no checkpoint; pass the folder in which dcp.save() made one") from error

@@ -109,6 +109,7 @@ class DistributedRounds:
             raise ValueError(
                 "a fragment was under way that is none here; load it with the fragments that it was saved with"
             )
+        # this rank's shard of each
         under_way = [
             {"fragment": index, "sent at": at, "means": _among(part, means), "sent": _among(part, sent)}
             for (index, at), part in zip(facts["under way"], parts, strict=True)

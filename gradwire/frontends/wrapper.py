@@ -22,6 +22,12 @@ class Wrapper(Optimizer):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.inner, name)
 
+    def _load_inner(self, state_dict: dict[str, Any]) -> None:
+        """Loads the state of `inner`, whose groups and state are this one's too."""
+        assert self.inner is not None
+        self.inner.load_state_dict(state_dict)
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
     @classmethod
     def check(cls, optimizer: object, model: object, group: object) -> None:
         """Raises ValueError, naming the call that works, for arguments that are no optimizer, no model, or no process

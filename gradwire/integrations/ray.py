@@ -28,6 +28,7 @@ def compress(
     handle = attach(model, compressor, **options)
     found = checkpoint or train.get_checkpoint()
     if found:
+        # on the host: it may have been saved on another GPU
         with found.as_directory() as folder:
             state: StateDict = torch.load(Path(folder) / FILE, map_location="cpu", weights_only=True)
         handle.load_state_dict(state)

@@ -15,7 +15,7 @@ chooses.
 import re
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -87,7 +87,7 @@ class Configuration:
     def fresh_controller(self, scheduler: Any) -> Controller | None:
         """A copy of the controller without state, which reads the learning rate from `scheduler`."""
         controller: Any = self.controller
-        if controller is None or isinstance(controller, Auto):
+        if not is_dataclass(self.controller):
             return deepcopy(controller)
         names = {field.name for field in fields(controller)}
         return replace(controller, **{"scheduler": scheduler} if "scheduler" in names else {})

@@ -35,8 +35,8 @@ class Backend:
     mask_zeros: Callable[[Tensor, Tensor], None] = reference.masking.mask_zeros
 
     # sums of payloads (parts, ranks, bytes) over the ranks, and casts
-    decode_blocks: Callable[..., None] = reference.decoding.decode_blocks
-    decode_entries: Callable[..., None] = reference.decoding.decode_entries
+    sum_blocks: Callable[..., None] = reference.decoding.sum_blocks
+    sum_entries: Callable[..., None] = reference.decoding.sum_entries
     cast_parts: Callable[..., None] = reference.casting.cast_parts
     sum_casts: Callable[[Tensor, Tensor, Sequence[int]], None] = reference.casting.sum_casts
 
@@ -81,8 +81,8 @@ NATIVE = replace(
     add_in=native.adding.add_in,
     add_select=native.adding.add_select,
     add_quantise=native.adding.add_quantise,
-    decode_blocks=native.decoding.decode_blocks,
-    decode_entries=native.decoding.decode_entries,
+    sum_blocks=native.decoding.sum_blocks,
+    sum_entries=native.decoding.sum_entries,
     pack_entries=native.decoding.pack_entries,
     move_entries=partial(reference.entries.move_entries, pack=native.decoding.pack_entries),
     unpack_entries=native.decoding.unpack_entries,

@@ -5,6 +5,8 @@ from functools import cached_property
 from typing import Literal
 
 Kind = Literal["nearest", "stochastic", "sign", "one bit"]
+KINDS: dict[Kind, int] = {"nearest": 0, "stochastic": 1, "sign": 2, "one bit": 3}
+"""As C and Triton number them."""
 
 LONGEST_BLOCK = 1 << 24
 """Elements that may share a scale; kernels have scratch memory for as many."""

@@ -38,6 +38,7 @@ def batches(layout: Layout, slots: Sequence[int]) -> list[Batch]:
     """These slots of a layout in few batches, shape by shape."""
     found: list[Batch] = []
     for places in equal_keys(layout.slots[i].matrix for i in slots):
+        # slots of one shape, in their order
         for slot in (slots[place] for place in places):
             shape, start = layout.slots[slot].matrix, layout.offsets[slot]
             # the last batch takes the slot if it lies as far from the one before as the others do

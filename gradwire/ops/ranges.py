@@ -77,7 +77,7 @@ def split_on_device(x: Tensor, indices: Tensor, edges: Tensor, capacity: int) ->
     return found, x[found.clamp(max=len(x) - 1)].masked_fill_(found == len(x), 0)
 
 
-def decode_ranges(rows: Tensor, out: Tensor, layout: Entries, bounds: Sequence[int], buffers: Workspace) -> None:
+def receive_ranges(rows: Tensor, out: Tensor, layout: Entries, bounds: Sequence[int], buffers: Workspace) -> None:
     """Writes the entries of payloads (ranges, ≥ nbytes) to the ranges of out (n,), zero elsewhere; indices count from
     the start of their range. All ranges have as many elements as the layout, or one less."""
     # a GPU: all ranges at once
@@ -87,9 +87,9 @@ def decode_ranges(rows: Tensor, out: Tensor, layout: Entries, bounds: Sequence[i
         out.zero_().index_add_(0, indices.view(-1), values)  # all indices differ, but for those of zeros
         return
     # a CPU: range by range
-    decode = backend_for(out).decode_entries
+    sum_entries = backend_for(out).sum_entries
     for row, start in zip(rows, bounds, strict=False):  # a shorter range overlaps the next, which is written after it
-        decode(row[None, None], out[start : start + layout.n], [layout])
+        sum_entries(row[None, None], out[start : start + layout.n], [layout])
 
 
 def _edges(bounds: Sequence[int], buffers: Workspace) -> Tensor:

@@ -51,6 +51,7 @@ class Slices:
 
     def matrix(self, x: Tensor) -> Tensor:
         """The elements of a vector x as a matrix whose rows are the slices, or whose columns are, where `axis` is 0."""
+        # a view: slices are rows or columns of it
         part = x[self.start : self.start + self.count * self.length]
         return part.view(self.count, self.length) if self.axis == 1 else part.view(self.length, self.count)
 

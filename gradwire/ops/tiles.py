@@ -41,6 +41,7 @@ def padded_rows(x: Tensor, width: int, scratch: Workspace) -> Iterator[tuple[int
     (m, n), count = x.shape, -(-x.shape[1] // width)
     # a GPU: all rows at once, padded if need be
     if x.device.type != "cpu":
+        # zeros behind the last element of each vector
         if count * width > n:
             padded = scratch.tensor("padded", (m, count * width))
             padded[:, :n].copy_(x)

@@ -29,6 +29,7 @@ def gradient_parts(gradient: Gradient, n: int) -> list[tuple[Tensor | None, int]
     found: list[tuple[Tensor | None, int]] = [
         (None, part) if isinstance(part, int) else (part, part.numel()) for part in parts
     ]
+    # a gradient of another size would be read past its end
     if (total := sum(length for _, length in found)) != n:
         raise ValueError(f"the gradient has {total} elements, the vector {n}; give a number where one is absent")
     return found
@@ -62,8 +63,8 @@ def split_output(out: Output, sizes: Sequence[int]) -> Sequence[Output]:
     """The output of each of several vectors of these sizes, one after another. Only a single one may be in parts."""
     if len(sizes) == 1:
         return [out]
-    assert isinstance(out, Tensor)
-    return out.split(sizes)
+    (whole,) = outputs(out, sum(sizes))
+    return whole.split(sizes)
 
 
 EntryParts = Iterable[tuple[Tensor, Tensor, Entries]]
@@ -83,6 +84,7 @@ def equal_layouts(x: Tensor, payloads: Tensor, layouts: Sequence[Entries]) -> En
     """The parts of x (n,), neighbours of the same layout together."""
     row = start = 0
     for layout, same in groupby(layouts):
+        # so many neighbours as rows of a matrix
         count = len(list(same))
         end = start + count * layout.n
         yield x[start:end].view(count, layout.n), payloads[row : row + count], layout

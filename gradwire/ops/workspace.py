@@ -23,6 +23,7 @@ class Workspace:
         """The tensor kept as `name`, viewed in this shape; it still has what was last written. New ones are zero."""
         numel = prod(shape)
         kept = self._tensors.get(name)
+        # none, or too small a one: a new one, which serves smaller shapes as well
         if kept is None or kept.numel() < numel or kept.dtype != dtype:
             kept = self._tensors[name] = torch.zeros(numel, dtype=dtype, device=self.device)
         return kept[:numel].view(shape)
@@ -53,6 +54,7 @@ class Workspace:
     def restore(self, contents: "Contents") -> bool:
         """Returns to these contents, and drops all else; returns whether anything was made since."""
         tensors, made = contents
+        # by identity: a tensor that has grown since is a new one
         before = {id(kept) for kept in (*tensors.values(), *made.values())}
         anything_new = any(id(kept) not in before for kept in (*self._tensors.values(), *self._made.values()))
         self._tensors, self._made = dict(tensors), dict(made)

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from gradwire.communicators import Communicator
-from gradwire.compressors import Codec, Compressor, LowRank
+from gradwire.compressors import Compressor
 from gradwire.construct import exported, options_of
 from gradwire.lab.catalogue import CatalogueEntry
 from gradwire.memories import Memory
-from gradwire.plans import default_communicator, default_memory
+from gradwire.plans import default_communicator, default_memory, sizes_follow_from_shapes
 from gradwire.report.text_table import TextTable, figure, times
 from gradwire.slots import Layout, Slot
 
@@ -40,7 +40,7 @@ def default(cls: type[Any] | None) -> Any:
 def sent(entry: CatalogueEntry) -> TextTable | None:
     """Bytes that a rank sends; None where they depend on the gradient, and for entries that send nothing."""
     made = default(entry.cls)
-    if not isinstance(made, Codec | LowRank):
+    if not sizes_follow_from_shapes(made):
         return None
     ways = {type(way): way for way in (default_communicator(made), *_others(made))}
     rows = [[kind.__name__.lower(), *(_sent(made, way, world) for world in WORLDS)] for kind, way in ways.items()]

@@ -199,11 +199,14 @@ class ActivePlan:
         """Carries out a controller's decision."""
         match change:
             case Plan():
+                # another plan
                 self._install(change)
             case ProfileRequest():
+                # steps with a plan that are traced, and costs measured between two of them
                 self._install(change.plan)
                 self._control.begin_tracing(change, self._pipeline.recorder.trace(change.steps), self._steps.number)
             case NativeRequest():
+                # steps that the framework reduces, for their time
                 self._install(NATIVE)
                 self.native_steps = change.steps
             case None:

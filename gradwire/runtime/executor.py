@@ -85,10 +85,12 @@ class Executor:
         # a word on the host, which a GPU reads when its stream comes there
         self._spoilt = torch.zeros(1, dtype=torch.float32, device="cpu", pin_memory=self._cuda)
         self._step_spoilt = torch.zeros(1, dtype=torch.float32, device=device)
+        # tasks for the worker, in order
         self._tasks: queue.SimpleQueue[tuple[Callable[[], None], Any] | None] = queue.SimpleQueue()
         self.fail: Callable[[BaseException], None] = lambda error: None
         self._awaited: set[Future[Any]] = set()
         self._error: BaseException | None = None
+        # the worker: a daemon, so that it keeps no process alive
         self._thread = threading.Thread(target=self._work, name="gradwire", daemon=True)
         self._thread.start()
 
@@ -139,6 +141,7 @@ class Executor:
             else:
                 _settle(result, None, value)
 
+        # behind all tasks that were posted before
         self.post(task)
         return result
 

@@ -190,6 +190,7 @@ class Intake:
                 f"parameter {self.slots[slot].name!r} has a sparse gradient, and there is no nn.Embedding(sparse=True) "
                 "that it is the weight of in the model that was passed; pass the model, or use sparse=False"
             )
+        # the tensor first: the worker may take it as soon as the slot has arrived
         self._tensors[slot] = gradient
         self.arrivals.arrive(slot)
 

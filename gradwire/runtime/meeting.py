@@ -135,6 +135,7 @@ def disagreement(facts: Sequence[Facts]) -> tuple[str, str] | None:
         return (error if len(failed) == len(facts) else f"rank {rank} cannot go on: {error}"), "error"
     # then fields in the order in which ranks give them
     for field in dict.fromkeys(field for own in facts for field in own):
+        # which ranks have which value
         values: dict[str, list[int]] = {}
         for rank, own in enumerate(facts):
             values.setdefault(own.get(field, "none"), []).append(rank)
@@ -259,10 +260,12 @@ def _checksum(device: torch.device) -> str:
     """A checksum of matrix products, of a basis, and of random draws, all in float32 or float64."""
     # the same numbers everywhere, so that only the arithmetic can differ
     matrix = uniform((8, 97), torch.Generator().manual_seed(0)).to(device)
+    # products, a basis and draws, as algorithms make them
     square, thin = matrix @ matrix.T, matrix.new_empty(1, 97, 97)
     ops = backend_for(matrix)
     ops.multiply([[thin]], [matrix[None]], [matrix[None]], subtract=False)
     ops.orthogonalize([matrix[None]])
     draw = draws(64, Seed(0), device)
+    # all of them to one number
     numbers = torch.cat([matrix.flatten().double(), square.flatten().double(), thin.flatten().double(), draw])
     return f"{crc32(numbers.cpu().numpy().tobytes()):08x}"

@@ -131,6 +131,7 @@ def _plain(tree: Tree, tensors: list[Tensor]) -> Any:
             tensors.append(tree)
             return {"tensor": [str(tree.dtype).removeprefix("torch."), list(tree.shape), on_host(tree.device)]}
         case dict():
+            # containers, whose keys need not be texts
             return {"dict": [[_plain(key, tensors), _plain(tree[key], tensors)] for key in tree]}  # pyright: ignore
         case list():
             return [_plain(value, tensors) for value in tree]  # pyright: ignore

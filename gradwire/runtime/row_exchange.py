@@ -57,11 +57,11 @@ class RowExchange(GroupExchange):
         *by_slot, bad = table.T.tolist()
         by_rank = list(zip(*by_slot, strict=True))
         payload = self._bytes("payload", max(map(self._size, by_rank)))
-        self._encode(own, payload[0])
+        self._pack(own, payload[0])
         payloads = self._bytes("payloads", payload.shape[1], self._world)
         yield Gather(Message.plain(payload[0]), Message.plain(payloads))
         # sum rows of the same index
-        parts = [self._decode(*each) for each in zip(payloads, by_rank, strict=True)]
+        parts = [self._unpack(*each) for each in zip(payloads, by_rank, strict=True)]
         for i, (slot, tensor) in enumerate(zip(self._slots, given.gradients.tensors, strict=True)):
             self._write(tensor, _sum(slot, [rows[i] for rows in parts]), given)
         if any(bad):
@@ -108,7 +108,7 @@ class RowExchange(GroupExchange):
         self.nonfinite.masked_fill_(~rows.isfinite().all(), torch.nan)
         return indices, rows
 
-    def _encode(self, own: Sequence[Rows], payload: Tensor) -> None:
+    def _pack(self, own: Sequence[Rows], payload: Tensor) -> None:
         """Writes this rank's rows to the payload's beginning; with a memory, stages their errors."""
         views = self._views(payload, [len(indices) for indices, _ in own])
         for i, ((indices, rows), (place, slot, part)) in enumerate(zip(own, views, strict=True)):
@@ -117,8 +117,9 @@ class RowExchange(GroupExchange):
             if self._feeds_back and error is not None:
                 self._memory.stage(self.stored.slots[i], indices, error)
 
-    def _decode(self, payload: Tensor, counts: Sequence[int]) -> list[Rows]:
+    def _unpack(self, payload: Tensor, counts: Sequence[int]) -> list[Rows]:
         """The rows of each slot in a rank's payload."""
+        # indices as they are, rows decoded
         views = zip(self._views(payload, counts), counts, strict=True)
         return [(place, self._format.read(slot, part, count)) for (place, slot, part), count in views]
 

@@ -65,7 +65,7 @@ class Coded:
     def read(self, slot: Slot, payload: Tensor, count: int) -> Tensor:
         rows = torch.empty(count * _width(slot), dtype=torch.float32, device=payload.device)
         if count:
-            backend_for(payload).decode_blocks(payload[None, None], rows, [self._blocks(slot, count)])
+            backend_for(payload).sum_blocks(payload[None, None], rows, [self._blocks(slot, count)])
         return rows.view(count, *slot.shape[1:]).to(slot.dtype)
 
     def _blocks(self, slot: Slot, count: int) -> Blocks:

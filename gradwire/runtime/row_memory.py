@@ -64,6 +64,7 @@ class RowMemory:
         """A copy of a slot's residual, of the last step; None where there was never any."""
         if slot not in self._residuals and slot not in self._last:
             return None
+        # the rows as they were written, then those of the last step
         copy = self._of(slot).clone()
         if slot in self._last:
             indices, rows = self._last[slot]

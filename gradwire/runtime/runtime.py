@@ -75,7 +75,7 @@ class Runtime:
         # the worker, and the thread that watches for lost ranks
         self._executor = Executor(device)
         self._executor.fail = partial(_fail, weakref.ref(self))
-        monitor = Monitor(self.mesh, self._executor) if mesh.needs_polling else None
+        watch = Monitor(self.mesh, self._executor) if mesh.needs_polling else None
         # the parts of a step, all on the worker
         self._recorder = recorder = Recorder(self._executor.mark, mesh.rank)
         self._pipeline = Pipeline(self.mesh, recorder)
@@ -86,9 +86,8 @@ class Runtime:
         # those of the thread that trains, and the end
         self._states = States(self._steps, self._active, self._agreement, options)
         self._intake = intake = Intake(self._steps, self._active, self._executor, recorder, options.weight, failing)
-        looks = intake.step_s, monitor.paused_s if monitor else float, intake.status
-        self._ending = Ending(self.mesh, self.hosts, *looks)
-        self._end = forked.finalize(self, close_all, self._ending, monitor, self._executor, own_mesh)
+        self._ending = Ending(self.mesh, self.hosts, intake.step_s, watch.paused_s if watch else float, intake.status)
+        self._end = forked.finalize(self, close_all, self._ending, watch, self._executor, own_mesh)
         forked.register(failing)
         # calls for every gradient go straight to where they are handled
         self.submit, self.submit_absent, self.is_reduced = intake.submit, intake.submit_absent, intake.is_reduced

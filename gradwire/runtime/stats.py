@@ -68,6 +68,7 @@ class Stats:
         encode_s, wire_s, decode_s, wait_s = (seconds.get(name, 0.0) for name in ("encode", "wire", "decode", "wait"))
         times, counts = (encode_s, wire_s, decode_s, wait_s), (reduced.steps, wire, reduced.dense_bytes)
         account = controller.account if (controller := steps.control.controller) else ""
+        # while no step is counted or arranged
         with steps.changing:
             held = steps.store.nbytes + steps.job.scratch.nbytes
         return cls(*counts, *times, in_use(), steps.skipped, held, str(steps.recordings), account)
@@ -119,6 +120,7 @@ class OwnTime:
 
 def stragglers(own_s: float, factor: float, hosts: Sequence[str], mesh: Mesh, device: torch.device) -> list[Straggler]:
     """The ranks whose own time is more than `factor` times the median, the slowest first. All ranks call this."""
+    # every rank gets all ranks' times
     all_s = mesh.gather(torch.tensor([own_s], dtype=torch.float64, device=device)).flatten().tolist()
     median_s = median_low(all_s)
     slow = [rank for rank, seconds in enumerate(all_s) if seconds > factor * median_s]

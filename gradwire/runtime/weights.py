@@ -56,14 +56,17 @@ class Weights:
         hold a replica together have one weight, the sum of theirs."""
         if weight is None:
             return
+        # a number on a GPU, whose memory is kept until the worker's stream has read it
         if isinstance(weight, Tensor):
             self._executor.keep([weight])
             self._own.copy_(weight)
         else:
+            # a number on the host
             self._own.fill_(weight)
         # the replica's, then all replicas'
         self._pipeline.add_up(self._own, reduced=False)
         self._sum.copy_(self._own)
         self._pipeline.add_up(self._sum, reduced=True)
+        # the share; 0 where all weights are 0
         torch.div(self._own, self._sum.clamp_min_(torch.finfo(torch.float32).tiny), out=self._share)
         self.share = number_in(self._share[0])

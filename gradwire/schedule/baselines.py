@@ -32,6 +32,7 @@ def buckets(problem: Problem, regime: Regime, option: int, size_bytes: float = B
 def whole_buckets(problem: Problem, regime: Regime, option: int, size_bytes: float = BUCKET_BYTES) -> Solution:
     """`buckets` that hold the small slots, too, whatever the option."""
     ends = _ends(np.concatenate([[0.0], np.cumsum(problem.elements)]), size_bytes)
+    # all slots between two ends, the small ones too
     groups = (Choice(tuple(range(*bounds)), option) for bounds in pairwise([0, *ends]))
     return evaluate(problem, tuple(groups), regime)
 
@@ -52,6 +53,7 @@ def best_buckets(problem: Problem, regime: Regime, option: int, sizes: int = 40)
     total = 4 * float(problem.views[option].elements[-1])
     if not total:  # all slots travel dense
         return one_group(problem, regime, option)
+    # sizes at equal ratios, the largest first
     tried = np.geomspace(total, max(total / 1000, 1), sizes)
     return min((buckets(problem, regime, option, size) for size in tried), key=lambda found: found.step_s)
 

@@ -35,6 +35,7 @@ class Game:
         self.chains.append(chain)
         self.completed.append(completed)
         row = self.bounds.of(plan, np.stack(self.completed, 1))
+        # a column for the new chain, a row for the new plan
         self.costs = np.block([[self.costs, np.reshape(column, (-1, 1))], [row]])
         self.regret = np.append(self.regret[0], 0), np.append(self.regret[1], 0)
 

@@ -140,6 +140,7 @@ def assemble(problem: Problem, cuts: Sequence[tuple[int, int]]) -> tuple[Choice,
     deferred: list[int] = []
     start = 0
     for piece, option in cuts:
+        # the slots up to the cut; a lossy option leaves the small ones
         end = int(problem.bounds[piece])
         lossless = problem.options[option].lossless
         own = [i for i in range(start, end) if lossless or not problem.small[i]]

@@ -146,6 +146,7 @@ class Profile:
         of: dict[str, list[Candidate]] = {}
         for candidate in self.candidates:
             of.setdefault(candidate.way.rule, []).append(candidate)
+        # without rules
         if of.keys() == {""}:
             return [self]
         sorted_slots = sort_by(of, self.slots)
@@ -237,6 +238,7 @@ class Profile:
         data = json.loads(text)
         check_version(data, "profile", VERSION)
         try:
+            # candidates are a plan's groups, with costs
             ways = Plan.from_json(json.dumps({"version": 1, "groups": data["candidates"]})).groups
             return cls(
                 slots=tuple(SlotTime(s["name"], tuple(s["shape"]), float(s["ready_s"])) for s in data["slots"]),

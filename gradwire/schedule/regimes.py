@@ -129,9 +129,12 @@ class Worker(Regime):
         for group, turn in script(range(len(works)), [1] * len(works)):
             work = works[group]
             if turn:
+                # decode what has arrived
                 now = compute("decode", max(now, arrived[group]), work.decode_s, group)
                 continue
+            # encode as soon as the gradients are there
             now = compute("encode", max(now, backward.at(work.ready_s)), work.encode_s, group)
+            # send as soon as the wire is free
             begun = max(wire, now)
             arrived[group] = wire = begun + work.wire_s
             spans.append(Interval("wire", begun, wire, group))

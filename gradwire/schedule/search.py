@@ -199,9 +199,7 @@ class _Labels:
         """When a group that begins at each piece is ready at the earliest."""
         np.minimum.at(self.soonest_s, self.edges.start, self.edges.ready_s)
         self.states = np.zeros((dims + 1, 1024))
-        self.parent = np.zeros(1024, np.intp)
-        self.end = np.zeros(1024, np.intp)
-        self.option = np.zeros(1024, np.intp)
+        self.parent, self.end, self.option = (np.zeros(1024, np.intp) for _ in range(3))
         self.first = np.zeros(self.problem.pieces + 2, np.intp)
         self.first[1:] = 1
 
@@ -261,6 +259,7 @@ class _Labels:
         for option in np.unique(self.edges.option[edges[taking]]).tolist():
             by = taking[self.edges.option[edges[taking]] == option]
             load[:, by] = load_of(self.problem, option, self.edges.start[edges[by]], k, deferred[by])
+        # what the group adds to the step
         after = self.regime.step(
             tuple(np.take(self.states[:-1], labels, axis=1)), self.edges.ready_s[edges], Load(*load), self.backward_s
         )
@@ -292,6 +291,7 @@ def _front(states: Array, slack: Array, scale: Array) -> tuple[Array, Index]:
     rest = states[:, left]
     kept: list[int] = []
     fronts: list[Array] = []
+    # the least of those that are left covers all that are nowhere less
     while left.size:
         covered = (rest[:, :1] <= rest + slack).all(0)
         kept.append(int(left[0]))

@@ -213,6 +213,7 @@ def inside(cluster: Cluster) -> dict[str, Affine | CostTable]:
     """Seconds of the dense sum, and of handing the mean around, inside a host, against the gradient's bytes: rings,
     which pass pieces on as they come."""
     ways = {"sum": wire.all_reduce, "broadcast": wire.broadcast_around}
+    # the link inside a host
     latency_s, bytes_per_s = cluster.inside_latency_s, cluster.inside_bytes_per_s
     return {name: _line(way(_UNIT, cluster.gpus_per_host), _UNIT, latency_s, bytes_per_s) for name, way in ways.items()}
 

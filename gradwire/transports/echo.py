@@ -43,13 +43,16 @@ def echo(op: Collective, rank: int, world: int) -> None:
     send, receive = op.send.whole, op.receive.whole
     match op:
         case Sum():
+            # a sum of equal addends
             send.mul_(world)
         case Gather() if op.parts:
+            # parts that differ: the others' as this rank sent them, its own as it encoded the sum
             receive.copy_(op.parts.whole)
             receive[rank].copy_(send)
         case Gather():
             receive.copy_(send.expand_as(receive))
         case AllToAll():
+            # from every rank what this one sends itself
             receive.copy_(send[rank].expand_as(receive))
         case SendReceive(source=None) | Broadcast():
             pass

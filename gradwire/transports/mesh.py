@@ -38,6 +38,7 @@ class Mesh:
         self.axes = dict(axes)
         self.replica = self.axes[REPLICA]
         self.host = self.axes.get(HOST)
+        # all ranks of a host lead groups in turn
         self.leaders = leaders or (self.host.world if self.host else 1)
         self.store = store or self.replica.store
 

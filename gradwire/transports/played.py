@@ -41,6 +41,7 @@ class SentCollective:
             case Gather() if op.parts:
                 return cls("Parts", world * nbytes)
             case SendReceive(target=None, source=None):
+                # a turn in which this rank has no part
                 return cls("SendReceive", 0)
             case _:
                 return cls(type(op).__name__, nbytes)

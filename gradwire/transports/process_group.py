@@ -137,6 +137,7 @@ class ProcessGroup(Transport):
     @classmethod
     def _of(cls, ranks: list[int], parent: dist.ProcessGroup, few: bool = False) -> "ProcessGroup":
         """A group of these ranks. With `few`, its kernels hold few multiprocessors while they wait for a slow link."""
+        # a name that all members agree on
         timeout = timeout_of(parent)
         name = meet(dist.get_rank(), ranks, timeout.total_seconds())
         # all members come here in the same order, as new_group wants it
@@ -146,6 +147,7 @@ class ProcessGroup(Transport):
                 group = dist.new_group(ranks, timeout=timeout, pg_options=options_of(parent, few))
             else:
                 group = new_group_of_members(name, ranks, parent, few)
+        # keep the connections, to shut them down by name
         made = cls(group, name)
         made._connections = connections
         return made
@@ -163,6 +165,7 @@ class ProcessGroup(Transport):
             case Sum(message):
                 return dist.all_reduce(message.whole, group=group, async_op=True)
             case Gather() | AllToAll() if self._direct and op.send.whole.device == CPU:
+                # few ranks on gloo: rows from rank to rank, in both directions at once
                 return self._swap(op)
             case Gather(send, receive):
                 return all_gather_single(receive.whole.view(-1), send.whole, group=group, async_op=True)

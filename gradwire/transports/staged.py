@@ -79,6 +79,7 @@ def _roles(op: Collective, rank: int) -> tuple[bool, bool]:
     """Whether a rank's message is read, and whether something comes to it."""
     match op:
         case Broadcast(source=source):
+            # one rank sends, all others receive
             return source == rank, source != rank
         case SendReceive(target=target, source=source):
             return target is not None, source is not None

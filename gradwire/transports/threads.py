@@ -133,6 +133,7 @@ def _carry_out(ops: Sequence[Collective]) -> str | None:
     sent, received = [op.send.whole for op in ops], [op.receive.whole for op in ops]
     match ops[0]:
         case Sum():
+            # all ranks get the same sum
             total = torch.stack(sent).sum(0)
             for tensor in received:
                 tensor.copy_(total)

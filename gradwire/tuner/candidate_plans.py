@@ -132,9 +132,11 @@ def shortlist(profile: Profile, found: Solution, regime: Regime, margin: float) 
     best, slots = profile.plan(found.groups), profile.slots
     rivals: list[list[Plan]] = []
     for part in profile.by_rule():
+        # other plans for one rule's slots, the best one for all others
         own = {slot.name for slot in part.slots}
         others = best.only({slot.name for slot in slots} - own)
         rivals.append([joined([rival, others], slots) for rival in _rivals(part, best.only(own), regime, margin)])
+    # the first rival of each rule, then the second of each
     turns = [plan for turn in zip_longest(*rivals) for plan in turn if plan]
     return list(dict.fromkeys([best, *turns]))[:MOST_TRIED]
 

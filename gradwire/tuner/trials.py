@@ -114,10 +114,12 @@ class Trials:
 
     def beside(self, chosen: Plan) -> dict[Plan, "Tried"]:
         """The plans that ran, beside the chosen one, or the best where that did not run."""
+        # plans that had a turn
         ran = [plan for plan, seconds in enumerate(self.seconds) if seconds]
         own = next((plan for plan in ran if self.plans[plan] == chosen), None)
         if not ran:
             return {}
+        # progress over that of the chosen one
         rate = self.rate(self.best if own is None else own)
         return {self.plans[plan]: Tried(self.step_s(plan), self.rate(plan) / rate) for plan in ran}
 

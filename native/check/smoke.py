@@ -21,8 +21,8 @@ def main() -> None:
     gradient, next = torch.linspace(-1, 1, 10_000), torch.empty(10_000)
     blocks = partial(ops.add_quantise, keep=True, seeds=[0])
     for layout, add, decode in (
-        (Entries(10_000, 100), ops.add_select, ops.decode_entries),
-        (Blocks((9_000, 1_000), nearest(4)), blocks, ops.decode_blocks),
+        (Entries(10_000, 100), ops.add_select, ops.sum_entries),
+        (Blocks((9_000, 1_000), nearest(4)), blocks, ops.sum_blocks),
     ):
         payload, sent = torch.empty(layout.nbytes, dtype=torch.uint8), torch.empty(10_000)
         assert add(next, None, gradient, 1.0, 0.5, [layout], payload[None])

@@ -173,7 +173,7 @@ def test_what_is_sent_and_what_is_kept_add_up(code: Code):
     x[1000] = 1e28
     payload, kept, sent = garbage(layout.nbytes), torch.empty(len(x)), torch.empty(len(x))
     assert NATIVE.add_quantise(kept, x, None, 1.0, 0.0, [layout], payload[None], keep=True, seeds=[Seed(0)])
-    NATIVE.decode_blocks(payload[None, None], sent, [layout])
+    NATIVE.sum_blocks(payload[None, None], sent, [layout])
     assert torch.equal(x - sent, kept)
     peak = x[:1000].abs().max()
     assert sent[:1000].abs().max() <= 1.01 * peak
@@ -193,15 +193,15 @@ def test_decoding_blocks_is_the_references(code: Code, ranks: int):
             x, x, None, 1.0, 0.0, [layout], row[: layout.nbytes][None], keep=False, seeds=[Seed(rank)]
         )
     expected = torch.empty(layout.numel)
-    REFERENCE.decode_blocks(rows[None], expected, [layout])
+    REFERENCE.sum_blocks(rows[None], expected, [layout])
     for _ in each_isa():
         out = torch.full((layout.numel,), torch.nan)
-        NATIVE.decode_blocks(rows[None], out, [layout])
+        NATIVE.sum_blocks(rows[None], out, [layout])
         assert torch.equal(out, expected)
         for lengths in (layout.lengths, (0, 1, 4094, 0, 2, 2003, 1)):  # parts end where segments do, or anywhere
             parts = [torch.full((length,), torch.nan) for length in lengths]
             for ops in (NATIVE, REFERENCE):
-                ops.decode_blocks(rows[None], parts, [layout])
+                ops.sum_blocks(rows[None], parts, [layout])
                 assert torch.equal(torch.cat(parts), expected)
 
 
@@ -251,9 +251,9 @@ def test_what_cannot_be_read_is_refused_in_one_line():
     with pytest.raises(ValueError, match="the gradient has 7 elements, the vector 8"):
         NATIVE.add_in(x, None, [torch.zeros(3), 4], 1.0, 1.0)
     with pytest.raises(ValueError, match=r"rows is \(1, 3\) .* the native kernels take \(ranks, at least 12\)"):
-        NATIVE.decode_entries((torch.zeros(1, 3, dtype=torch.uint8))[None], x, [Entries(8, 1)])
+        NATIVE.sum_entries((torch.zeros(1, 3, dtype=torch.uint8))[None], x, [Entries(8, 1)])
     with pytest.raises(ValueError, match="the output has 7 elements"):
-        NATIVE.decode_entries((torch.zeros(1, 64, dtype=torch.uint8))[None], torch.zeros(7), [Entries(8, 1)])
+        NATIVE.sum_entries((torch.zeros(1, 64, dtype=torch.uint8))[None], torch.zeros(7), [Entries(8, 1)])
 
 
 def run_with(kernels: str) -> str:

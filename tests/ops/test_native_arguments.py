@@ -45,8 +45,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "add_in": adding(),
     "add_select": adding() | {"layouts": [ENTRIES], "payload": payload(ENTRIES.nbytes, 1)},
     "add_quantise": adding() | {"layouts": [BLOCKS], "payload": payload(BLOCKS.nbytes, 1), "keep": True, "seeds": [0]},
-    "decode_blocks": {"rows": payload(BLOCKS.nbytes, 1, 2), "out": vector(), "layouts": [BLOCKS]},
-    "decode_entries": {"rows": payload(ENTRIES.nbytes, 1, 2), "out": vector(), "layouts": [ENTRIES]},
+    "sum_blocks": {"rows": payload(BLOCKS.nbytes, 1, 2), "out": vector(), "layouts": [BLOCKS]},
+    "sum_entries": {"rows": payload(ENTRIES.nbytes, 1, 2), "out": vector(), "layouts": [ENTRIES]},
     "pack_entries": {
         "payload": payload(ENTRIES.nbytes, 1), "layout": ENTRIES, "indices": indices()[None], "values": vector(8)[None],
     },
@@ -141,8 +141,8 @@ ODD: dict[str, tuple[str, Callable[[], Any]]] = {
     "more indices than k": ("indices", lambda: pack_places(torch.arange(17))),
     "more of a row than it has": ("k=5", lambda: native.selecting.top_k_rows(torch.zeros(2, 4), 5)),
     "codes of 5 bits": ("bits=5", lambda: native.bits.pack_codes(payload(8).to(torch.int8), payload(8), 5)),
-    "blocks of 5 bits": ("no layout", lambda: decode_blocks(Blocks((8,), Code("nearest", 5, 1, 8)))),
-    "lengths below 0": ("no layout", lambda: decode_blocks(Blocks((16, -8), nearest(4)))),
+    "blocks of 5 bits": ("no layout", lambda: sum_blocks(Blocks((8,), Code("nearest", 5, 1, 8)))),
+    "lengths below 0": ("no layout", lambda: sum_blocks(Blocks((16, -8), nearest(4)))),
     "room for none": ("no layout", lambda: NATIVE.unpack_places(payload(99, 1), Places(8, 0))),
     "values of 16 bits": ("no layout", lambda: NATIVE.unpack_entries(payload(99, 1), Entries(8, 1, 16))),  # pyright: ignore
 }
@@ -152,8 +152,8 @@ def pack_places(indices: Tensor) -> None:
     NATIVE.pack_places(payload(PLACES.nbytes, 1), PLACES, indices[None])
 
 
-def decode_blocks(layout: Blocks) -> None:
-    NATIVE.decode_blocks(payload(99, 1, 1), vector(8), [layout])
+def sum_blocks(layout: Blocks) -> None:
+    NATIVE.sum_blocks(payload(99, 1, 1), vector(8), [layout])
 
 
 @needs_library

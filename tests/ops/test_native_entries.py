@@ -116,10 +116,10 @@ def test_decoding_entries_is_the_references(bits, n: int):
             torch.empty(n), None, numbers(n, rank), 1.0, 1.0, [layout], row[: layout.nbytes][None]
         )
     expected = torch.empty(n)
-    REFERENCE.decode_entries(rows[None], expected, [layout])
+    REFERENCE.sum_entries(rows[None], expected, [layout])
     for _ in each_isa():
         parts = [torch.full((size,), torch.nan) for size in (n // 3, 0, n - n // 3)]
-        NATIVE.decode_entries(rows[None], parts, [layout])
+        NATIVE.sum_entries(rows[None], parts, [layout])
         assert torch.equal(torch.cat(parts), expected)
         for a, b in zip(
             NATIVE.unpack_entries(rows[2][None], layout), REFERENCE.unpack_entries(rows[2][None], layout), strict=True
@@ -201,7 +201,7 @@ def test_hostile_payloads_are_refused():
         for ops in (NATIVE, REFERENCE):
             for _ in each_isa():
                 with pytest.raises(ValueError, match="is no payload"):
-                    ops.decode_entries(row.repeat(1, 2, 1), torch.empty(layout.n), [layout])
+                    ops.sum_entries(row.repeat(1, 2, 1), torch.empty(layout.n), [layout])
                 with pytest.raises(ValueError, match="is no payload"):
                     ops.unpack_places(row[None, layout.places_at : layout.values_at], layout.places)
                 with pytest.raises(ValueError, match="is no payload"):

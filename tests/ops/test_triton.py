@@ -85,7 +85,7 @@ def test_blocks_are_the_references(n: int, seed: int, code: Code, cut: float, ke
 def check_noise(left: Tensor, x: Tensor, payload: Tensor, layout: Blocks, keep: bool) -> None:
     """Every element is rounded to one of its two neighbours."""
     values = torch.empty(layout.numel)
-    REFERENCE.decode_blocks(payload[None, None], values, [layout])
+    REFERENCE.sum_blocks(payload[None, None], values, [layout])
     assert bool(((values - x).abs() <= step_of(x, layout) * (1 + 1e-5)).all())
     if keep:
         torch.testing.assert_close(left, x - values, rtol=1e-5, atol=1e-5 * float(x.abs().max()) if len(x) else 0)
@@ -115,8 +115,8 @@ def test_sums_of_blocks_are_the_references(n: int, seed: int, code: Code, cut: f
             x, x, None, 1.0, 1.0, [layout], row[: layout.nbytes][None], keep=False, seeds=[Seed(rank)]
         )
     ours, theirs = torch.full((2, n), torch.nan)
-    TRITON.decode_blocks(rows[None], list(ours.split([first, n - first])), [layout])
-    REFERENCE.decode_blocks(rows[None], theirs, [layout])
+    TRITON.sum_blocks(rows[None], list(ours.split([first, n - first])), [layout])
+    REFERENCE.sum_blocks(rows[None], theirs, [layout])
     assert_close(ours, theirs)
 
 
@@ -144,8 +144,8 @@ def test_entries_are_the_references(kind: tuple[int, Literal[32, 4]], ratio: flo
 
     rows = torch.stack([payload, expected, payload])
     sums, expected_sums = torch.full((2, n), torch.nan)
-    TRITON.decode_entries(rows[None], sums, [layout])
-    REFERENCE.decode_entries(rows[None], expected_sums, [layout])
+    TRITON.sum_entries(rows[None], sums, [layout])
+    REFERENCE.sum_entries(rows[None], expected_sums, [layout])
     assert torch.equal(sums, expected_sums)
 
 
@@ -233,7 +233,7 @@ def test_zeros_that_fill_up_a_payload_leave_the_element_that_they_fall_on():
         REFERENCE.pack_entries(payload[:, rank], layout, indices, torch.tensor([own]))
     ours, theirs = torch.empty(2, 100)
     for ops, out in ((TRITON, ours), (REFERENCE, theirs)):
-        ops.decode_entries(payload, out, [layout])
+        ops.sum_entries(payload, out, [layout])
     assert ours[90] == 6
     assert torch.equal(ours, theirs)
 
@@ -245,7 +245,7 @@ def test_what_is_no_payload_is_written_nowhere_else(n: int, seed: int):
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(0, 256, (1, layout.nbytes), generator=generator, dtype=torch.uint8)
     room = torch.full((n + 200_000,), 7.0)
-    TRITON.decode_entries(rows[None], room[100_000 : 100_000 + n], [layout])
+    TRITON.sum_entries(rows[None], room[100_000 : 100_000 + n], [layout])
     assert bool((room[:100_000] == 7).all())
     assert bool((room[100_000 + n :] == 7).all())
 

@@ -25,9 +25,7 @@ def test_a_trial_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch):
     """The reference's function replaces each wrong one, and no other."""
     cpu = torch.device("cpu")
     assert tried(cpu) == (TRITON, "")
-    wrong: dict[str, Any] = {
-        name: lambda rows, out, layouts: out.zero_() for name in ("decode_blocks", "decode_entries")
-    }
+    wrong: dict[str, Any] = {name: lambda rows, out, layouts: out.zero_() for name in ("sum_blocks", "sum_entries")}
     wrong |= {"orthogonalize": lambda factors: None, "multiply": lambda out, p, q, subtract: None, "draws": 1 / 2}
     monkeypatch.setattr(trial, "TRITON", replace(TRITON, **wrong))
     found, why = tried(cpu)

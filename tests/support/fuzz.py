@@ -130,7 +130,7 @@ def entries(data: bytes) -> None:
         indices, values = REFERENCE.unpack_entries(payload[None], layout)
         assert len(indices) == len(values) <= layout.k
         assert bool(((indices >= 0) & (indices < n)).all())
-        REFERENCE.decode_entries(payload[None, None], torch.empty(n), [layout])
+        REFERENCE.sum_entries(payload[None, None], torch.empty(n), [layout])
 
 
 def blocks(data: bytes) -> None:
@@ -140,7 +140,7 @@ def blocks(data: bytes) -> None:
     layout = Blocks(lengths, CODES[drawn.below(len(CODES))])
     rows = torch.tensor(list(drawn.take(layout.nbytes)), dtype=torch.uint8)[None]
     out = torch.zeros(layout.numel + 16)
-    REFERENCE.decode_blocks(rows[None], out[: layout.numel], [layout])
+    REFERENCE.sum_blocks(rows[None], out[: layout.numel], [layout])
     assert not out[layout.numel :].any()
 
 

@@ -159,6 +159,7 @@ class MeasuredModel:
         digest = sha256()
         with self.shared():
             for parameter in self.module.parameters():
+                # the bytes of every parameter, in their order
                 digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         # each rank's hash, compared on all
         mine = torch.tensor(list(digest.digest()), dtype=torch.uint8, device=self.peers.device)

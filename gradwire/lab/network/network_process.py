@@ -161,6 +161,7 @@ def main() -> None:
     bridge = Bridge()
     for method, *arguments in requests(int(sys.argv[1])):
         try:
+            # one answer for each request, so that the caller never waits in vain
             answer = {"result": getattr(bridge, method)(*arguments)}
         except (OSError, NetlinkError) as error:
             answer = {"error": str(error)}

@@ -25,6 +25,7 @@ def payload_address(name: str, tensor: Tensor, nbytes: int) -> int:
 def payload_rows(rows: Tensor, nbytes: int) -> RowsStruct:
     """The struct for payloads (ranks, ≥ nbytes) uint8 with dense rows. Raises ValueError for other tensors."""
     if rows.dtype is torch.uint8 and rows.dim() == 2 and rows.is_cpu:
+        # rows may lie apart, with dense bytes each
         ranks, width = rows.shape
         if width >= nbytes and (rows.stride(1) == 1 or width <= 1):
             return RowsStruct(rows.data_ptr(), rows.stride(0), ranks)

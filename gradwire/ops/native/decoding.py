@@ -17,20 +17,22 @@ from gradwire.ops.reference.places import no_payload, padded_rows
 from gradwire.ops.vectors import Output, split_output
 
 
-def decode_blocks(payloads: Tensor, out: Output, layouts: Sequence[Blocks]) -> None:
+def sum_blocks(payloads: Tensor, out: Output, layouts: Sequence[Blocks]) -> None:
     """See the reference."""
     outs = split_output(out, [layout.numel for layout in layouts])
     for rows, to, layout in zip(payloads, outs, layouts, strict=False):
+        # addresses that were checked, and room to work in
         c, struct = library(), blocks_struct(layout)
         source, target = payload_rows(rows, layout.nbytes), output_array(output_addresses(to, layout.numel))
         workspace = scratch(c.gw_blocks_room(layout.code.block))
         c.gw_decode_blocks(target, byref(struct), byref(source), layout.codes_at, workspace)
 
 
-def decode_entries(payloads: Tensor, out: Output, layouts: Sequence[Entries]) -> None:
+def sum_entries(payloads: Tensor, out: Output, layouts: Sequence[Entries]) -> None:
     """See the reference."""
     outs = split_output(out, [layout.n for layout in layouts])
     for rows, to, layout in zip(payloads, outs, layouts, strict=False):
+        # addresses that were checked, and room to work in
         c, struct = library(), entries_struct(layout)
         source, target = payload_rows(rows, layout.nbytes), output_array(output_addresses(to, layout.n))
         workspace = scratch(c.gw_entries_room(len(rows)))
@@ -87,6 +89,7 @@ def _short(indices: Tensor, layout: Entries | Places) -> np.ndarray:
 def _unpack(payload: Tensor, layout: Entries | Places, values: Tensor | None) -> Tensor:
     """The indices (≤ k,) int64 of a payload, whose values go to `values` (k,)."""
     struct, start = entries_struct(layout), payload_address("payload", payload, layout.nbytes)
+    # the library writes 32 bits an index
     indices = torch.empty(layout.k, dtype=torch.int32, device="cpu")
     into = 0 if values is None else address("values", values, layout.k)
     found = library().gw_unpack_entries(byref(struct), start, indices.data_ptr(), into)

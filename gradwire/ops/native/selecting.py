@@ -8,12 +8,11 @@ from torch import Tensor
 from gradwire.ops.native.addresses import address, refused
 from gradwire.ops.native.library import library, scratch
 from gradwire.ops.native.structs import LONGEST
+from gradwire.ops.reference.slices import COLUMNS
 from gradwire.ops.tiles import TILE
 
 SLACK = 4112
 """Elements that `gw_above` may write behind the last one: `GW_SLACK` in native/gradwire.h."""
-COLUMNS = 128
-"""Columns transposed at a time: fewer would read a cache line for a part of it."""
 
 
 def top_k(x: Tensor, k: int) -> Tensor:
@@ -51,6 +50,7 @@ def top_k_rows(matrix: Tensor, k: int) -> Tensor:
     rows, length = matrix.shape
     if k > length:
         raise ValueError(f"k={k} of rows of {length} elements; use {length} or fewer")
+    # addresses that were checked, and room to work in
     start, indices = address("matrix", matrix, rows * length), torch.empty(rows, k, dtype=torch.int32, device="cpu")
     workspace = scratch(4 * (3 * length + 64))
     library().gw_top_k_rows(start, rows, length, k, indices.data_ptr(), workspace)

@@ -8,10 +8,9 @@ from typing import ClassVar
 import torch
 
 from gradwire.ops.entries import Entries, Places
-from gradwire.ops.formats import Blocks
+from gradwire.ops.formats import KINDS, Blocks
 
 DTYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
-KINDS = {"nearest": 0, "stochastic": 1, "sign": 2, "one bit": 3}
 BITS = {"nearest": (2, 3, 4, 8), "stochastic": (2, 8), "sign": (1,), "one bit": (1,)}
 """Bits that a code of each kind may have."""
 LONGEST = (1 << 31) - 1
@@ -94,6 +93,7 @@ def blocks_struct(layout: Blocks) -> BlocksStruct:
 @lru_cache(maxsize=1024)
 def entries_struct(layout: Entries | Places) -> EntriesStruct:
     """The struct of a layout of entries, or of coordinates alone."""
+    # C counts in 32 bits, and checks nothing
     if not 0 <= layout.n <= LONGEST or layout.k < 1 or layout.value_bits not in (0, 4, 32):
         raise ValueError(f"{layout} is no layout; n is below 2^31, k 1 or more, value_bits 4 or 32")
     return EntriesStruct(layout.n, layout.k, layout.value_bits)

@@ -64,12 +64,14 @@ def gathered(next: Tensor, gradient: Gradient) -> Tensor | None:
 def _add(part: Tensor, old: Tensor | None, gradient: Tensor | None, decay: float, weight: Scalar) -> None:
     """One tile of `next`."""
     if gradient is None:
+        # no gradient: the residual alone
         torch.mul(old, decay, out=part) if old is not None else part.zero_()
         return
     # weight·gradient, and then the residual
     torch.mul(gradient, weight, out=part)
     if old is None:
         return
+    # add the residual
     if decay == 1 or part.device.type != "cpu":
         part.add_(old, alpha=decay)
     else:  # in two steps: one would round once on some machines, and twice on others
@@ -107,8 +109,8 @@ def add_quantise(
     # add up
     finite = _add_in(next, old, gradient, decay, weight)
     # quantise and pack
-    encode = blocks.encode if next.device.type == "cpu" else grid.encode
+    quantise = blocks.quantise if next.device.type == "cpu" else grid.quantise
     parts = next.split([layout.numel for layout in layouts])
     for part, layout, payload, seed in zip(parts, layouts, payloads, seeds, strict=False):
-        finite = both(finite, encode(part, layout, payload, keep=keep, seed=seed))
+        finite = both(finite, quantise(part, layout, payload, keep=keep, seed=seed))
     return reported(finite, nonfinite)

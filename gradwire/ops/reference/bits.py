@@ -119,6 +119,7 @@ def _ones(low: int, width: int) -> int:
 
 def _lookup(table: Tensor, codes: Tensor, out: Tensor) -> None:
     width = table.shape[1]
+    # the last code has fewer elements
     if out.numel() % width:
         out.copy_(table[codes.int()].view(-1)[: out.numel()].view_as(out))
     elif out.device.type == "cpu":  # mode="clip" spares numpy a buffer, and is twice as fast as torch

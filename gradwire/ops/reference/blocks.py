@@ -14,7 +14,7 @@ from gradwire.ops.reference.levels import levels
 from gradwire.ops.tiles import tiles
 
 
-def encode(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: Seed) -> Finite:
+def quantise(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: Seed) -> Finite:
     """Writes x (n,) to a payload (≥ nbytes,), and where `keep`, leaves the error in x; returns whether all scales are
     finite."""
     for gap in layout.gaps:
@@ -26,11 +26,11 @@ def encode(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: Seed
         finite = both(finite, _write(part, scales, codes, layout.code, noise))
         # keep the error
         if keep:
-            part.sub_(decode(scales, codes, layout.code, part.shape))
+            part.sub_(dequantise(scales, codes, layout.code, part.shape))
     return finite
 
 
-def decode(scales: Tensor, codes: Tensor, code: Code, shape: tuple[int, ...]) -> Tensor:
+def dequantise(scales: Tensor, codes: Tensor, code: Code, shape: tuple[int, ...]) -> Tensor:
     """Dequantises codes (bytes,) with scales (rows, 1 or 2) to blocks of this shape (rows, width)."""
     # signs: the scale with a sign, or one of two scales
     if code.bits == 1:

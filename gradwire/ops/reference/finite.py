@@ -32,6 +32,4 @@ def reported(finite: Finite, nonfinite: Tensor | None) -> bool:
 
 def both(a: Finite, b: Finite) -> Finite:
     """a and b."""
-    if isinstance(a, bool):
-        return b if a else False
-    return a if b is True else a & b
+    return b if a is True else a if b is True else a & b

@@ -87,8 +87,8 @@ def grid_of(layout: Blocks, device: torch.device) -> Grid:
     return scratch_on(device).once(("grid", layout), lambda: Grid(layout, device))
 
 
-def encode(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: Seed) -> Finite:
-    """`blocks.encode` on a GPU."""
+def quantise(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: Seed) -> Finite:
+    """`blocks.quantise` on a GPU."""
     grid = grid_of(layout, x.device)
     for gap in layout.gaps:
         payload[gap].zero_()
@@ -107,7 +107,7 @@ def encode(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: Seed
 
 
 def sum_blocks(payloads: Tensor, out: Tensor, layout: Blocks) -> None:
-    """Writes the sum of payloads (ranks, ≥ nbytes) to out (n,): `decoding.decode_blocks` of one part, on a GPU."""
+    """Writes the sum of payloads (ranks, ≥ nbytes) to out (n,): `decoding.sum_blocks` of one part, on a GPU."""
     grid = grid_of(layout, out.device)
     total = out.view(grid.shape) if grid.fits else torch.empty(grid.shape, dtype=torch.float32, device=out.device)
     codes, scales = grid.codes(payloads), grid.scales(payloads)

@@ -40,6 +40,7 @@ def lower_bound(x: Tensor, k: int, slack: float) -> float:
     n = len(x)
     if n <= SAMPLE:
         return TINY
+    # a strided sample
     sample = np.abs(x.numpy()[:: n // SAMPLE | 1])  # an odd stride meets every column of a power-of-two row
     # the sample's order statistic, and `slack` standard deviations of its count further down
     rank = k / n * len(sample)
@@ -58,6 +59,7 @@ def _above(x: Tensor, bound: float, scratch: Workspace) -> tuple[np.ndarray, np.
 def few_above(x: Tensor, bound: float, most: float, scratch: Workspace) -> tuple[np.ndarray, np.ndarray] | None:
     """Ascending indices int64 and magnitudes (m,) of the elements of x (n,) with |x| >= bound, in one pass; None as
     soon as there are more than `most`."""
+    # buffers of a tile
     values, limit = x.numpy(), np.float32(bound)
     magnitude = scratch.tensor("magnitude", (TILE,)).numpy()
     mask = scratch.tensor("mask", (TILE,), torch.bool).numpy()
@@ -73,6 +75,7 @@ def few_above(x: Tensor, bound: float, most: float, scratch: Workspace) -> tuple
         sizes.append(m[hits])
         hits += start
         found.append(hits)
+    # join the tiles
     if not found:
         return np.empty(0, np.int64), np.empty(0, np.float32)
     return np.concatenate(found), np.concatenate(sizes)

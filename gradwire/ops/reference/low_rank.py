@@ -49,6 +49,7 @@ def with_factors(out: Sequence[Tensor], p: Tensor, q: Tensor) -> Iterable[tuple[
 
 def _subtract(from_: Tensor, left: Tensor, right: Tensor) -> None:
     if _is_slow(from_):
+        # small matrices apart from each other: by way of a tile
         for part, tile in _products(from_, left, right):
             part.sub_(tile)
     else:
@@ -57,6 +58,7 @@ def _subtract(from_: Tensor, left: Tensor, right: Tensor) -> None:
 
 def _write(out: Tensor, left: Tensor, right: Tensor) -> None:
     if _is_slow(out):
+        # small matrices apart from each other: by way of a tile
         for part, tile in _products(out, left, right):
             part.copy_(tile)
     else:
@@ -71,6 +73,7 @@ def _is_slow(out: Tensor) -> bool:
 
 def _products(out: Tensor, left: Tensor, right: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Parts of `out` with their products in a temporary tensor, a tile at a time."""
+    # as many matrices at a time as fit the cache
     count = TILE // out[0].numel()
     for part, a, b in zip(out.split(count), left.split(count), right.split(count), strict=True):
         yield part, torch.bmm(a, b)

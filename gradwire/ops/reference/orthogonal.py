@@ -32,6 +32,7 @@ def orthogonalize(factors: Sequence[Tensor]) -> None:
         batches = [factors[i] for i in places]
         together = batches[0] if len(batches) == 1 else torch.cat(batches)
         bases += _orthonormal(together).split([len(batch) for batch in batches])
+    # back to where the factors lie
     copy_each([factors[i] for places in shapes for i in places], bases)
 
 

@@ -66,5 +66,6 @@ def _places(layout: SliceEntries, device: torch.device) -> tuple[Tensor, Tensor]
         .repeat_interleave(each.kept)
         for each in layout.slices
     ]
+    # the distance of its elements
     strides = [torch.full((each.sent,), each.stride, dtype=torch.int64, device="cpu") for each in layout.slices]
     return to_device(torch.cat(starts), device), to_device(torch.cat(strides), device)

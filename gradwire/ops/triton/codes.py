@@ -88,12 +88,14 @@ def in_steps(x, at, most, scales, row, known, word, salt, KIND: tl.constexpr, TO
     """Blocks x (ROWS, WIDTH) in steps, of which `most` is TOP, clipped or with noise; and the steps (ROWS,). Writes the
     scales."""
     if KIND == NEAREST:
+        # the nearest code, with a scale of 16 bits
         short = upper_half(tl.minimum(most / TOP, LARGEST))
         tl.store(scales.to(tl.pointer_type(tl.int16)) + row, short.to(tl.int16), known)
         step = (short << 16).to(tl.float32, bitcast=True)
         number = x * unless_infinite(1 / step)[:, None]
         number = tl.minimum(tl.maximum(number, -TOP), TOP)
     else:
+        # a number with noise of up to one step
         tl.store(scales + row, most, known)
         step = most / TOP
         noise = (hashed(at, word, salt) >> 8).to(tl.float32) * 2.0**-24
@@ -200,7 +202,7 @@ def dequantise_kernel(
     out, rows, stride, ranks, table, KIND: tl.constexpr, BITS: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr,
     SCALE_BYTES: tl.constexpr, PER: tl.constexpr, SIZE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """`decode_blocks` of SIZE elements, reading AHEAD payloads at a time, a divisor of their number."""
+    """`sum_blocks` of SIZE elements, reading AHEAD payloads at a time, a divisor of their number."""
     first, count, byte, scale_byte, before = of_program(table)
     # where this program's words and their scales lie
     bytes_each: tl.constexpr = PER * BITS // 8

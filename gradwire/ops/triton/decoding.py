@@ -22,7 +22,7 @@ AHEAD = 4
 """The most payloads that are read at a time."""
 
 
-def decode_blocks(payloads: Tensor, out: Output, layouts: Sequence[Blocks]) -> None:
+def sum_blocks(payloads: Tensor, out: Output, layouts: Sequence[Blocks]) -> None:
     """See the reference; all parts in one launch."""
     code, ranks = layouts[0].code, payloads.shape[1]
     size = size_of(code)

@@ -101,7 +101,7 @@ def _levels(device: torch.device) -> Tensor:
     return scratch_on(device).once("levels and edges", make)
 
 
-def decode_entries(payloads: Tensor, out: Output, layouts: Sequence[Entries]) -> None:
+def sum_entries(payloads: Tensor, out: Output, layouts: Sequence[Entries]) -> None:
     """See the reference; parts of the same layout in as many launches as one. There is one part, or one rank. Whether
     these are payloads is not checked; nothing is written outside `out`."""
     with whole(out, sum(layout.n for layout in layouts)) as total:

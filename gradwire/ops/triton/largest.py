@@ -189,6 +189,7 @@ def chosen_kernel(state, keys, counts, sizes, n, TILES: tl.constexpr, SLOTS: tl.
     row, tile, _own, live = tiles_of(n, TILES)
     kth, _left = next_known(state + row * STATE, 3)
     count = tl.load(counts + tile, live, 0)
+    # count, list by list
     above, equal = tl.zeros((TILES,), tl.int32), tl.zeros((TILES,), tl.int32)
     for start in range(0, tl.max(count, 0), SLOTS):
         _at, key = read_lists(keys, tile, count, start, SLOTS)

@@ -99,6 +99,7 @@ def project_kernel(
     matrix, p, q, rows, columns, rank, height, width = of_program(matrices, p, q, table, count, UNIT, HEIGHT)
     row, column = tl.arange(0, HEIGHT)[:, None], tl.arange(0, WIDTH)[None, :]
     if TO_ROWS:
+        # P = Q Mᵀ: sum along the columns
         i, each = tl.arange(0, RANK)[None, :], tl.arange(0, WIDTH)[:, None]
         total = tl.zeros((HEIGHT, RANK), tl.float32)
         for first in range(0, width, WIDTH):
@@ -107,6 +108,7 @@ def project_kernel(
             total = tl.dot(tile, factor, total, input_precision=PRECISION)
         tl.store(p + i * rows + row, total, (i < rank) & (row < height))
     else:
+        # Q = P M: sum along the rows
         i, each = tl.arange(0, RANK)[:, None], tl.arange(0, HEIGHT)[None, :]
         total = tl.zeros((RANK, WIDTH), tl.float32)
         for first in range(0, height, HEIGHT):

@@ -61,11 +61,14 @@ def bisected(
     above, reached = tl.zeros((SLICES,), tl.int32), tl.zeros((SLICES,), tl.int32)
     going = 1
     while going > 0:
+        # count the keys that reach the middle
         middle = low + ((high - low) >> 1)
         count = tl.sum(tl.where(key >= tl.expand_dims(middle, AXIS), 1, 0), AXIS)
         enough = count >= k
+        # keep the half in which the k-th largest lies
         low, reached = tl.where(enough, middle, low), tl.where(enough, count, reached)
         high, above = tl.where(enough, high, middle), tl.where(enough, above, count)
+        # until one key is left, or k of them are found
         going = tl.max(tl.where((high - low > 1) & (reached != k), 1, 0), 0)
     return low, high, above
 

@@ -65,9 +65,11 @@ def top_k_each(matrices: Sequence[Tensor], k: int, axis: int) -> Sequence[Tensor
     """See the reference; ascending."""
     rows, columns = matrices[0].shape
     count, length = (rows, columns) if axis == 1 else (columns, rows)
+    # slices that are too long for a program: by torch
     if not _fits(slices := Slices(0, count, length, k, axis)):
         return reference.selecting.top_k_each(matrices, k, axis)
     layout, found = SliceEntries((slices,)), []
+    # all others matrix by matrix
     for matrix in matrices:
         indices = torch.empty(count, k, dtype=torch.int64, device=matrix.device)
         _select(matrix.contiguous(), layout, indices)

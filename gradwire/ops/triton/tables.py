@@ -8,11 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.ops.formats import Blocks, Code
+from gradwire.ops.formats import KINDS, Blocks, Code
 from gradwire.ops.host import to_device
 from gradwire.ops.workspace import scratch_on
 
-KINDS = {"nearest": 0, "stochastic": 1, "sign": 2, "one bit": 3}
 EACH = 512
 """Elements of a warp that quantises."""
 

@@ -94,7 +94,8 @@ def _coded(kernels: Backend, code: Code, old: Tensor, gradient: Tensor) -> tuple
         x = gradient.roll(rank)
         kernels.add_quantise(error, old, x, 0.9, 0.5, [layout], payloads[:, rank], keep=True, seeds=[Seed(0)])
         errors += error
-    kernels.decode_blocks(payloads, out, [layout])
+    # sum over the ranks
+    kernels.sum_blocks(payloads, out, [layout])
     return errors, out
 
 
@@ -108,7 +109,8 @@ def _entries(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
         for rank in range(2):
             x = gradient.roll(rank).repeat(4) * torch.linspace(1, 2, n, dtype=torch.float32, device=old.device)
             kernels.add_select(left, old.repeat(4), x, 0.9, 0.5, [layout], payloads[:, rank])
-        kernels.decode_entries(payloads, out, [layout])
+        # sum over the ranks; unpack the last payload
+        kernels.sum_entries(payloads, out, [layout])
         out.index_add_(0, *kernels.unpack_entries(payloads[0, -1:], layout))
     return result
 
@@ -118,6 +120,7 @@ def _packed(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     indices, left = torch.arange(1, N, 50, dtype=torch.int64, device=old.device)[None], old[None].clone()
     layout, places = Entries(N, N // 50), Places(N, N // 50)
     rows = [torch.zeros(1, each.nbytes, dtype=torch.uint8, device=old.device) for each in (layout, layout, places)]
+    # pack in three ways
     kernels.move_entries(left, rows[0], layout, indices)
     kernels.pack_entries(rows[1], layout, indices, gradient[indices])
     kernels.pack_places(rows[2], places, indices)
@@ -140,9 +143,11 @@ def _slices(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     rounded = (4 * old).round().view(10, 500)
     found: list[Tensor] = [kernels.top_k_each([rounded], k, axis)[0] for k, axis in ((20, 1), (3, 0))]
     found += kernels.largest_first(gradient.abs().view(10, 500), 20)
+    # slices of several matrices, along both axes
     shapes = ((0, 2, 1100, 11, 1), (2200, 20, 100, 1, 0), (4200, 1, 800, 8, 1))
     layout, left, out = SliceEntries.of(Slices(*shape) for shape in shapes), old.clone(), torch.empty_like(old)
     payload = torch.zeros(layout.nbytes, dtype=torch.uint8, device=old.device)
+    # move the largest, and sum what was moved twice
     kernels.move_slices(left, payload, layout)
     kernels.sum_slices(payload.repeat(2, 1), out, layout)
     return torch.cat([*(each.flatten() for each in found), left, payload.float(), out])
@@ -175,6 +180,7 @@ def _factors(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     batches[0][0].zero_()
     result = [kernels.renew(batches, before), vector.clone()]
     kernels.orthogonalize(batches)
+    # orthonormalise larger ones
     large = old[:4400].clone().view(2, 20, 110)
     kernels.orthogonalize([large])
     bases = [batch.cpu() for batch in (*batches, large)]
@@ -215,9 +221,9 @@ def _draws(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
 
 TRIALS = {
     "sums": Trial(_sums, ("add_in", "mask_zeros")),
-    "codes": Trial(_codes, ("add_quantise", "decode_blocks")),
-    "codes with noise": Trial(_noise, ("add_quantise", "decode_blocks")),
-    "entries": Trial(_entries, ("add_select", "decode_entries", "unpack_entries")),
+    "codes": Trial(_codes, ("add_quantise", "sum_blocks")),
+    "codes with noise": Trial(_noise, ("add_quantise", "sum_blocks")),
+    "entries": Trial(_entries, ("add_select", "sum_entries", "unpack_entries")),
     "packing": Trial(_packed, ("pack_entries", "move_entries", "pack_places", "unpack_places")),
     "the largest elements": Trial(_largest, ("top_k",)),
     "slices": Trial(_slices, ("top_k_each", "largest_first", "move_slices", "sum_slices")),
