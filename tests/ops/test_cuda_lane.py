@@ -15,7 +15,7 @@ from tests.support.pretend_cuda import GPU, PretendedGPU, on_gpu, pretended_cuda
 
 WARM = 3
 """Steps before those that are looked at: the longest period."""
-PARAMETERS = SMALL | {"wide.weight": torch.empty(131, 257), "wide.bias": torch.empty(131)}
+PARAMETERS = SMALL | {"wide.weight": torch.empty(301, 257), "wide.bias": torch.empty(301)}
 SLOTS = slots_of(PARAMETERS)
 
 
