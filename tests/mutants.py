@@ -5,14 +5,15 @@
     python tests/mutants.py --only memories # those in files whose path has this word
 
 Works in this checkout, which must have no uncommitted change, and puts every file back. Runs the tests of the area
-first, all others after them, and stops at the first failure. Prints which faults no test found; ends with 1 if more
-than one in twenty were not. pytest does not collect this file.
+first, all others after them, and stops at the first failure. Prints which faults no test found, and for each file how
+many of its faults were caught; ends with 1 if more than one in twenty were not. pytest does not collect this file.
 """
 
 import argparse
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,9 +46,11 @@ AREAS = {
     "wire": ["wire", "laws_collectives"],
     "memories": ["skipped", "laws", "oracles", "defects", "checkpoint"],
     "ops": ["select", "entries", "mean", "finite", "checksum", "native", "native_entries", "native_low_rank",
-            "low_rank", "laws", "triton", "cuda_lane"],
+            "low_rank", "sparsifiers", "laws", "triton", "cuda_lane"],
     "runtime": ["machine", "exchange", "runtime", "elastic", "monitor", "checkpoint", "trace", "laws", "failures",
                 "recordings"],
+    "rules": ["rules"],
+    "script": ["machine"],
     "checkpoint": ["checkpoint", "elastic", "resume"],
     "schedule": ["schedule", "schedule_profile", "simulate", "progress", "schedules"],
     "controllers": ["controllers", "gravac", "cat", "lgreco", "schedules"],
@@ -219,7 +222,14 @@ def _try_all(faults: list[Fault]) -> None:
         print(f"{number}/{len(faults)}  {found or 'NOT FOUND'}  {fault}", flush=True)
         missed += [] if found else [fault]
     print(f"{len(faults) - len(missed)} of {len(faults)} found", *map(str, missed), sep="\n")
+    print("\ncaught / planted, by file", *_by_file(faults, missed), sep="\n")
     sys.exit(len(missed) > (1 - LEAST) * len(faults))
+
+
+def _by_file(faults: list[Fault], missed: list[Fault]) -> list[str]:
+    """A line for each file: how many of its faults were caught, how many were planted."""
+    planted, lost = (Counter(fault.file for fault in some) for some in (faults, missed))
+    return [f"{count - lost[file]:3} / {count:<3} {file}" for file, count in planted.items()]
 
 
 def _found_by(fault: Fault) -> str:

@@ -11,7 +11,7 @@ import gradwire as gw
 from gradwire.ops.backend import backend_for
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
-from gradwire.ops.reference.largest import SAMPLE, TINY
+from gradwire.ops.reference.largest import SAMPLE, TINY, lower_bound
 from tests.support.harness import alone
 
 
@@ -102,6 +102,17 @@ def test_top_k_is_a_dense_sorts(shape, n: int):
 @pytest.mark.parametrize("k", [1, 999, 199_999, 200_000])
 def test_any_k(k: int):
     check(torch.from_numpy(normal(200_000, np.random.default_rng(k)).astype(np.float32)), k)
+
+
+@pytest.mark.parametrize("shape", [normal, heavy_tailed, log_normal])
+@pytest.mark.parametrize("ratio", [0.001, 0.01, 0.3])
+def test_at_least_k_and_few_more_reach_the_first_bound(shape, ratio: float):
+    """Where fewer reach it, top-k is exact all the same, but passes over x once more."""
+    n = 40 * SAMPLE
+    x, k = torch.from_numpy(shape(n, np.random.default_rng(0)).astype(np.float32)), int(ratio * n)
+    reach = int(x.abs().ge(lower_bound(x, k, slack=4.0)).sum())
+    of_the_sample = ratio * SAMPLE
+    assert k <= reach <= k * (1 + 8 * (of_the_sample**0.5 + 1) / of_the_sample)
 
 
 @given(
