@@ -48,7 +48,7 @@ AREAS = {
     "ops": ["select", "entries", "mean", "finite", "checksum", "native", "native_entries", "native_low_rank",
             "low_rank", "sparsifiers", "laws", "triton", "cuda_lane"],
     "runtime": ["machine", "exchange", "runtime", "elastic", "monitor", "checkpoint", "trace", "laws", "failures",
-                "recordings"],
+                "recordings", "row_exchange", "skipped", "lost_steps"],
     "rules": ["rules"],
     "script": ["machine"],
     "checkpoint": ["checkpoint", "elastic", "resume"],
@@ -56,7 +56,7 @@ AREAS = {
     "controllers": ["controllers", "gravac", "cat", "lgreco", "schedules"],
     "transports": ["laws", "connections", "monitor", "runtime"],
     "plans": ["plan", "partial", "cli"],
-    "frontends": ["front_ends", "attach", "fragments", "sharded"],
+    "frontends": ["front_ends", "attach", "fragments", "sharded", "lost_steps"],
 }  # fmt: skip
 """The test files that run first for each package or module."""
 
@@ -138,7 +138,7 @@ FAULTS = [
     Fault("ops/reference/slices.py", "chosen -= np.arange(rows)[:, None] * length", "chosen -= length"),
     # ops: native
     Fault("ops/native/low_rank.py", '_right("q", right, shape), subtract)', '_right("q", right, shape), not subtract)'),
-    Fault("ops/native/selecting.py", "step = max(COLUMNS, TILE // rows)", "step = 1 + max(COLUMNS, TILE // rows)"),
+    Fault("ops/native/selecting.py", "range(0, columns, step)", "range(0, columns - 1, step)"),
     # ops: Triton, in its interpreter
     Fault("ops/triton/factors.py", "source = before if size == 0 else factors", "source = factors"),
     Fault("ops/triton/codes.py", "sent = tl.where(x >= 0, high[:, None], low[:, None])", "sent = high[:, None]"),
@@ -171,8 +171,7 @@ FAULTS = [
     Fault("frontends/owners.py", "    register_optimizer_step_pre_hook(_before_step)\n", "    pass\n"),
     Fault("runtime/steps.py", "            exchange.commit() if whole else exchange.forget()",
           "            exchange.commit()"),
-    Fault("runtime/machine.py", "if entry.turn == 0 and entry.group not in self._complete:",
-          "if entry.group not in self._complete:"),
+    Fault("runtime/machine.py", "if entry.turn == 0 and entry.group", "if entry.turn > 0 and entry.group"),
     Fault("runtime/machine.py", "        self._complete.clear()\n", ""),
     Fault("script.py", "if len(in_flight) >= IN_FLIGHT:", "if len(in_flight) > IN_FLIGHT:"),
     # checkpoint

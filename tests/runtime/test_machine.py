@@ -196,6 +196,13 @@ def test_a_script_has_every_turn_once_in_order_and_few_groups_in_flight(job: lis
             assert len(in_flight) <= IN_FLIGHT
 
 
+def test_a_group_that_is_started_pushes_the_oldest_one_on():
+    """With two rounds each, the second round of a group, turn 1, follows the first of the next, turn 0."""
+    assert script(range(4), [2] * 4) == [
+        (0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2), (3, 0), (2, 1), (1, 2), (3, 1), (2, 2), (3, 2),
+    ]  # fmt: skip
+
+
 @given(jobs(), CHANCES)
 def test_arrivals_know_what_is_missing(job: list[Step], chance: Random):
     told: list[int] = []
