@@ -160,6 +160,8 @@ def test_it_finds_the_factor_of_the_greatest_gain_per_second(clock):
     assert len(tried) > 2
     assert controller._factors.frozen
     assert [other.decisions for other in running.controllers] == [controller.decisions] * 2
+    for decision in controller.decisions:
+        assert decision.throughput == pytest.approx(decision.gain / (1 + 40 / decision.factor), rel=0.01)
     best = max(throughput for throughput in controller._factors.throughputs if not isnan(throughput))
     assert controller._factors.throughputs[controller._factors.index] >= 0.99 * best
     running.close()
@@ -267,14 +269,16 @@ def test_it_explores_when_the_learning_rate_drops_to_half_or_less(rate: float):
 
 
 def test_a_sudden_rise_of_the_loss_steps_back_and_says_so(caplog):
-    running = controlled(min_gain=0.01)
+    running, factors = controlled(min_gain=0.01), list[float]()
     with caplog.at_level(logging.WARNING, "gradwire"):
         for number in range(40):
             for controller in running.controllers:
                 controller.report(1.0 if number < 28 else 9.0)
             run(running, range(number, number + 1))
+            factors.append(factor(running))
     assert "the loss rose from 1 to" in caplog.text
     assert "step back to" in caplog.text
+    assert factors[-1] < factors[27]
     running.close()
 
 
