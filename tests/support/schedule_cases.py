@@ -42,6 +42,7 @@ def random_problem(seed: int, most: int = 14) -> Problem:
             Option(
                 encode=random_cost(rng, 0.05) if option or rng.random() < 0.5 else NOTHING,
                 wire=random_cost(rng, 0.1),
+                local=random_cost(rng, 0.05) if rng.random() < 0.5 else NOTHING,
                 decode=random_cost(rng, 0.03) if rng.random() < 0.7 else NOTHING,
                 lossless=option == 0,
                 units=units if option == 2 else None,
