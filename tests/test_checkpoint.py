@@ -402,6 +402,16 @@ def test_a_later_state_replaces_what_was_pending():
         assert not any(residual.any() for residual in residuals(other.states()))
 
 
+def test_a_kind_of_memory_that_the_state_lacks_starts_at_zero():
+    with job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2) as running:
+        saved = running.states()
+    with job(plan_of(SLOTS, gw.TopK(0.1), gw.DGCMemory(), gw.AllGather()), SLOTS, 2) as other:
+        other.step(draw(SLOTS, 2, 0))
+        assert any(velocity.any() for own in other.state("velocity") for velocity in own)
+        other.load(saved)
+        assert not any(velocity.any() for own in other.state("velocity") for velocity in own)
+
+
 def about(rank: int, ranks: int = 2, **more) -> checkpoint.About:
     return checkpoint.About(rank, ranks, gw.NATIVE.to_json(), **more)
 

@@ -40,9 +40,11 @@ def test_a_slot_that_was_absent_on_one_rank_sends_its_residual_later(compressor:
     factor = scale or 1.0
     options = {"scale": lambda: torch.tensor(scale)} if scale else {}
     with job(COMPRESSED, SLOTS, 2, find_unused=True, **options) as running:
-        running.step([[factor * g for g in own] for own in given(0)])
+        means = running.step([[factor * g for g in own] for own in given(0)])
         running.install(dense(compressor))
         kept = left(running)
+        # residuals are not scaled
+        close([m / factor + k for m, k in zip(means[0], kept, strict=True)], mean(given(0)), gw.FP32())
         assert all(tensor.any() for tensor in kept)
         # rank 1 has no gradient of slot 0, and keeps its residual there
         second = given(1)
