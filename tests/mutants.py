@@ -48,7 +48,7 @@ AREAS = {
     "ops": ["select", "entries", "mean", "finite", "checksum", "native", "native_entries", "native_low_rank",
             "low_rank", "sparsifiers", "laws", "triton", "cuda_lane"],
     "runtime": ["machine", "exchange", "runtime", "elastic", "monitor", "checkpoint", "trace", "laws", "failures",
-                "recordings", "row_exchange", "skipped", "lost_steps", "state_buffers"],
+                "recordings", "row_exchange", "skipped", "lost_steps", "state_buffers", "flags"],
     "rules": ["rules"],
     "script": ["machine"],
     "checkpoint": ["checkpoint", "elastic", "resume"],

@@ -69,6 +69,22 @@ def test_a_dense_gradient_takes_part_and_stays_dense():
         assert all(own.isnan().all() for own in means[0][len(DENSE) :])
 
 
+@pytest.mark.parametrize("number", [torch.nan, 3e38], ids=["not finite", "finite, and their sum is not"])
+def test_rows_that_are_not_finite_spoil_the_whole_step(number: float):
+    every = slots(torch.float32)
+    with job(uniform(every[: len(DENSE)], gw.TopK(0.5)), every, 2, sparse=SHAPES.keys()) as running:
+        rows = [
+            torch.sparse_coo_tensor(
+                [[0, 1]], torch.full((2, *slot.shape[1:]), number), slot.shape, check_invariants=False
+            )
+            for slot in every[len(DENSE) :]
+        ]
+        given = [[torch.ones(slot.shape) for slot in every[: len(DENSE)]] + rows for _ in range(2)]
+        for own in running.step(given):
+            assert all(mean.isnan().all() for mean in own[: len(DENSE)])
+        assert [runtime.stats().skipped for runtime in running.runtimes] == [1, 1]
+
+
 def test_no_plan_and_no_checkpoint_has_them():
     every = slots(torch.float32)
     plan = uniform(every, gw.TopK(0.5))
