@@ -1,10 +1,13 @@
-"""Dense groups that send what an earlier plan's memory has left: on some ranks, while others have nothing left."""
+"""What makes an exchange take a step or not, and dense groups that send what an earlier plan's memory has left."""
+
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.compressors import SlotState
 from tests.support.harness import Job, draw, hosts, job, plan_of, slots_of
 
 SLOTS = slots_of({"first.weight": torch.empty(7, 5), "first.bias": torch.empty(7), "second.weight": torch.empty(3, 7)})
@@ -81,3 +84,16 @@ def test_ranks_that_load_a_residual_send_it_though_others_have_none():
         means = running.step(draw(SLOTS, 4, 2))
         close(means[0], [m + k for m, k in zip(mean(draw(SLOTS, 4, 2)), kept, strict=True)], gw.FP32())
         assert all(torch.equal(a, b) for own in means[1:] for a, b in zip(own, means[0], strict=True))
+
+
+def test_small_state_that_is_not_finite_spoils_the_step(monkeypatch: pytest.MonkeyPatch):
+    """Though all that was sent is finite."""
+    stage = SlotState.stage
+
+    def spoilt(state: SlotState, name: str, values: Sequence[Tensor], largest: Tensor | None = None) -> None:
+        stage(state, name, [torch.full_like(value, torch.nan) for value in values])
+
+    with job(plan_of(SLOTS, gw.PowerSGD(1), gw.Residual(), gw.AllReduce()), SLOTS, 2) as running:
+        monkeypatch.setattr(SlotState, "stage", spoilt)
+        running.step(given(0))
+        assert [runtime.stats().skipped for runtime in running.runtimes] == [1, 1]
