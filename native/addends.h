@@ -9,6 +9,19 @@ inline const char* gradient_at(const gw_segment& segment, int64_t i) {
   return static_cast<const char*>(segment.gradient) + i * element_bytes(segment);
 }
 
+inline const char* old_at(const gw_addends& a, int64_t i) {
+  return a.old ? static_cast<const char*>(a.old) + i * (a.old_dtype == GW_FLOAT32 ? 4 : 2) : nullptr;
+}
+
+// next = decay * old + weight * gradient, of some elements; false where a result is not finite.
+inline bool add_in(const gw_addends& a, float* next, const void* old, const void* gradient, int64_t dtype, int64_t n) {
+  if (!old || a.old_dtype == GW_FLOAT32) {
+    return kernels().add(next, static_cast<const float*>(old), gradient, dtype, n, a.decay, a.weight);
+  }
+  kernels().add(next, nullptr, gradient, dtype, n, 0, a.weight);
+  return kernels().add(next, next, old, a.old_dtype, n, 1, a.decay);  // as if `old` were the gradient
+}
+
 class Adding {
  public:
   explicit Adding(const gw_addends& addends) : a_(addends), segment_(addends.segments) {}
@@ -19,8 +32,7 @@ class Adding {
     while (width) {
       while (inside_ == segment_->length) ++segment_, inside_ = 0;
       const int64_t rest = segment_->length - inside_, piece = rest < width ? rest : width;
-      finite_ &= kernels().add(a_.next + at_, a_.old ? a_.old + at_ : nullptr, gradient_at(*segment_, inside_),
-                               segment_->dtype, piece, a_.decay, a_.weight);
+      finite_ &= add_in(a_, a_.next + at_, old_at(a_, at_), gradient_at(*segment_, inside_), segment_->dtype, piece);
       at_ += piece, inside_ += piece, width -= piece;
     }
     return tile;
@@ -30,7 +42,8 @@ class Adding {
   Ahead ahead() const {
     const auto address = [](const void* at) { return reinterpret_cast<uintptr_t>(at); };
     const float* const next = a_.next + at_;
-    return {address(next), address(a_.old ? a_.old + at_ : next), address(gradient_at(*segment_, inside_)),
+    const bool wide = a_.old && a_.old_dtype == GW_FLOAT32;
+    return {address(next), wide ? address(old_at(a_, at_)) : address(next), address(gradient_at(*segment_, inside_)),
             element_bytes(*segment_)};
   }
 

@@ -11,7 +11,7 @@
 #endif
 
 // Changes whenever a function's meaning or a struct's layout does. The loader refuses any other.
-#define GW_ABI 5
+#define GW_ABI 6
 
 enum gw_dtype { GW_ABSENT, GW_FLOAT32, GW_BFLOAT16, GW_FLOAT16 };
 enum gw_kind { GW_NEAREST, GW_STOCHASTIC, GW_SIGN, GW_ONE_BIT };
@@ -23,14 +23,16 @@ struct gw_segment {
   int64_t dtype;
 };
 
-// What is added in: next = decay * old + weight * gradient. Without `old` that is zero. `next` may be `old`.
+// What is added in: next = decay * old + weight * gradient. `old` is float32 or bfloat16; without it, zero. `next` may be
+// `old`.
 struct gw_addends {
   float* next;
-  const float* old;
+  const void* old;
   const gw_segment* segments;
   int64_t count;
   float decay;
   float weight;
+  int64_t old_dtype;
 };
 
 // A part of the output: the parts, one after another, are the whole vector.
@@ -121,6 +123,9 @@ GW_API void gw_pack_signs(const float* x, int64_t n, int zero_is_plus, uint8_t* 
 GW_API void gw_unpack_signs(const uint8_t* codes, int64_t n, float* out);
 GW_API void gw_pack_codes(const int8_t* numbers, int64_t n, int bits, uint8_t* codes);
 GW_API void gw_unpack_codes(const uint8_t* codes, int64_t n, int bits, int8_t* numbers);
+
+// x rounded stochastically to bfloat16, with 16 bits of noise an element.
+GW_API void gw_round_stochastically(const float* x, int64_t n, uint16_t* out, uint64_t* noise);
 
 // P = Q Mᵀ and Q = P M.
 GW_API void gw_project_rows(const float* m, const gw_matrices* shape, const float* q, float* p);

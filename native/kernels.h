@@ -41,6 +41,8 @@ struct Kernels {
   void (*project_columns)(const float* m, const float* p, int64_t rows, int64_t columns, int64_t rank, float* q);
   void (*thin_product)(float* m, const float* p, const float* q, int64_t rows, int64_t columns, int64_t rank,
                        bool subtract);
+  // bfloat16, rounded stochastically; moves `noise` on.
+  void (*round_stochastically)(const float* x, int64_t n, uint16_t* out, uint64_t* noise);
 };
 
 const Kernels& kernels();

@@ -23,11 +23,12 @@ int64_t sample(const gw_addends& a, int64_t stride, float* into) {
   for (const gw_segment *segment = a.segments, *end = segment + a.count; segment < end; ++segment) {
     while (at < start + segment->length) {
       const int64_t left = (start + segment->length - at + stride - 1) / stride, count = std::min(PIECE, left);
-      if (a.old) gather<4>(a.old + at, stride, count, old);
+      if (a.old && a.old_dtype == GW_FLOAT32) gather<4>(old_at(a, at), stride, count, old);
+      else if (a.old) gather<2>(old_at(a, at), stride, count, old);
       const char* from = gradient_at(*segment, at - start);
       if (segment->dtype == GW_FLOAT32) gather<4>(from, stride, count, gradient);
       else if (from) gather<2>(from, stride, count, gradient);
-      kernels().add(into + m, a.old ? old : nullptr, gradient, segment->dtype, count, a.decay, a.weight);
+      add_in(a, into + m, a.old ? old : nullptr, gradient, segment->dtype, count);
       at += count * stride, m += count;
     }
     start += segment->length;

@@ -76,7 +76,7 @@ bool pick_above(const float* x, int64_t n, float bound, Found& found) {
 
 GW_API int64_t gw_top_k(const float* x, int64_t n, int64_t k, uint32_t* indices, uint8_t* room) {
   const gw_segment all{nullptr, n, GW_ABSENT};
-  const gw_addends addends{nullptr, x, &all, 1, 1, 0};
+  const gw_addends addends{nullptr, x, &all, 1, 1, 0, GW_FLOAT32};
   Found found = found_in(room, n, k);
   const float bound = sampled_bound(addends, n, k, found.values);
   const bool fits = pick_above(x, n, bound, found);

@@ -33,6 +33,7 @@ class Backend:
     add_select: Callable[..., bool] = reference.adding.add_select
     add_quantise: Callable[..., bool] = reference.adding.add_quantise
     mask_zeros: Callable[[Tensor, Tensor], None] = reference.masking.mask_zeros
+    round_stochastically: Callable[[Tensor, Tensor, noise.Seed], None] = reference.rounding.round_stochastically
 
     # sums of payloads (parts, ranks, bytes) over the ranks, and casts
     sum_blocks: Callable[..., None] = reference.decoding.sum_blocks
@@ -81,6 +82,7 @@ NATIVE = replace(
     add_in=native.adding.add_in,
     add_select=native.adding.add_select,
     add_quantise=native.adding.add_quantise,
+    round_stochastically=native.rounding.round_stochastically,
     sum_blocks=native.decoding.sum_blocks,
     sum_entries=native.decoding.sum_entries,
     pack_entries=native.decoding.pack_entries,

@@ -24,7 +24,7 @@ class LazySum:
     next: Tensor
     """(n,) float32, where x goes; `old`, the gradient's memory, or a buffer of its own."""
     old: Tensor | None
-    """(n,) float32, the residual; None for zeros."""
+    """(n,) float32 or bfloat16, the residual; None for zeros."""
     gradient: Gradient
     decay: float = 1.0
     weight: Scalar = 1.0

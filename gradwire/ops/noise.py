@@ -74,10 +74,16 @@ class Noise:
         if not on_host(x.device):
             x.add_(hashed(x.numel(), self._seed, x.device).bitwise_right_shift_(8).view_as(x), alpha=2.0**-24)
             return
-        # a CPU: 16 bits per element, four of each word of 64
+        # a CPU: 16 bits per element
+        x.add_(self.sixteen_bits(x), alpha=2.0**-16)
+
+    def sixteen_bits(self, x: Tensor) -> Tensor:
+        """A random whole number in [-2^15, 2^15) for each element of x."""
+        if not on_host(x.device):
+            return hashed(x.numel(), self._seed, x.device).bitwise_right_shift_(16).view_as(x)
+        # four of each word of 64 bits
         words = self._bits.random_raw(-(-x.numel() // 4))
-        sixteen = torch.from_numpy(words.view(np.int16)[: x.numel()]).view_as(x)
-        x.add_(sixteen, alpha=2.0**-16)
+        return torch.from_numpy(words.view(np.int16)[: x.numel()]).view_as(x)
 
 
 def draws(n: int, seed: Seed, device: torch.device) -> Tensor:

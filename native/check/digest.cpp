@@ -36,7 +36,7 @@ struct Sum {
     const char* data = reinterpret_cast<const char*>(gradient.data());
     segments[0] = {data, first, dtype};
     segments[1] = {data + first * bytes, n - first, dtype};
-    addends = {next.data(), old.data(), segments, 2, 0.9f, 0.3f};
+    addends = {next.data(), old.data(), segments, 2, 0.9f, 0.3f, GW_FLOAT32};
   }
 };
 

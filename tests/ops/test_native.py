@@ -48,7 +48,7 @@ def test_add_in_is_the_references(n, seed, spread, zeros, by, dtype, decay, weig
         pieces[len(pieces) // 2] = pieces[len(pieces) // 2].numel()  # pyright: ignore
     for _ in each_isa():
         for source in (gradient, None, pieces):
-            for kept in (old, None):
+            for kept in (old, old.bfloat16(), None):
                 check_add_in(kept, source, decay, weight, n)
         same = old.clone()
         assert NATIVE.add_in(same, same, gradient, decay, weight)
@@ -117,7 +117,8 @@ def test_blocks_are_the_references(n, seed, spread, zeros, by, code, cut, keep, 
     layout = Blocks((first, n - first), code)
     old, gradient = shifted(numbers(n, seed, spread, zeros), by), numbers(n, seed + 1).to(dtype)
     for _ in each_isa():
-        check_blocks(old, gradient, layout, keep=keep, seed=seed)
+        for kept in (old, old.bfloat16()):
+            check_blocks(kept, gradient, layout, keep=keep, seed=seed)
 
 
 def check_blocks(old: Tensor | None, gradient: Tensor | None, layout: Blocks, *, keep: bool, seed: int) -> None:

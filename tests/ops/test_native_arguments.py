@@ -14,6 +14,7 @@ from gradwire.ops.backend import NATIVE
 from gradwire.ops.entries import Entries, Places
 from gradwire.ops.formats import Blocks, Code, nearest
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.noise import Seed
 from gradwire.ops.reference.low_rank import COLUMNS, ROWS
 from tests.support.kernel_cases import needs_library
 
@@ -45,6 +46,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "add_in": adding(),
     "add_select": adding() | {"layouts": [ENTRIES], "payload": payload(ENTRIES.nbytes, 1)},
     "add_quantise": adding() | {"layouts": [BLOCKS], "payload": payload(BLOCKS.nbytes, 1), "keep": True, "seeds": [0]},
+    "round_stochastically": {"x": vector(), "out": vector().bfloat16(), "seed": Seed(0)},
     "sum_blocks": {"rows": payload(BLOCKS.nbytes, 1, 2), "out": vector(), "layouts": [BLOCKS]},
     "sum_entries": {"rows": payload(ENTRIES.nbytes, 1, 2), "out": vector(), "layouts": [ENTRIES]},
     "pack_entries": {
@@ -69,11 +71,12 @@ SETS_LENGTHS = {
     ("add_in", "next"), ("pack_entries", "indices"), ("pack_places", "indices"), ("pack_signs", "x"),
     ("unpack_signs", "out"), ("pack_codes", "numbers"), ("unpack_codes", "numbers"), ("top_k", "x"), ("above", "x"),
     ("top_k_rows", "matrix"), ("project_rows", "matrices"), ("project_columns", "matrices"),
-    ("multiply_batch", "out"),
+    ("multiply_batch", "out"), ("round_stochastically", "x"),
 }  # fmt: skip
 """Arguments that say how long the others are."""
 SAME_SIZE = {
     torch.float32: torch.int32, torch.uint8: torch.int8, torch.int8: torch.uint8, torch.int64: torch.float64,
+    torch.bfloat16: torch.float16,
 }  # fmt: skip
 
 
@@ -120,7 +123,7 @@ BATCHES = {
 
 
 def call(function: str, arguments: dict[str, Any]) -> None:
-    modules = (native.adding, native.decoding, native.bits, native.selecting)
+    modules = (native.adding, native.decoding, native.bits, native.selecting, native.rounding)
     found = BATCHES.get(function) or next(getattr(each, function) for each in modules if hasattr(each, function))
     positional = [value for name, value in arguments.items() if name not in ("keep", "seeds")]
     found(*positional, **{name: arguments[name] for name in ("keep", "seeds") if name in arguments})

@@ -33,7 +33,8 @@ def test_add_select_is_the_references(n, seed, spread, zeros, by, share, bits):
     old, gradient = shifted(numbers(n, seed, spread, zeros), by), numbers(n, seed + 1, zeros=zeros)
     layout = Entries(n, max(1, round(share * n)), bits)
     for _ in each_isa():
-        check_add_select(old, gradient, layout, by)
+        for kept in (old, old.bfloat16()):
+            check_add_select(kept, gradient, layout, by)
 
 
 def check_add_select(old, gradient, layout, by=0):

@@ -35,7 +35,7 @@ def test_add_in_is_the_references(n: int, seed: int, dtype: torch.dtype, decay: 
     cuts = sorted({0, n // 3, n // 2, n})
     pieces: list[Tensor | int] = [gradient[a:b] for a, b in pairwise(cuts)]
     for source in (gradient, None, pieces or gradient):
-        for kept in (old, None):
+        for kept in (old, old.bfloat16(), None):
             ours, theirs = torch.full((2, n), torch.nan)
             nonfinite = torch.zeros(1)
             assert TRITON.add_in(ours, kept, source, decay, weight, nonfinite=nonfinite)

@@ -53,6 +53,7 @@ def test_torch_computes_where_triton_cannot(monkeypatch: pytest.MonkeyPatch):
 
 REGISTERS = {
     "add_kernel": 96, "quantise_kernel": 112, "dequantise_kernel": 160, "pack_kernel": 80, "mask_kernel": 80,
+    "round_kernel": 48,
     "sample_kernel": 64, "list_kernel": 112, "add_list_kernel": 112, "digits_kernel": 184, "chosen_kernel": 64,
     "write_kernel": 128, "words_kernel": 40, "ends_kernel": 64, "sum_kernel": 96, "pack_levels_kernel": 96,
     "unpack_kernel": 80, "pack_words_kernel": 48, "unpack_words_kernel": 48,

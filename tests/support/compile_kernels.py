@@ -27,6 +27,7 @@ from gradwire.ops.triton import (
     orthogonal,
     places,
     products,
+    rounding,
     selecting,
     slices,
     slicing,
@@ -82,7 +83,8 @@ def sums_and_selection(capability: int) -> None:
     for scaled in (False, True):
         weight = {"weight": F if scaled else "fp32"}
         constants = {**ADDENDS, "SCALED": scaled, "SIZE": adding.SIZE}
-        compiled(sums.add_kernel, ADDING | weight | {"n": "i32"}, constants, capability)
+        for kept in (F, "*bf16"):
+            compiled(sums.add_kernel, ADDING | weight | {"old": kept, "n": "i32"}, constants, capability)
         constants, more = {**ADDENDS, "SCALED": scaled}, {"zeros": WORDS, "words": "i32"}
         compiled(largest.add_list_kernel, ADDING | weight | LISTS | more, constants, capability)
         more, constants = {"step": "i32", "rank": "i32"}, constants | {"SAMPLE": selecting.SAMPLE}
@@ -114,6 +116,8 @@ def codes_and_casts(capability: int) -> None:
         arguments = {"out": F, "rows": "*u8", "stride": "i32", "ranks": "i32", "table": "*i64"}
         constants = {**each, "SCALE_BYTES": code.scale_bytes, "SIZE": size_of(code), "AHEAD": decoding.AHEAD}
         compiled(codes.dequantise_kernel, arguments, constants, capability, decoding.WARPS)
+    drawing = {"x": F, "out": "*bf16", "word": "*i64", "salt": "i32", "n": "i32"}
+    compiled(rounding.round_kernel, drawing, {"SIZE": rounding.SIZE}, capability)
     numbers = {"x": F, "n": "i32", "length": "i32", "stride": "i32", "limit": "fp32"}
     for kind in ("*fp16", "*bf16"):
         compiled(casts.cast_kernel, numbers | {"rows": kind}, {"KEEP": True, "SIZE": casts.SIZE}, capability)

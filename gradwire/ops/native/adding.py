@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks
-from gradwire.ops.native.addresses import address, gradient_addresses, payload_address
+from gradwire.ops.native.addresses import address, gradient_addresses, payload_address, typed_address
 from gradwire.ops.native.library import library, scratch
 from gradwire.ops.native.structs import AddendsStruct, blocks_struct, entries_struct, gradient_array
 from gradwire.ops.noise import Seed
@@ -23,9 +23,9 @@ class _Sum:
         self, next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: float, n: int
     ) -> None:
         self._parts = gradient_array(gradient_addresses(gradient, n))
-        kept = 0 if old is None else address("old", old, n)
-        count = len(self._parts)
-        self.struct = AddendsStruct(address("next", next, n), kept, addressof(self._parts), count, decay, weight)
+        kept, dtype = (0, 0) if old is None else typed_address("old", old, n)
+        parts, count = addressof(self._parts), len(self._parts)
+        self.struct = AddendsStruct(address("next", next, n), kept, parts, count, decay, weight, dtype)
 
 
 def add_in(

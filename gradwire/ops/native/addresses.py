@@ -15,6 +15,13 @@ def address(name: str, tensor: Tensor, n: int, dtype: torch.dtype = torch.float3
     raise refused(name, tensor, f"{n} elements of {dtype}")
 
 
+def typed_address(name: str, tensor: Tensor, n: int) -> tuple[int, int]:
+    """The address of n elements of float32 or bfloat16, and the library's number of that type. Raises ValueError for
+    other tensors."""
+    dtype = torch.bfloat16 if tensor.dtype is torch.bfloat16 else torch.float32
+    return address(name, tensor, n, dtype), DTYPES[dtype]
+
+
 def payload_address(name: str, tensor: Tensor, nbytes: int) -> int:
     """The address of at least so many bytes, for a payload or its codes. Raises ValueError for other tensors."""
     if _is_dense(tensor) and tensor.dtype is torch.uint8 and tensor.numel() >= nbytes:

@@ -28,7 +28,7 @@ class AddendsStruct(Structure):
 
     _fields_: ClassVar = [
         ("next", c_void_p), ("old", c_void_p), ("parts", c_void_p), ("count", c_int64), ("decay", c_float),
-        ("weight", c_float),
+        ("weight", c_float), ("old_dtype", c_int64),
     ]  # fmt: skip
 
 

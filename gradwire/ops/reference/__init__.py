@@ -11,11 +11,12 @@ from gradwire.ops.reference import (
     masking,
     orthogonal,
     places,
+    rounding,
     selecting,
     slicing,
 )
 
 __all__ = [
     "adding", "bits", "casting", "decoding", "entries", "factors", "low_rank", "masking", "orthogonal",
-    "places", "selecting", "slicing",
+    "places", "rounding", "selecting", "slicing",
 ]  # fmt: skip

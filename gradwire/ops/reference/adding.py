@@ -25,8 +25,8 @@ def add_in(
     finite. On a GPU it returns True without a host sync, and `nonfinite` (1,), which was 0, becomes NaN where it is
     not.
 
-    next, old: (n,) float32; None for a zero `old` or gradient. `next` may be the gradient, or `old` where there is no
-    gradient.
+    next: (n,) float32; old: (n,) float32 or bfloat16; None for a zero `old` or gradient. `next` may be the gradient, or
+    `old` where there is no gradient.
     """
     return reported(_add_in(next, old, gradient, decay, weight), nonfinite)
 
@@ -39,6 +39,8 @@ def _add_in(next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, 
     for start, end in tile_bounds(next):
         part = next[start:end]
         before, new = (None if x is None else x[start:end] for x in (old, source))
+        if before is not None:  # a narrower one rounds to float32, too
+            before = before.float()
         _add(part, before, new, decay, weight)
         finite = both(finite, finite_in(part))
     return finite

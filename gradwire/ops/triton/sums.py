@@ -27,7 +27,7 @@ def summed(old, gradient, at, live, decay, weight, HAS_OLD: tl.constexpr, HAS_GR
     if HAS_GRADIENT:
         total = tl.load(gradient + at, live, 0.0).to(tl.float32) * weight
     if HAS_OLD:
-        total += tl.load(old + at, live, 0.0) * decay
+        total += tl.load(old + at, live, 0.0).to(tl.float32) * decay
     return total
 
 

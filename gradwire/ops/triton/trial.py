@@ -75,6 +75,15 @@ def _sums(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     return out
 
 
+def _rounded(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
+    """Whether rounded numbers are neighbours, for the host has other noise; and numbers that bfloat16 holds."""
+    out = torch.empty_like(old, dtype=torch.bfloat16)
+    kernels.round_stochastically(old.clone(), out, Seed(1))
+    close = (out - old).abs() <= 2.0**-7 * old.abs()
+    kernels.round_stochastically(gradient.bfloat16().float(), out, Seed(1))
+    return torch.cat([close.float(), out.float()])
+
+
 def _codes(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     """The error that is left, and the decoded values, of codes."""
     return torch.stack([torch.stack(_coded(kernels, code, old, gradient)) for code in CODES])
@@ -221,6 +230,7 @@ def _draws(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
 
 TRIALS = {
     "sums": Trial(_sums, ("add_in", "mask_zeros")),
+    "rounding": Trial(_rounded, ("round_stochastically",)),
     "codes": Trial(_codes, ("add_quantise", "sum_blocks")),
     "codes with noise": Trial(_noise, ("add_quantise", "sum_blocks")),
     "entries": Trial(_entries, ("add_select", "sum_entries", "unpack_entries")),
