@@ -10,13 +10,15 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+import torch
+
 from gradwire import communicators, compressors, controllers, memories
 from gradwire.communicators import Communicator
 from gradwire.compressors import Codec, Compressor
 from gradwire.controllers import Controller
 from gradwire.importing import named
 from gradwire.memories import Memory
-from gradwire.options import check_type, one_line
+from gradwire.options import check_type, dtype_of, one_line
 from gradwire.unknown import unknown
 
 T = TypeVar("T")
@@ -27,6 +29,7 @@ _WANTED = {
     bool: "true or false",
     str: "a text",
     Path: "a path",
+    torch.dtype: "a type of torch's numbers, such as bfloat16",
 }
 
 
@@ -112,6 +115,8 @@ def _written(value: Any) -> str:
     match value:
         case None | True | False:
             return str(value).lower()
+        case torch.dtype():
+            return str(value).removeprefix("torch.")
         case _:
             return str(value)
 
@@ -153,6 +158,13 @@ def _read(text: str, annotation: Any, what: str) -> Any:
         return construct(exported(Codec)[name], arguments, name)
     # a plain value
     try:
-        return {"true": True, "false": False}[text.lower()] if annotation is bool else annotation(text)
+        return _plain(text, annotation)
     except (ValueError, KeyError):
         raise ValueError(f"{what} takes {_WANTED[annotation]}, not {text!r}") from None
+
+
+def _plain(text: str, annotation: Any) -> Any:
+    """A plain value. Raises ValueError or KeyError for a text that is none."""
+    if annotation is bool:
+        return {"true": True, "false": False}[text.lower()]
+    return dtype_of(text) if annotation is torch.dtype else annotation(text)

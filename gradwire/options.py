@@ -14,7 +14,9 @@ import torch
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_KINDS = {bool: "True or False", int: "a whole number", float: "a finite number", str: "a text"}
+_KINDS = {
+    bool: "True or False", int: "a whole number", float: "a finite number", str: "a text", torch.dtype: "a torch.dtype"
+}  # fmt: skip
 """The types of plain options, as errors name them."""
 _LARGEST = {int: 2**63 - 1, float: torch.finfo(torch.float32).max}
 """Kernels compute with int64 and float32."""
@@ -140,6 +142,14 @@ def _wanted(annotation: Any) -> str:
     if NoneType in get_args(annotation):
         return f"{' or '.join(_wanted(kind) for kind in _others(annotation))}, or None"
     return _KINDS.get(annotation) or f"a {annotation.__name__}"
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The torch type of a name, such as "bfloat16". Raises ValueError where there is none."""
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{name!r} is no type of torch's; write e.g. bfloat16")
+    return found
 
 
 def names(value: Any) -> tuple[str, ...]:

@@ -50,3 +50,17 @@ def script(groups: Sequence[int], rounds: Sequence[int]) -> list[Entry]:
     while in_flight:
         advance()
     return entries
+
+
+def under_way(entries: Sequence[Entry]) -> dict[int, int]:
+    """A number for each group of a script, the least that no other one has between its first turn and its last."""
+    last = {entry.group: at for at, entry in enumerate(entries)}
+    numbers: dict[int, int] = {}
+    busy: set[int] = set()
+    for at, (group, turn) in enumerate(entries):
+        if turn == 0:
+            numbers[group] = next(number for number in range(len(busy) + 1) if number not in busy)
+            busy.add(numbers[group])
+        if last[group] == at:
+            busy.remove(numbers[group])
+    return numbers

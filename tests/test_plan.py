@@ -103,7 +103,8 @@ def test_a_pairing_that_makes_no_sense_names_one_that_does(compressor, memory, c
         lambda: gw.RandomK(2), lambda: gw.QSGD(levels=128), lambda: gw.QSGD(block=100), lambda: gw.TernGrad(block=0),
         lambda: gw.EFSignSGD(block=12), lambda: gw.OneBit(block=-8), lambda: gw.Signum(momentum=1.0),
         lambda: gw.PowerSGD(0), lambda: gw.ACPSGD(min_compression_rate=0.5), lambda: gw.PowerSGD(start_step=-1),
-        lambda: gw.Residual(0), lambda: gw.DGCMemory(momentum=1), lambda: gw.DGCMemory(clip=0),
+        lambda: gw.Residual(0), lambda: gw.Residual(dtype=torch.float16),
+        lambda: gw.DGCMemory(momentum=1), lambda: gw.DGCMemory(clip=0),
     ],
 )  # fmt: skip
 def test_hyperparameters_out_of_range_are_refused(make):

@@ -121,7 +121,7 @@ def arguments_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--names", default=";".join(CONFIGURATIONS), help="of configurations, between semicolons")
+    parser.add_argument("--names", default=";".join(CONFIGURATIONS), help="names or texts, between semicolons")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--save", default=FILE)
     parser.add_argument("--rates", action="store_true", help="dense at several rates instead")
@@ -150,7 +150,7 @@ def job(arguments: argparse.Namespace) -> None:
     task, seed = arguments.tasks, int(arguments.seeds)
     results, transport = known(arguments.save), ProcessGroup.own()
     for name, lr in missing(arguments, task, seed):
-        found = train(CONFIGURATIONS[name], task, seed, lr, arguments.steps, transport)
+        found = train(CONFIGURATIONS.get(name, name), task, seed, lr, arguments.steps, transport)
         found = {"task": task, "seed": seed, "name": name, "lr": lr} | found
         results.append(found)
         if dist.get_rank() == 0:
@@ -218,7 +218,7 @@ def markdown(task: str, steps: int, results: list[dict[str, Any]]) -> str:
         "| | bytes a step | x | held out against dense, by seed | training |",
         "|---|---|---|---|---|",
     ]
-    for name in CONFIGURATIONS:
+    for name in dict.fromkeys([*CONFIGURATIONS, *(run["name"] for run in runs)]):
         own = [run for run in runs if run["name"] == name]
         if own and name != "dense":
             held_out = ", ".join(f"{gap:+.1%}" for gap in against_dense(runs, name))

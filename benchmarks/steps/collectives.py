@@ -97,7 +97,7 @@ def collectives(compressor, communicator, elements: int, transport: gw.ProcessGr
     import torch
 
     from gradwire.ops.gradients import Gradients
-    from gradwire.runtime.exchange import GroupInput
+    from gradwire.runtime.group_input import GroupInput
     from gradwire.slots import Layout
 
     exchange = exchange_of(compressor, communicator, list(Layout.vector(elements).slots), transport)

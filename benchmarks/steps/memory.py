@@ -36,6 +36,9 @@ WAYS = {
     "ACPSGD r4": (gw.ACPSGD(4), None),
     "PowerSGD 1/6 in 4 bits": (gw.PowerSGD(1 / 6, bits=4), None),
     "TopK 1%, OkTopk": (gw.TopK(0.01), gw.OkTopk()),
+    "TopK 1%, residual in bfloat16": (gw.TopK(0.01), None, gw.Residual(dtype=torch.bfloat16)),
+    "EFSignSGD, residual in bfloat16": (gw.EFSignSGD(), None, gw.Residual(dtype=torch.bfloat16)),
+    "PowerSGD r4, residual in bfloat16": (gw.PowerSGD(4), None, gw.Residual(dtype=torch.bfloat16)),
 }
 
 
@@ -54,10 +57,13 @@ def bert() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Embedding(30_522 + 512, 768), torch.nn.TransformerEncoder(layer, 12))
 
 
-def held(model: torch.nn.Module, ranks: int, compressor: gw.Compressor, communicator: gw.Communicator | None) -> float:
+def held(
+    model: torch.nn.Module, ranks: int, compressor: gw.Compressor, communicator: gw.Communicator | None,
+    memory: gw.Memory | None = None,
+) -> float:  # fmt: skip
     """Bytes a parameter."""
     ddp, transport = DDP(model), gw.Played(ranks, gw.Card(0.0, 1e12))
-    handle = gw.attach(ddp, compressor, communicator=communicator, transport=transport)
+    handle = gw.attach(ddp, compressor, memory=memory, communicator=communicator, transport=transport)
     for _ in range(STEPS):
         ddp(torch.zeros(1, 4, dtype=torch.int64)).square().mean().backward()
     found = handle.stats().held_bytes

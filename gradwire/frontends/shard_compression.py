@@ -118,6 +118,8 @@ def _agree(model: nn.Module, gradients: Codec, weights: Codec, memory: Residual 
 
 def _check(gradients: Codec, weights: Codec, memory: Residual | None) -> None:
     check_type("memory", memory, (Residual,), "gw.Residual()")
+    if memory and memory.dtype != torch.float32:
+        raise ValueError(f"compress_shards() keeps float32, not {memory.dtype}; use memory=gw.Residual()")
     for codec, has_memory in (gradients, memory is not None), (weights, False):
         check_type("compressor", codec, (Compressor,), "gw.QSGD()")
         # FSDP exchanges shards: a whole gradient's memory would need what sharding saves

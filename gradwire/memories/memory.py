@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
+
 from gradwire.compressors import Compressor, DoubleBuffer
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.options import Options
@@ -26,6 +28,12 @@ class Memory(Options, Recordable, ABC):
     """The names of its tensors of gradient size, "residual" among them; none where nothing is kept."""
     wants_sparse: ClassVar[bool] = False
     """Works only with compressors that send coordinates exactly or not at all."""
+
+    @property
+    def residual_dtype(self) -> torch.dtype:
+        """The type in which the residual is kept from step to step: float32, or bfloat16, to which what remains is
+        rounded stochastically."""
+        return torch.float32
 
     @property
     def error_feedback(self) -> bool:
@@ -49,7 +57,8 @@ class Memory(Options, Recordable, ABC):
     @abstractmethod
     def add(self, flat: Mapping[str, DoubleBuffer], gradient: LazySum, layout: Layout, ranks: int) -> LazySum:
         """The vector to compress: a sum into the residual's write buffer, of what the read buffers hold and the
-        `gradient` (n,), weighted for a mean over so many `ranks`. Writes all other buffers of `flat`, by name."""
+        `gradient` (n,), weighted for a mean over so many `ranks`. Writes all other buffers of `flat`, by name. All are
+        float32, but for a residual's read buffer, which is of `residual_dtype`."""
 
     def sent(self, flat: Mapping[str, DoubleBuffer]) -> None:
         """Called once the next residual is what was not sent."""

@@ -62,6 +62,10 @@ class GradientSplit:
             self._views[at] = [part.of(flat) for part in self.parts]
         return self._views[at]
 
+    def forget_views(self) -> None:
+        """Drops all views, which keep their memory alive."""
+        self._views.clear()
+
 
 @dataclass(frozen=True, eq=False)
 class Gradients:

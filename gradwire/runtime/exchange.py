@@ -2,7 +2,8 @@
 
     turn 0       gradients and old residual are summed into the new residual and encoded; the first collective starts
     turns after  the collective before is over on this rank; the next one starts
-    last turn    the mean is decoded to where the gradients were
+    last turn    what remains is the new residual, rounded if it is kept in another type than float32; the mean is
+                 decoded to where the gradients were
     commit       all groups are reduced and the step is good: the new state counts; where it is bad, forget
     take_back    until the next step begins, the user may skip this one: the old state holds again
 
@@ -10,7 +11,7 @@ Turns run on the worker alone and need no lock; commit, take_back and forget und
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import ClassVar
@@ -19,63 +20,22 @@ import torch
 from torch import Tensor
 
 from gradwire.collective import Message, Sum
-from gradwire.compressors import GroupContext, Reduction
+from gradwire.compressors import DoubleBuffer, GroupContext, Reduction
 from gradwire.memories import RESIDUAL
+from gradwire.ops.backend import backend_for
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import count_step
-from gradwire.ops.vectors import Scalar
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, sized_by_elements
 from gradwire.runtime.flags import flagged
+from gradwire.runtime.group_input import GroupInput
 from gradwire.runtime.store import StoredGroup
 from gradwire.transports import Mesh
 
 Look = Callable[[GroupContext, LazySum], None]
 """Sees each vector (n,) that is about to be encoded, gradient and residual."""
-
-
-@dataclass(frozen=True)
-class GroupInput:
-    """A group's input to a step."""
-
-    gradients: Gradients
-    absent: Sequence[int] = ()
-    """The slots without a gradient on this rank."""
-    scale: Scalar | None = None
-    """The factor that the loss was multiplied by."""
-    lost: bool = False
-    """Backward failed: no rank takes the step."""
-    share: Scalar | None = None
-    """This rank's part of the mean over all ranks; None where each has the same."""
-
-    def part(self, ranks: int, hosts: int = 1) -> Scalar:
-        """The part of this rank's gradients in a mean over so many ranks, which is then averaged over hosts."""
-        return 1 / ranks if self.share is None else self.share * hosts
-
-    def weight(self, ranks: int, hosts: int = 1) -> Scalar:
-        """That part, divided by the loss's scale, which the gradients still have."""
-        part = self.part(ranks, hosts)
-        return part if self.scale is None else part / self.scale
-
-    def lazily(self, scratch: Tensor, weight: Scalar, nonfinite: Tensor) -> LazySum:
-        """The weighted gradients, to be summed in scratch (n,)."""
-        return LazySum(scratch, None, self.gradients.vectors(scratch), 1.0, weight, nonfinite)
-
-    def finish(self, x: LazySum, weight: Scalar) -> LazySum:
-        """Sums x where slots are absent, whose residuals stay where they are, or drops it where the step is lost."""
-        if self.lost:
-            x.drop()
-        elif self.absent:
-            self._without_absent(x.total(), weight)
-        return x
-
-    def _without_absent(self, x: Tensor, weight: Scalar) -> None:
-        """Takes the residuals of absent slots out of x (n,)."""
-        parts = self.gradients.split.layout.views(x)
-        for slot in self.absent:
-            torch.mul(self.gradients.slot(slot), weight, out=parts[slot])
 
 
 @dataclass(frozen=True)
@@ -215,7 +175,8 @@ class ReplicaExchange(GroupExchange):
     def reduce(self, given: GroupInput) -> Reduction:
         """Accumulates, compresses, exchanges, and writes the means."""
         # accumulate: gradient and residual
-        x = self._accumulate(given)
+        flat = self._computed_state(given)
+        x = self._accumulate(given, flat)
         if self._job.look:
             self._job.look(self.context, x)
         # compress and exchange
@@ -225,7 +186,8 @@ class ReplicaExchange(GroupExchange):
         if (nonfinite := self.context.slots.nonfinite) is not None:
             # the same on all ranks already
             self.nonfinite.add_(nonfinite)
-        self.group.memory.sent(self.context.flat)
+        self.group.memory.sent(flat)
+        self._keep(flat)
         mean.write_means(given.scale)
 
     def _payload_bytes(self, step: int) -> int | None:
@@ -273,9 +235,27 @@ class ReplicaExchange(GroupExchange):
 
     # All other groups
 
-    def _accumulate(self, given: GroupInput) -> LazySum:
+    def _computed_state(self, given: GroupInput) -> Mapping[str, DoubleBuffer]:
+        """The state as a step reads and writes it: the next residual is computed in float32, in whatever type it is
+        kept."""
+        flat = self.context.flat
+        if RESIDUAL not in self.stored.kinds or flat[RESIDUAL].write.dtype == torch.float32:
+            return flat
+        # in a room that groups share; alone, without a job, in a buffer of the group's own
+        room = given.room
+        if room is None:
+            room = self.context.buffers.tensor("next residual", (self.stored.layout.numel,))
+        return flat | {RESIDUAL: DoubleBuffer(flat[RESIDUAL].read, room)}
+
+    def _keep(self, flat: Mapping[str, DoubleBuffer]) -> None:
+        """Rounds the next residual to the type in which it is kept."""
+        if flat is not self.context.flat:
+            computed, kept = flat[RESIDUAL].write, self.context.flat[RESIDUAL].write
+            backend_for(computed).round_stochastically(computed, kept, self.context.own_seed())
+
+    def _accumulate(self, given: GroupInput, flat: Mapping[str, DoubleBuffer]) -> LazySum:
         """The vector to compress: weighted gradients, and the residual."""
-        weight, flat, ranks = given.weight(self.context.world), self.context.flat, self.context.world
+        weight, ranks = given.weight(self.context.world), self.context.world
         if self.group.memory.error_feedback:
             # with a memory: gradient and residual are summed into the new residual
             gradient = given.lazily(flat[RESIDUAL].write, weight, self.nonfinite)

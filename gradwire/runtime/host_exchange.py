@@ -10,8 +10,9 @@ from gradwire.compressors import Reduction
 from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients
 from gradwire.plans import Group, Plan
-from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext, ReplicaExchange
+from gradwire.runtime.exchange import GroupExchange, JobContext, ReplicaExchange
 from gradwire.runtime.flags import flagged
+from gradwire.runtime.group_input import GroupInput
 from gradwire.runtime.row_exchange import RowExchange
 from gradwire.runtime.store import Store, StoredGroup
 
@@ -43,7 +44,7 @@ class HostExchange(GroupExchange):
         yield from flagged(_one(Sum(message, HOST)), self.nonfinite)
         # the leader reduces between hosts
         if self.compresses:
-            sums = GroupInput(Gradients.of_vector(self.stored.layout, message.body), given.absent)
+            sums = GroupInput(Gradients.of_vector(self.stored.layout, message.body), given.absent, room=given.room)
             self._between.enter(sums, step)
             yield from self._between.reduce(sums)
         else:

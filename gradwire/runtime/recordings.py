@@ -23,9 +23,10 @@ from gradwire.compressors import DoubleBuffer, Reduction
 from gradwire.compressors.context import SmallBuffers
 from gradwire.ops.vectors import Scalar
 from gradwire.ops.workspace import scratch_on
-from gradwire.runtime.exchange import GroupExchange, GroupInput, ReplicaExchange
+from gradwire.runtime.exchange import GroupExchange, ReplicaExchange
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.graphs import Graphs
+from gradwire.runtime.group_input import GroupInput
 
 MOST = 32
 """Keys that are recorded of a group; a graph is some 100 KB on a GPU."""
@@ -137,7 +138,7 @@ class GroupRecordings:
         # what a recording fixes: which half, phase and memory its kernels read and write
         return (
             exchange.group.compressor.phase(step), exchange.group.communicator.phase(step, exchange.context.world),
-            _place(given.scale), _place(given.share), id(given.gradients), *exchange.stored.sides,
+            _place(given.scale), _place(given.share), _place(given.room), id(given.gradients), *exchange.stored.sides,
         )  # fmt: skip
 
     def _why_computed(self, given: GroupInput) -> str:

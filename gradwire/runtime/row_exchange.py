@@ -9,7 +9,8 @@ from torch import Tensor
 from gradwire.collective import ALIGNED, Gather, Message, aligned
 from gradwire.compressors import Reduction
 from gradwire.plans import Group
-from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext
+from gradwire.runtime.exchange import GroupExchange, JobContext
+from gradwire.runtime.group_input import GroupInput
 from gradwire.runtime.row_formats import format_of
 from gradwire.runtime.row_memory import Rows
 from gradwire.runtime.store import StoredGroup

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors import DoubleBuffer
+from gradwire.memories import RESIDUAL
+from gradwire.plans import Group, Plan
 from gradwire.slots import Slot
 from gradwire.torch_private.foreach import copy_each
 
@@ -14,11 +16,11 @@ ALIGNED = 16
 
 
 class StateBuffer:
-    """One kind of state of all slots, two halves (2, numel) float32. By place, `holds` is the half that is the state,
-    and `used` whether it may be other than zero."""
+    """One kind of state of all slots, two halves (2, numel). By place, `holds` is the half that is the state, and
+    `used` whether it may be other than zero."""
 
-    def __init__(self, numel: int, places: int, device: torch.device) -> None:
-        self.tensor = torch.zeros(2, numel, dtype=torch.float32, device=device)
+    def __init__(self, numel: int, places: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.tensor = torch.zeros(2, numel, dtype=dtype, device=device)
         self.holds, self.used = bytearray(places), bytearray(places)
 
 
@@ -53,10 +55,14 @@ class StateBuffers:
         """Bytes of all kinds, both halves."""
         return sum(buffer.tensor.nbytes for buffer in self.kinds.values())
 
-    def need(self, kind: str) -> None:
-        """Adds the buffer of a kind, all zero, if there is none."""
+    def need(self, kind: str, dtype: torch.dtype | None = None) -> None:
+        """Adds the buffer of a kind, all zero, if there is none. With a `dtype` it has that type from now on; without
+        one its own, float32 at first."""
         if kind not in self.kinds:
-            self.kinds[kind] = StateBuffer(self.numel, len(self.order), self.device)
+            self.kinds[kind] = StateBuffer(self.numel, len(self.order), dtype or torch.float32, self.device)
+        elif dtype:
+            buffer = self.kinds[kind]
+            buffer.tensor = buffer.tensor.to(dtype)
 
     def follow(self, groups: Sequence[Sequence[int]]) -> None:
         """Moves the slots of each group to where it begins ALIGNED, side by side, and those of no group behind them,
@@ -90,7 +96,7 @@ class StateBuffers:
         """Copies each slot from where it lay to its new place, in the other half, or in a larger buffer."""
         old, grows = buffer.tensor, buffer.tensor.shape[1] < self.numel
         # into the other half, so that no slot is overwritten before it is copied
-        target = torch.zeros(2, self.numel, dtype=torch.float32, device=self.device) if grows else old
+        target = torch.zeros(2, self.numel, dtype=old.dtype, device=self.device) if grows else old
         half = buffer.holds[0] if places else 0
         pairs = [(self._start[slot], starts[slot], self.slots[slot].numel) for slot in self.order if slot in starts]
         copy_each([target[1 - half, to : to + n] for to, _, n in pairs], [old[half, at : at + n] for _, at, n in pairs])
@@ -181,3 +187,16 @@ class BufferPart:
 
 def _aligned(start: int) -> int:
     return -(-start // ALIGNED) * ALIGNED
+
+
+def kinds_of(group: Group) -> tuple[str, ...]:
+    """The kinds of state of gradient size that a group's steps write."""
+    return tuple(dict.fromkeys((*group.memory.flat_state, *group.compressor.flat_state)))
+
+
+def dtypes_of(plan: Plan) -> dict[str, torch.dtype]:
+    """The type of each kind of state that a plan's steps write. All residuals are of one: float32 where any is."""
+    dtypes = {kind: torch.float32 for group in plan.groups for kind in kinds_of(group)}
+    if all(group.memory.residual_dtype == torch.bfloat16 for group in plan.groups if RESIDUAL in kinds_of(group)):
+        dtypes |= dict.fromkeys(dtypes.keys() & {RESIDUAL}, torch.bfloat16)
+    return dtypes

@@ -27,14 +27,16 @@ from gradwire.ops.vectors import Scalar
 from gradwire.ops.workspace import Workspace, scratch_on
 from gradwire.plans import Plan
 from gradwire.runtime.control import Control
-from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext
+from gradwire.runtime.exchange import GroupExchange, JobContext
 from gradwire.runtime.executor import EPOCH, Executor, Moment
+from gradwire.runtime.group_input import GroupInput
 from gradwire.runtime.host_exchange import exchanges_for
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.machine import Machine
 from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.raised import raised
 from gradwire.runtime.recordings import Recordings
+from gradwire.runtime.rooms import Rooms
 from gradwire.runtime.store import Store
 from gradwire.runtime.used_slots import UsedSlots
 from gradwire.runtime.weights import Weights
@@ -79,29 +81,26 @@ class Steps:
         self.machine = Machine()
         self.changing = RLock()
         self.number = self.taken = self.opened = self.skipped = self.whole = 0
-        self.skip_reason, self.last_arrival = "", EPOCH
-        self.members, self.ended = [], lambda: None
+        self.skip_reason, self.last_arrival, self.members, self.ended = "", EPOCH, [], lambda: None
         self.exchanges: list[GroupExchange] = []
         self._scale, self._elastic, self._voted = options.scale, options.elastic, options.voted
-        self.promised = self.over = False
+        self.promised = self.over = self._lost = False
         # what all groups share
         self.job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), look=control.look)
-        self.recordings = Recordings(executor, lambda: control.looks)
+        self.recordings, self.rooms = Recordings(executor, lambda: control.looks), Rooms(executor.device)
         self.used = UsedSlots(len(store.slots), pipeline, executor, options.find_unused)
         self._promise_sum = self._flags = torch.zeros(1, dtype=torch.float32, device=executor.device)
         self._weights = Weights(pipeline, executor)
         # the step under way, or the last one while its verdict is not read
         self._active: list[GroupExchange] = []
         self._inputs: dict[int, GroupInput] = {}
-        self._lost = False
         self._verdict: Callable[[], Tensor] | None = None
         self._next: Plan | None = None
         self._last: Sequence[GroupExchange] | None = None
 
     def install(self, plan: Plan) -> None:
         """Puts a plan in force from the next step on. Until that begins, state stays where it is."""
-        self._next = plan
-        members = self.store.members(plan)
+        self._next, members = plan, self.store.members(plan)
         if members != self.members:
             self.members = members
 
@@ -138,6 +137,7 @@ class Steps:
         self.store.arrange(plan)
         self.exchanges = exchanges_for(plan, self.store, self.job)
         scratch_on(self.executor.device).forget_views()
+        self.rooms.follow(self.exchanges)
         self.recordings.follow(self.exchanges)
 
     def forget_places(self) -> None:
@@ -173,6 +173,7 @@ class Steps:
                 self.promised = False
         self.opened = opened
         self._active = [self.exchanges[group] for group in groups]
+        self.rooms.begin(groups)
         self.executor.waits.step_begins()
         # agree on the sum of weights, which every payload needs
         self._weights.agree(weight)
@@ -184,12 +185,11 @@ class Steps:
         """Takes a complete group's gradients, in the order of its slots, which had arrived at `arrival`; those `absent`
         are zeros. Without `tensors` they lie where they did when they were `fixed`."""
         # the group's input: where its gradients lie, and the loss scale that they have
-        self.last_arrival = arrival
-        stored = self.store.groups[group]
+        self.last_arrival, stored = arrival, self.store.groups[group]
         if tensors is not None:
             self.executor.keep(tensors)
-        gradients = stored.gradients(tensors, fixed)
-        self._inputs[group] = GroupInput(gradients, absent, self._scale(), self._lost, self._weights.share)
+        gradients, room = stored.gradients(tensors, fixed), self.rooms.of(group)
+        self._inputs[group] = GroupInput(gradients, absent, self._scale(), self._lost, self._weights.share, room)
         self.machine.complete(group)
         # walk the script as far as groups are there, until the step is over
         while (entry := self.machine.next()) is not None:

@@ -19,12 +19,12 @@ from gradwire.ops.gradients import Gradients, GradientSplit
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan
 from gradwire.runtime.row_memory import AS_THEY_ARE, RowMemory, RowWay
-from gradwire.runtime.state_buffers import BufferPart, StateBuffers
+from gradwire.runtime.state_buffers import BufferPart, StateBuffers, dtypes_of, kinds_of
 from gradwire.slots import Layout, Slot
 
 Exported = dict[str, dict[str, Tensor]]
-"""By parameter and name: "residual" and others of gradient size are views in the parameter's shape; small tensors of a
-slot are "shared/...", those of a group "group/..."."""
+"""By parameter and name: "residual" and others of gradient size, float32 in the parameter's shape, which may be views;
+small tensors of a slot are "shared/...", those of a group "group/..."."""
 
 
 @dataclass(eq=False)
@@ -95,6 +95,13 @@ class StoredGroup:
         self.buffers.clear()
         return self.fixed
 
+    def forget_views(self) -> None:
+        """Drops views of state and buffers, which may lie elsewhere from now on."""
+        self.buffers.forget_views()
+        self.split.forget_views()
+        if self.fixed:
+            self.fixed.split.forget_views()
+
     def spend(self, whole: bool) -> None:
         """Drops the pending residual that a good step has sent; of all slots, if `whole`."""
         self.parts[RESIDUAL].commit(used=not whole)
@@ -162,18 +169,18 @@ class Store:
         before = {stored.slots: stored for stored in self.groups}
         if members:
             self._buffers.follow(members[: len(plan.groups)])
-        # buffers of kinds that this plan needs for the first time
-        for group in plan.groups:
-            for kind in _kinds(group):
-                self._buffers.need(kind)
-                self.keeps_state = True
+        # buffers of kinds that this plan needs for the first time, or in another type
+        dtypes = dtypes_of(plan)
+        for kind, dtype in dtypes.items():
+            self._buffers.need(kind, dtype)
+        self.keeps_state |= bool(dtypes)
         self.keeps_state |= bool(self._rows) and self._row_way[1].error_feedback
         # groups with the same slots as before keep their scratch
         groups = zip(self.whole(plan).groups, members, strict=True)
         self.groups = [self._stored(group, own, before.get(own)) for group, own in groups]
 
     def export(self) -> Exported:
-        """All state, as views."""
+        """All state, as views where that is float32."""
         # what groups have changed and not written back
         now = {
             i: (stored.kinds, small, stored.group_state.changed)
@@ -203,14 +210,13 @@ class Store:
 
     def _stored(self, group: Group, members: tuple[int, ...], before: StoredGroup | None) -> StoredGroup:
         """A group's state, with the buffers and views of the group that had the same slots before."""
-        kinds = () if members == self._rows else _kinds(group)
+        kinds = () if members == self._rows else kinds_of(group)
         slot_state = SlotState([self._init_slot(i, group) for i in members])
         group_state = GroupState(group.compressor.init_group() | group.communicator.init_group())
         group_state.load(self._group_tensors[members[0]])
         parts = self._parts(kinds, members)
-        # same slots: buffers and views stay, and recorded kernels with them
-        if before:
-            before.buffers.forget_views()
+        if before:  # the same slots
+            before.forget_views()
             return replace(before, kinds=kinds, parts=parts, slot_state=slot_state, group_state=group_state)
         split = GradientSplit.by_slot(Layout(tuple(self.slots[i] for i in members)))
         rows = self.rows if members == self._rows else None
@@ -253,7 +259,7 @@ class Store:
         kept = [kind for kind in self._buffers.kinds if kind in written or self._buffers.used(kind, i)]
         if (residual := self.rows.export(i)) is not None:
             tensors[RESIDUAL] = residual
-        return tensors | {kind: self._buffers.view(kind, i) for kind in kept}
+        return tensors | {kind: self._buffers.view(kind, i).float() for kind in kept}
 
     def _load_rows(self, i: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Takes over the residual of a sparse gradient; returns the rest of a slot's state."""
@@ -280,11 +286,6 @@ class Store:
             self._slot_tensors[i][name] = tensor.clone()
         else:
             _copy_rows(mine, tensor)
-
-
-def _kinds(group: Group) -> tuple[str, ...]:
-    """The kinds of state of gradient size that a group's steps write."""
-    return tuple(dict.fromkeys((*group.memory.flat_state, *group.compressor.flat_state)))
 
 
 def _copy_rows(mine: Tensor, other: Tensor) -> None:

@@ -51,8 +51,9 @@ def largest_of(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def norms_of(tensors: Sequence[Tensor]) -> Tensor:
-    """The norm of each tensor, (len(tensors),)."""
-    return torch.stack(torch._foreach_norm(list(tensors)))  # pyright: ignore[reportPrivateImportUsage]
+    """The norm of each tensor, (len(tensors),) float32."""
+    norms = torch._foreach_norm(list(tensors), dtype=torch.float32)  # pyright: ignore[reportPrivateImportUsage]
+    return torch.stack(norms)
 
 
 def memory_of(tensor: Tensor) -> list[Tensor]:

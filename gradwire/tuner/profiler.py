@@ -24,7 +24,8 @@ from gradwire.ops.gradients import Gradients
 from gradwire.ops.host import computing_threads, kind_of, synchronize
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan, sized_by_elements
-from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext, ReplicaExchange
+from gradwire.runtime.exchange import GroupExchange, JobContext, ReplicaExchange
+from gradwire.runtime.group_input import GroupInput
 from gradwire.runtime.host_exchange import HostExchange
 from gradwire.runtime.job_options import Profiler
 from gradwire.runtime.store import Store

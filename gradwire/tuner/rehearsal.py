@@ -17,7 +17,8 @@ from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan
-from gradwire.runtime.exchange import GroupInput, JobContext, ReplicaExchange
+from gradwire.runtime.exchange import JobContext, ReplicaExchange
+from gradwire.runtime.group_input import GroupInput
 from gradwire.runtime.store import Store
 from gradwire.schedule.profile import STEADY
 from gradwire.slots import Slot

@@ -21,7 +21,8 @@ def test_means_and_residuals_are_the_same(case: Case):
     near = 3e-6 if isinstance(case.compressor, LowRank) else 1e-6  # products are added up in another order
     with torch.no_grad():
         ours, theirs = Lane(case, SLOTS, CPU), Lane(case, SLOTS, CPU)
-        for number in range(3):
+        # where a last bit differs, bfloat16 may round to the other neighbour, and later steps are others
+        for number in range(1 if case.residual_rounding else 3):
             grads = draw(SLOTS, WORLD, number)
             means = ours.step(grads)
             with mock.patch.object(native, "available", return_value=False):
@@ -30,4 +31,5 @@ def test_means_and_residuals_are_the_same(case: Case):
                 torch.testing.assert_close(mean, other, rtol=0, atol=near)
             if case.conserves:
                 for kept, other in zip(ours.residuals(), theirs.residuals(), strict=True):
-                    torch.testing.assert_close(kept, other, rtol=0, atol=4e-6)
+                    least = case.residual_rounding * float(other.abs().max())
+                    torch.testing.assert_close(kept, other, rtol=0, atol=max(4e-6, least))

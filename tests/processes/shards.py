@@ -781,6 +781,8 @@ def shards_that_cannot_be_compressed_are_refused() -> None:
     refused(ValueError, "gw.QSGD()", lambda: gw.compress_shards(model, "qsgd"))
     refused(ValueError, "gw.Residual()", lambda: gw.compress_shards(model, gw.QSGD(), memory=gw.DGCMemory()))
     refused(ValueError, "memory", lambda: gw.compress_shards(model, gw.QSGD(), memory=gw.Residual() if alone else None))
+    short = gw.Residual(dtype=torch.bfloat16)
+    refused(ValueError, "keeps float32", lambda: gw.compress_shards(model, gw.QSGD(), memory=short))
     loss_of(model, 0).backward()
 
 

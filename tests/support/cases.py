@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import pytest
+import torch
 
 import gradwire as gw
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.memories import Memory
 
-NONE, RESIDUAL = gw.NoMemory(), gw.Residual()
+NONE, RESIDUAL, SHORT = gw.NoMemory(), gw.Residual(), gw.Residual(dtype=torch.bfloat16)
 GATHER, REDUCE, SCATTER = gw.AllGather(), gw.AllReduce(), gw.ScatterReduce()
 
 
@@ -41,6 +42,11 @@ class Case:
     a kernel of `ops/triton` is used."""
 
     @property
+    def residual_rounding(self) -> float:
+        """The relative error of each element of what is kept."""
+        return 2**-7 if self.memory.residual_dtype == torch.bfloat16 else 0.0
+
+    @property
     def conserves(self) -> bool:
         """Means and residuals add up to gradients and residuals before: nothing is lost."""
         limited = getattr(self.memory, "limit", None) is not None
@@ -65,6 +71,8 @@ CASES = [
     Case(gw.TopK(0.05), RESIDUAL, GATHER, 48 * 0.05, (16, 49), interpreted="vectors"),
     Case(gw.TopK(0.05), RESIDUAL, SCATTER, 48 * 0.05, (45, 124), interpreted="vectors"),
     Case(gw.TopK(0.05), gw.Residual(decay=0.9), GATHER, 48 * 0.05, (16, 49), interpreted="vectors"),
+    Case(gw.TopK(0.05), SHORT, GATHER, 48 * 0.05, (18, 70), gpu_differs=True, interpreted="vectors"),
+    Case(gw.TopK(0.05), gw.Residual(0.9, 4, torch.bfloat16), gw.OkTopk(), 48 * 0.05, (66, 137), gpu_differs=True),
     Case(gw.TopK(0.05), gw.Residual(limit=4), GATHER, 48 * 0.05, (26, 57)),
     Case(gw.TopK(0.05), gw.DGCMemory(momentum=0.8), GATHER, 48 * 0.05, (18, 57), interpreted="vectors"),
     Case(gw.TopK(1.0), RESIDUAL, GATHER, 48, (16, 45), exact=True),
@@ -162,6 +170,7 @@ CASES = [
     Case(gw.QSGD(levels=15), RESIDUAL, GATHER, 8 + 32 / 1024, (9, 73), gpu_differs=True, interpreted="vectors"),
     Case(gw.Quantized(), RESIDUAL, GATHER, 4 + 16 / 64 + 0.01, (8, 84), interpreted="vectors"),
     Case(gw.Quantized(), RESIDUAL, SCATTER, 4 + 16 / 64 + 0.02, (14, 320), interpreted="vectors"),
+    Case(gw.Quantized(), SHORT, GATHER, 4 + 16 / 64 + 0.01, (8, 102), gpu_differs=True, interpreted="vectors"),
     Case(gw.Quantized(8, block=128), NONE, GATHER, 8 + 16 / 128 + 0.01, (8, 49), interpreted="vectors"),
     Case(gw.Quantized(3), gw.Residual(decay=0.9), GATHER, 3 + 16 / 64 + 0.01, (8, 84), interpreted="vectors"),
     Case(gw.Quantized(2, block=32), RESIDUAL, SCATTER, 2 + 16 / 32 + 0.02, (14, 320), interpreted="vectors"),
@@ -190,9 +199,11 @@ CASES = [
     Case(gw.Signum(), NONE, GATHER, 1, (16, 22)),
     Case(gw.EFSignSGD(), RESIDUAL, GATHER, 1 + 32 / 256, (9, 50), interpreted="vectors"),
     Case(gw.EFSignSGD(block=64), RESIDUAL, SCATTER, 1 + 32 / 64, (15, 144), interpreted="vectors"),
+    Case(gw.EFSignSGD(), SHORT, SCATTER, 1 + 32 / 256 + 0.02, (14, 156), gpu_differs=True, interpreted="vectors"),
     Case(gw.OneBit(), RESIDUAL, GATHER, 1 + 64 / 4096, (9, 55), interpreted="vectors"),
     Case(gw.OneBit(block=64), RESIDUAL, SCATTER, 1 + 64 / 64, (15, 171), interpreted="vectors"),
     Case(gw.PowerSGD(2), RESIDUAL, REDUCE, 32, (25, 76), rounding=1e-5, interpreted="matrices"),
+    Case(gw.PowerSGD(2), SHORT, REDUCE, 32, (27, 103), rounding=1e-5, gpu_differs=True, interpreted="matrices"),
     Case(gw.PowerSGD(2), gw.Residual(limit=4), REDUCE, 32, (35, 90), rounding=1e-5),
     Case(gw.PowerSGD(1), NONE, REDUCE, 32, (25, 76), interpreted="matrices"),
     Case(

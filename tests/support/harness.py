@@ -17,7 +17,8 @@ from gradwire.controllers import Controller
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.workspace import Workspace
 from gradwire.runtime import failures
-from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext, ReplicaExchange
+from gradwire.runtime.exchange import GroupExchange, JobContext, ReplicaExchange
+from gradwire.runtime.group_input import GroupInput
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.store import Exported, Store

@@ -8,7 +8,8 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.workspace import Workspace
-from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext, ReplicaExchange
+from gradwire.runtime.exchange import GroupExchange, JobContext, ReplicaExchange
+from gradwire.runtime.group_input import GroupInput
 from gradwire.runtime.store import Store
 from gradwire.slots import Slot
 from tests.support.cases import Case

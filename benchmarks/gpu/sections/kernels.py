@@ -21,8 +21,9 @@ from gradwire.notation import read
 from gradwire.ops.backend import REFERENCE, Backend, backend_for
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan, uniform
-from gradwire.runtime.exchange import GroupInput, JobContext, ReplicaExchange
+from gradwire.runtime.exchange import JobContext, ReplicaExchange
 from gradwire.runtime.graphs import CUDAGraphs
+from gradwire.runtime.group_input import GroupInput
 from gradwire.runtime.recordings import GroupRecordings
 from gradwire.runtime.store import Store
 from gradwire.slots import Slot

@@ -1,0 +1,55 @@
+"""One group's input to a step: its gradients, and how they count in the mean."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.ops.gradients import Gradients
+from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.vectors import Scalar
+
+
+@dataclass(frozen=True)
+class GroupInput:
+    """A group's input to a step."""
+
+    gradients: Gradients
+    absent: Sequence[int] = ()
+    """The slots without a gradient on this rank."""
+    scale: Scalar | None = None
+    """The factor that the loss was multiplied by."""
+    lost: bool = False
+    """Backward failed: no rank takes the step."""
+    share: Scalar | None = None
+    """This rank's part of the mean over all ranks; None where each has the same."""
+    room: Tensor | None = None
+    """(n,) float32, to compute the next residual in where it is kept in another type: see `Rooms`."""
+
+    def part(self, ranks: int, hosts: int = 1) -> Scalar:
+        """The part of this rank's gradients in a mean over so many ranks, which is then averaged over hosts."""
+        return 1 / ranks if self.share is None else self.share * hosts
+
+    def weight(self, ranks: int, hosts: int = 1) -> Scalar:
+        """That part, divided by the loss's scale, which the gradients still have."""
+        part = self.part(ranks, hosts)
+        return part if self.scale is None else part / self.scale
+
+    def lazily(self, scratch: Tensor, weight: Scalar, nonfinite: Tensor) -> LazySum:
+        """The weighted gradients, to be summed in scratch (n,)."""
+        return LazySum(scratch, None, self.gradients.vectors(scratch), 1.0, weight, nonfinite)
+
+    def finish(self, x: LazySum, weight: Scalar) -> LazySum:
+        """Sums x where slots are absent, whose residuals stay where they are, or drops it where the step is lost."""
+        if self.lost:
+            x.drop()
+        elif self.absent:
+            self._without_absent(x.total(), weight)
+        return x
+
+    def _without_absent(self, x: Tensor, weight: Scalar) -> None:
+        """Takes the residuals of absent slots out of x (n,)."""
+        parts = self.gradients.split.layout.views(x)
+        for slot in self.absent:
+            torch.mul(self.gradients.slot(slot), weight, out=parts[slot])
