@@ -241,11 +241,11 @@ class ReplicaExchange(GroupExchange):
         flat = self.context.flat
         if RESIDUAL not in self.stored.kinds or flat[RESIDUAL].write.dtype == torch.float32:
             return flat
-        # in a room that groups share; alone, without a job, in a buffer of the group's own
-        room = given.room
-        if room is None:
-            room = self.context.buffers.tensor("next residual", (self.stored.layout.numel,))
-        return flat | {RESIDUAL: DoubleBuffer(flat[RESIDUAL].read, room)}
+        # in a vector that groups share; alone, without a job, in a buffer of the group's own
+        computed = given.float_residual
+        if computed is None:
+            computed = self.context.buffers.tensor("next residual", (self.stored.layout.numel,))
+        return flat | {RESIDUAL: DoubleBuffer(flat[RESIDUAL].read, computed)}
 
     def _keep(self, flat: Mapping[str, DoubleBuffer]) -> None:
         """Rounds the next residual to the type in which it is kept."""

@@ -24,8 +24,8 @@ class GroupInput:
     """Backward failed: no rank takes the step."""
     share: Scalar | None = None
     """This rank's part of the mean over all ranks; None where each has the same."""
-    room: Tensor | None = None
-    """(n,) float32, to compute the next residual in where it is kept in another type: see `Rooms`."""
+    float_residual: Tensor | None = None
+    """(n,) float32, to compute the next residual in where it is kept in another type: see `FloatResiduals`."""
 
     def part(self, ranks: int, hosts: int = 1) -> Scalar:
         """The part of this rank's gradients in a mean over so many ranks, which is then averaged over hosts."""

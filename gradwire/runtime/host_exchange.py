@@ -44,7 +44,9 @@ class HostExchange(GroupExchange):
         yield from flagged(_one(Sum(message, HOST)), self.nonfinite)
         # the leader reduces between hosts
         if self.compresses:
-            sums = GroupInput(Gradients.of_vector(self.stored.layout, message.body), given.absent, room=given.room)
+            sums = GroupInput(
+                Gradients.of_vector(self.stored.layout, message.body), given.absent, float_residual=given.float_residual
+            )
             self._between.enter(sums, step)
             yield from self._between.reduce(sums)
         else:

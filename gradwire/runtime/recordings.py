@@ -138,7 +138,7 @@ class GroupRecordings:
         # what a recording fixes: which half, phase and memory its kernels read and write
         return (
             exchange.group.compressor.phase(step), exchange.group.communicator.phase(step, exchange.context.world),
-            _place(given.scale), _place(given.share), _place(given.room), id(given.gradients), *exchange.stored.sides,
+            *map(_place, (given.scale, given.share, given.float_residual)), id(given.gradients), *exchange.stored.sides,
         )  # fmt: skip
 
     def _why_computed(self, given: GroupInput) -> str:

@@ -70,7 +70,7 @@ class Stats:
         account = controller.account if (controller := steps.control.controller) else ""
         # while no step is counted or arranged
         with steps.changing:
-            held = steps.store.nbytes + steps.job.scratch.nbytes + steps.rooms.nbytes
+            held = steps.store.nbytes + steps.job.scratch.nbytes + steps.float_residuals.nbytes
         return cls(*counts, *times, in_use(), steps.skipped, held, str(steps.recordings), account)
 
     def over(self, inner_steps: int) -> "Stats":

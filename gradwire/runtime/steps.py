@@ -29,6 +29,7 @@ from gradwire.plans import Plan
 from gradwire.runtime.control import Control
 from gradwire.runtime.exchange import GroupExchange, JobContext
 from gradwire.runtime.executor import EPOCH, Executor, Moment
+from gradwire.runtime.float_residuals import FloatResiduals
 from gradwire.runtime.group_input import GroupInput
 from gradwire.runtime.host_exchange import exchanges_for
 from gradwire.runtime.job_options import JobOptions
@@ -36,7 +37,6 @@ from gradwire.runtime.machine import Machine
 from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.raised import raised
 from gradwire.runtime.recordings import Recordings
-from gradwire.runtime.rooms import Rooms
 from gradwire.runtime.store import Store
 from gradwire.runtime.used_slots import UsedSlots
 from gradwire.runtime.weights import Weights
@@ -78,8 +78,7 @@ class Steps:
         self, store: Store, pipeline: Pipeline, executor: Executor, control: Control, options: JobOptions
     ) -> None:
         self.store, self.pipeline, self.executor, self.control = store, pipeline, executor, control
-        self.machine = Machine()
-        self.changing = RLock()
+        self.machine, self.changing = Machine(), RLock()
         self.number = self.taken = self.opened = self.skipped = self.whole = 0
         self.skip_reason, self.last_arrival, self.members, self.ended = "", EPOCH, [], lambda: None
         self.exchanges: list[GroupExchange] = []
@@ -87,7 +86,8 @@ class Steps:
         self.promised = self.over = self._lost = False
         # what all groups share
         self.job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), look=control.look)
-        self.recordings, self.rooms = Recordings(executor, lambda: control.looks), Rooms(executor.device)
+        self.recordings = Recordings(executor, lambda: control.looks)
+        self.float_residuals = FloatResiduals(executor.device)
         self.used = UsedSlots(len(store.slots), pipeline, executor, options.find_unused)
         self._promise_sum = self._flags = torch.zeros(1, dtype=torch.float32, device=executor.device)
         self._weights = Weights(pipeline, executor)
@@ -137,7 +137,7 @@ class Steps:
         self.store.arrange(plan)
         self.exchanges = exchanges_for(plan, self.store, self.job)
         scratch_on(self.executor.device).forget_views()
-        self.rooms.follow(self.exchanges)
+        self.float_residuals.follow(self.exchanges)
         self.recordings.follow(self.exchanges)
 
     def forget_places(self) -> None:
@@ -173,7 +173,7 @@ class Steps:
                 self.promised = False
         self.opened = opened
         self._active = [self.exchanges[group] for group in groups]
-        self.rooms.begin(groups)
+        self.float_residuals.begin(groups)
         self.executor.waits.step_begins()
         # agree on the sum of weights, which every payload needs
         self._weights.agree(weight)
@@ -188,8 +188,8 @@ class Steps:
         self.last_arrival, stored = arrival, self.store.groups[group]
         if tensors is not None:
             self.executor.keep(tensors)
-        gradients, room = stored.gradients(tensors, fixed), self.rooms.of(group)
-        self._inputs[group] = GroupInput(gradients, absent, self._scale(), self._lost, self._weights.share, room)
+        gradients, residual = stored.gradients(tensors, fixed), self.float_residuals.of(group)
+        self._inputs[group] = GroupInput(gradients, absent, self._scale(), self._lost, self._weights.share, residual)
         self.machine.complete(group)
         # walk the script as far as groups are there, until the step is over
         while (entry := self.machine.next()) is not None:

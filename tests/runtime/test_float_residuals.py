@@ -1,4 +1,4 @@
-"""Residuals in bfloat16: rooms that groups share, and state on its way to another type and back."""
+"""Residuals in bfloat16: vectors that groups share, and state on its way to another type and back."""
 
 from collections.abc import Sequence
 
@@ -32,7 +32,7 @@ def test_groups_under_way_together_have_other_numbers(rounds: list[int]):
     assert set(numbers.values()) <= set(range(IN_FLIGHT + 1))
 
 
-def test_a_residual_takes_half_of_the_memory_and_groups_share_rooms():
+def test_a_residual_takes_half_of_the_memory_and_groups_share_vectors():
     slots = slots_of({f"{i}.weight": torch.empty(64, 10 + i) for i in range(16)})
     held = {}
     for memory in (SHORT, LONG):
@@ -43,8 +43,8 @@ def test_a_residual_takes_half_of_the_memory_and_groups_share_rooms():
             held[memory] = steps.store.nbytes
             # one collective each: besides the group that is encoded, one is under way
             numels = sorted(slot.numel for slot in slots)
-            assert steps.rooms.nbytes == (4 * sum(numels[-2:]) if memory == SHORT else 0)
-            assert running.runtimes[0].stats().held_bytes >= held[memory] + steps.rooms.nbytes
+            assert steps.float_residuals.nbytes == (4 * sum(numels[-2:]) if memory == SHORT else 0)
+            assert running.runtimes[0].stats().held_bytes >= held[memory] + steps.float_residuals.nbytes
     assert held[LONG] - held[SHORT] >= 4 * sum(slot.numel for slot in slots)
 
 
@@ -115,12 +115,12 @@ def test_a_state_goes_to_another_type_and_back():
             assert same(loaded.state("residual"), residuals(saved))
 
 
-def test_ranks_of_a_host_need_no_room_unless_they_lead():
+def test_ranks_of_a_host_need_no_vector_unless_they_lead():
     with job(plan(SHORT), SLOTS, 4, transports=hosts(2, 2)) as running:
         running.step(draw(SLOTS, 4, 0))
-        rooms = [runtime._states._steps.rooms for runtime in running.runtimes]
+        vectors = [runtime._states._steps.float_residuals for runtime in running.runtimes]
         for rank in range(4):
-            assert [rooms[rank].of(group) is not None for group in range(3)] == [rank % 2 == g % 2 for g in range(3)]
+            assert [vectors[rank].of(group) is not None for group in range(3)] == [rank % 2 == g % 2 for g in range(3)]
 
 
 def residuals(states: Sequence[dict[str, Tensor]]) -> list[list[Tensor]]:

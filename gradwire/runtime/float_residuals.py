@@ -1,6 +1,6 @@
-"""Rooms: float32 vectors in which groups compute their next residuals where these are kept in another type.
+"""Float32 vectors in which groups compute their next residuals, where these are kept in another type.
 
-A group needs its room from its first turn to its last. Groups that are never under way together share one.
+A group needs its vector from its first turn to its last. Groups that are never under way together share one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ from gradwire.runtime.exchange import GroupExchange
 from gradwire.script import script, under_way
 
 
-class Rooms:
-    """The rooms of a job's groups."""
+class FloatResiduals:
+    """The vectors of a job's groups."""
 
     def __init__(self, device: torch.device) -> None:
         self._workspace = Workspace(device)
@@ -24,11 +24,11 @@ class Rooms:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rooms."""
+        """Bytes of all vectors."""
         return self._workspace.nbytes
 
     def follow(self, exchanges: Sequence[GroupExchange]) -> None:
-        """Drops all rooms, for a plan has these groups from now on."""
+        """Drops all vectors, for a plan has these groups from now on."""
         self._workspace.clear()
         self._exchanges = exchanges
 
@@ -37,21 +37,21 @@ class Rooms:
         self._now = self._workspace.once(tuple(groups), lambda: self._made(groups))
 
     def of(self, group: int) -> Tensor | None:
-        """The room (n,) of a group of the step; None for one that needs none."""
+        """The vector (n,) of a group of the step; None for one that needs none."""
         return self._now.get(group)
 
     def _made(self, groups: Sequence[int]) -> Mapping[int, Tensor]:
-        """The rooms of a step of these groups."""
-        needy = {group: self._exchanges[group] for group in groups if _needs_room(self._exchanges[group])}
+        """The vectors of a step of these groups."""
+        needy = {group: self._exchanges[group] for group in groups if _needs_one(self._exchanges[group])}
         sizes = {group: exchange.stored.layout.numel for group, exchange in needy.items()}
         # the place of each among the groups under way, and the largest there
         places = under_way(script(groups, [exchange.rounds for exchange in self._exchanges]))
         largest = {places[group]: n for group, n in sorted(sizes.items(), key=lambda each: each[1])}
-        rooms = {place: self._workspace.tensor(f"{place}", (n,)) for place, n in largest.items()}
-        return {group: rooms[places[group]][:n] for group, n in sizes.items()}
+        vectors = {place: self._workspace.tensor(f"{place}", (n,)) for place, n in largest.items()}
+        return {group: vectors[places[group]][:n] for group, n in sizes.items()}
 
 
-def _needs_room(exchange: GroupExchange) -> bool:
+def _needs_one(exchange: GroupExchange) -> bool:
     """Whether a group computes its next residual in another type than it is kept in."""
     if not exchange.compresses or RESIDUAL not in exchange.stored.kinds:
         return False
