@@ -422,6 +422,16 @@ def test_a_kind_of_memory_that_the_state_lacks_starts_at_zero():
         assert not any(velocity.any() for own in other.state("velocity") for velocity in own)
 
 
+def test_parameters_of_which_the_state_has_no_memory_go_on_without():
+    with job(plan_of(SLOTS, gw.FP32(), gw.NoMemory(), gw.AllReduce()), SLOTS, 2) as dense:
+        saved = dense.states()
+    with job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2) as running:
+        running.step(draw(SLOTS, 2, 0))
+        assert any(residual.any() for own in running.state("residual") for residual in own)
+        running.load(saved)
+        assert not any(residual.any() for own in running.state("residual") for residual in own)
+
+
 def about(rank: int, ranks: int = 2, **more) -> checkpoint.About:
     return checkpoint.About(rank, ranks, gw.NATIVE.to_json(), **more)
 

@@ -149,8 +149,8 @@ class Handle:
 
     def load_state_dict(self, state: StateDict) -> None:
         """Takes over what `state_dict` returned, on this rank or of all ranks, whatever the plan was then; parameters
-        that the state lacks keep theirs. All ranks do this together, between backward passes; the next gradient finds
-        what was loaded.
+        that the state lacks have no memory from here on. All ranks do this together, between backward passes; the next
+        gradient finds what was loaded.
 
         Raises ValueError, on all ranks and before anything has changed, for what is no whole state of this model,
         another rank's or another number of ranks', and for states that were not saved together."""

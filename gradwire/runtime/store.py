@@ -190,10 +190,10 @@ class Store:
         return {slot.name: self._export_slot(i, *now.get(i, ((), {}, {}))) for i, slot in enumerate(self.slots)}
 
     def load(self, exported: Exported) -> None:
-        """Takes over what `export` returned; slots that it lacks keep theirs. A slot's small tensor of another size
-        takes the rows that both have."""
+        """Takes over what `export` returned; slots that it lacks have no memory then. A slot's small tensor of another
+        size takes the rows that both have."""
         self.keeps_state = True
-        exported = {name: self._load_rows(self._index[name], tensors) for name, tensors in exported.items()}
+        exported = {slot.name: self._load_rows(i, exported.get(slot.name, {})) for i, slot in enumerate(self.slots)}
         kinds = {name: [kind for kind in tensors if "/" not in kind] for name, tensors in exported.items()}
         # places and buffers for all that the state has
         self._buffers.hold([self._index[name] for name, own in kinds.items() if own])
@@ -261,7 +261,7 @@ class Store:
             tensors[RESIDUAL] = residual
         return tensors | {kind: self._buffers.view(kind, i).float() for kind in kept}
 
-    def _load_rows(self, i: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _load_rows(self, i: int, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Takes over the residual of a sparse gradient; returns the rest of a slot's state."""
         if i not in self.sparse:
             return tensors

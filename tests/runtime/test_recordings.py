@@ -65,11 +65,8 @@ def of(case: Case, groups: int = 2) -> gw.Plan:
 @rows(CASES)
 def test_replayed_steps_are_those_that_would_have_been_computed(case: Case):
     """Two groups, whose turns alternate; a class that says it is recordable is, and others are computed."""
-    parts = (case.compressor, case.memory, case.communicator)
-    recordable = all(part.recordable for part in parts)
-    phases = {(case.compressor.phase(step), case.communicator.phase(step, WORLD)) for step in range(12)}
-    job = same(of(case), steps({1: 5, 2: 7}.get(len(phases), 12)), replayed=recordable)
-    why = "2 of 2 groups" if recordable else "is not recordable"
+    job = same(of(case), steps({1: 5, 2: 7}.get(case.phases(WORLD), 12)), replayed=case.recordable)
+    why = "2 of 2 groups" if case.recordable else "is not recordable"
     assert why in job.runtimes[0].stats().recorded
 
 

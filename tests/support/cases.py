@@ -52,6 +52,15 @@ class Case:
         limited = getattr(self.memory, "limit", None) is not None
         return self.memory.error_feedback and not limited and not getattr(self.communicator, "over_senders", False)
 
+    @property
+    def recordable(self) -> bool:
+        """Steps of one phase launch the same work."""
+        return all(part.recordable for part in (self.compressor, self.memory, self.communicator))
+
+    def phases(self, world: int) -> int:
+        """How many phases its steps have among `world` ranks."""
+        return len({(self.compressor.phase(step), self.communicator.phase(step, world)) for step in range(12)})
+
     def __str__(self) -> str:
         parts = (self.compressor, self.memory, self.communicator)
         return "-".join(str(part).replace(" ", "") for part in parts)
