@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.checksum import checksum
-from gradwire.options import Options, names
+from gradwire.options import Options, dtype_name, names
 from gradwire.predecessors import predecessors
 from gradwire.slots import Slot
 
@@ -270,7 +270,7 @@ def _sum_of(tensor: Tensor) -> str:
 
 
 def _kind(tensor: Tensor) -> list[Any]:
-    return [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
+    return [dtype_name(tensor.dtype), *tensor.shape]
 
 
 def _each(exported: Exported) -> Iterable[tuple[str, str, Tensor]]:

@@ -18,7 +18,7 @@ from gradwire.compressors import Codec, Compressor
 from gradwire.controllers import Controller
 from gradwire.importing import named
 from gradwire.memories import Memory
-from gradwire.options import check_type, dtype_of, one_line
+from gradwire.options import check_type, dtype_name, dtype_of, one_line
 from gradwire.unknown import unknown
 
 T = TypeVar("T")
@@ -116,7 +116,7 @@ def _written(value: Any) -> str:
         case None | True | False:
             return str(value).lower()
         case torch.dtype():
-            return str(value).removeprefix("torch.")
+            return dtype_name(value)
         case _:
             return str(value)
 

@@ -144,6 +144,11 @@ def _wanted(annotation: Any) -> str:
     return _KINDS.get(annotation) or f"a {annotation.__name__}"
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a torch type, such as "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def dtype_of(name: str) -> torch.dtype:
     """The torch type of a name, such as "bfloat16". Raises ValueError where there is none."""
     found = getattr(torch, name, None)

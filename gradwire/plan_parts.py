@@ -10,14 +10,14 @@ import torch
 
 from gradwire import communicators, compressors, memories
 from gradwire.importing import place_of
-from gradwire.options import dtype_of
+from gradwire.options import dtype_name, dtype_of
 
 
 def to_dict(part: Any) -> dict[str, Any]:
     """A part of a plan, by the names of its class and its options."""
     values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
     inner = {name: to_dict(value) for name, value in values.items() if dataclasses.is_dataclass(value)}
-    dtypes = {name: _text(value) for name, value in values.items() if isinstance(value, torch.dtype)}
+    dtypes = {name: dtype_name(value) for name, value in values.items() if isinstance(value, torch.dtype)}
     return {"name": _name(type(part))} | values | inner | dtypes
 
 
@@ -30,10 +30,6 @@ def from_dict(data: dict[str, Any], base: type) -> Any:
     defaults = {field.name: field.default for field in dataclasses.fields(part) if field.name in arguments}
     dtypes = {key: dtype_of(arguments[key]) for key, value in defaults.items() if isinstance(value, torch.dtype)}
     return part(**arguments | inner | dtypes)
-
-
-def _text(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _name(cls: type) -> str:

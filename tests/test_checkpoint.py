@@ -20,7 +20,7 @@ from gradwire.plans import uniform
 from gradwire.predecessors import predecessors
 from gradwire.runtime import meeting
 from tests.support.cases import CASES, FEW, Case, rows
-from tests.support.harness import SMALL, draw, hand_over, job, plan_of, raising, slots_of, together, total
+from tests.support.harness import SMALL, Job, draw, hand_over, job, plan_of, raising, slots_of, together, total
 
 SLOTS = slots_of(SMALL)
 REMEMBERING = [case for case in CASES if case.conserves]
@@ -412,14 +412,19 @@ def test_a_later_state_replaces_what_was_pending():
         assert not any(residual.any() for residual in residuals(other.states()))
 
 
+def any_of(running: Job, kind: str) -> bool:
+    """Whether some rank's state of this kind is other than zero."""
+    return any(bool(tensor.any()) for own in running.state(kind) for tensor in own)
+
+
 def test_a_kind_of_memory_that_the_state_lacks_starts_at_zero():
     with job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2) as running:
         saved = running.states()
     with job(plan_of(SLOTS, gw.TopK(0.1), gw.DGCMemory(), gw.AllGather()), SLOTS, 2) as other:
         other.step(draw(SLOTS, 2, 0))
-        assert any(velocity.any() for own in other.state("velocity") for velocity in own)
+        assert any_of(other, "velocity")
         other.load(saved)
-        assert not any(velocity.any() for own in other.state("velocity") for velocity in own)
+        assert not any_of(other, "velocity")
 
 
 def test_parameters_of_which_the_state_has_no_memory_go_on_without():
@@ -427,9 +432,9 @@ def test_parameters_of_which_the_state_has_no_memory_go_on_without():
         saved = dense.states()
     with job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2) as running:
         running.step(draw(SLOTS, 2, 0))
-        assert any(residual.any() for own in running.state("residual") for residual in own)
+        assert any_of(running, "residual")
         running.load(saved)
-        assert not any(residual.any() for own in running.state("residual") for residual in own)
+        assert not any_of(running, "residual")
 
 
 def about(rank: int, ranks: int = 2, **more) -> checkpoint.About:

@@ -128,7 +128,7 @@ class MultiLevel(MultiRound):
         """Writes `observed`; returns its norms (3,)."""
         norms, elements = self.observed(context)
         values = [x[indices] for indices in levels]
-        # norms, and counts of what is not zero
+        # the norm of x and of each level, and how many of their elements are not zero
         torch.stack([self._norm(part, context) for part in (x, *values)], out=norms)
         torch.stack([part.count_nonzero() for part in values], out=elements[1:])
         elements[0] = len(x)
@@ -145,7 +145,7 @@ class MultiLevel(MultiRound):
         message.body[:-TAIL].copy_(x)
         message.body[-TAIL:].copy_(norms)
         yield Sum(message)
-        # nothing is left
+        # all was sent: the residual is zero
         x.zero_()
         mean.vector().copy_(message.body[:-TAIL])
         return message.body[-TAIL:]

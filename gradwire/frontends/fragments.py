@@ -84,7 +84,6 @@ class FragmentedModel:
             return False
         # a count of fragments: to the smallest; modules: to the one that has it
         if isinstance(self._wanted, int):
-            # to the smallest fragment
             for name in new:
                 sizes = [sum(parameters[own].numel() for own in part) for part in self.names]
                 self.names[sizes.index(min(sizes))] += (name,)

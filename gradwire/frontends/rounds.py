@@ -204,7 +204,7 @@ class Rounds:
         try:
             yield
         finally:
-            # back to the own values
+            # put this replica's own values back
             parameters = (p for fragment in self.fragments for p in fragment.parameters.values())
             for parameter, copy in zip(parameters, own, strict=True):
                 parameter.data.copy_(copy)

@@ -84,7 +84,7 @@ def equal_layouts(x: Tensor, payloads: Tensor, layouts: Sequence[Entries]) -> En
     """The parts of x (n,), neighbours of the same layout together."""
     row = start = 0
     for layout, same in groupby(layouts):
-        # so many neighbours as rows of a matrix
+        # neighbours of one layout are the rows of a matrix
         count = len(list(same))
         end = start + count * layout.n
         yield x[start:end].view(count, layout.n), payloads[row : row + count], layout

@@ -13,6 +13,7 @@ Turns run on the worker alone and need no lock; commit, take_back and forget und
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from typing import ClassVar
 
@@ -69,6 +70,11 @@ class GroupExchange(ABC):
     """Why its turns are never recorded on a GPU; empty where they may be."""
     input: GroupInput | None = None
     """The present step's."""
+
+    @cached_property
+    def rounds_residual(self) -> bool:
+        """The residual is computed in float32, and kept in another type."""
+        return RESIDUAL in self.stored.kinds and self.stored.flat[RESIDUAL].write.dtype != torch.float32
 
     def __str__(self) -> str:
         first, *others = self.stored.layout.slots
@@ -239,7 +245,7 @@ class ReplicaExchange(GroupExchange):
         """The state as a step reads and writes it: the next residual is computed in float32, in whatever type it is
         kept."""
         flat = self.context.flat
-        if RESIDUAL not in self.stored.kinds or flat[RESIDUAL].write.dtype == torch.float32:
+        if not self.rounds_residual:
             return flat
         # in a vector that groups share; alone, without a job, in a buffer of the group's own
         computed = given.float_residual
@@ -249,7 +255,7 @@ class ReplicaExchange(GroupExchange):
 
     def _keep(self, flat: Mapping[str, DoubleBuffer]) -> None:
         """Rounds the next residual to the type in which it is kept."""
-        if flat is not self.context.flat:
+        if self.rounds_residual:
             computed, kept = flat[RESIDUAL].write, self.context.flat[RESIDUAL].write
             backend_for(computed).round_stochastically(computed, kept, self.context.own_seed())
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gradwire.memories import RESIDUAL
 from gradwire.ops.workspace import Workspace
 from gradwire.runtime.exchange import GroupExchange
 from gradwire.script import script, under_way
@@ -42,17 +41,13 @@ class FloatResiduals:
 
     def _made(self, groups: Sequence[int]) -> Mapping[int, Tensor]:
         """The vectors of a step of these groups."""
-        needy = {group: self._exchanges[group] for group in groups if _needs_one(self._exchanges[group])}
-        sizes = {group: exchange.stored.layout.numel for group, exchange in needy.items()}
+        sizes = {
+            group: exchange.stored.layout.numel
+            for group in groups
+            if (exchange := self._exchanges[group]).compresses and exchange.rounds_residual
+        }
         # the place of each among the groups under way, and the largest there
         places = under_way(script(groups, [exchange.rounds for exchange in self._exchanges]))
         largest = {places[group]: n for group, n in sorted(sizes.items(), key=lambda each: each[1])}
         vectors = {place: self._workspace.tensor(f"{place}", (n,)) for place, n in largest.items()}
         return {group: vectors[places[group]][:n] for group, n in sizes.items()}
-
-
-def _needs_one(exchange: GroupExchange) -> bool:
-    """Whether a group computes its next residual in another type than it is kept in."""
-    if not exchange.compresses or RESIDUAL not in exchange.stored.kinds:
-        return False
-    return exchange.stored.flat[RESIDUAL].write.dtype != torch.float32

@@ -12,6 +12,7 @@ from torch import Tensor
 from gradwire.checkpoint import letters, text_of
 from gradwire.ops.checksum import checksum
 from gradwire.ops.host import on_host, to_device
+from gradwire.options import dtype_name, dtype_of
 from gradwire.transports.gathering import ranks_named
 from gradwire.transports.mesh import SAME, Mesh
 
@@ -93,7 +94,7 @@ def from_first(tree: Tree, mesh: Mesh, device: torch.device) -> Tree:
 
     def tensor(dtype: str, shape: list[int], host: bool) -> Tensor:
         """The next one of rank 0's."""
-        mine = next(own) if mesh.rank == 0 else torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
+        mine = next(own) if mesh.rank == 0 else torch.empty(shape, dtype=dtype_of(dtype), device="cpu")
         given = mine.detach().to(device, copy=True).contiguous()
         mesh.share([given], device)
         return given.cpu() if host else given
@@ -129,7 +130,7 @@ def _plain(tree: Tree, tensors: list[Tensor]) -> Any:
                     "a sparse, quantized or meta tensor in a state cannot be sent to other ranks; make it dense"
                 )
             tensors.append(tree)
-            return {"tensor": [str(tree.dtype).removeprefix("torch."), list(tree.shape), on_host(tree.device)]}
+            return {"tensor": [dtype_name(tree.dtype), list(tree.shape), on_host(tree.device)]}
         case dict():
             # containers, whose keys need not be texts
             return {"dict": [[_plain(key, tensors), _plain(tree[key], tensors)] for key in tree]}  # pyright: ignore

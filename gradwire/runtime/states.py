@@ -10,6 +10,7 @@ from torch import Tensor
 from gradwire import checkpoint
 from gradwire.checkpoint import GROUP, SHARED, StateDict, Unpacked, pack
 from gradwire.collective import HOST, REPLICA, SHARD
+from gradwire.options import dtype_name, dtype_of
 from gradwire.runtime.active_plan import ActivePlan
 from gradwire.runtime.failures import AbsentRanks
 from gradwire.runtime.job_options import JobOptions
@@ -154,7 +155,7 @@ def _small(own: Unpacked) -> str:
     for name, tensors in own.exported.items():
         for key, tensor in tensors.items():
             if key.startswith(GROUP):
-                small[name][key] = [str(tensor.dtype).removeprefix("torch."), tensor.tolist()]
+                small[name][key] = [dtype_name(tensor.dtype), tensor.tolist()]
     return json.dumps(small)
 
 
@@ -164,4 +165,4 @@ def _add_small(small: Sequence[Mapping[str, Mapping[str, tuple[str, object]]]], 
         rows = [own.get(name, {}).get(key) for own in small]
         dtype, instead = next(row for row in rows if row)
         numbers = [instead if row is None else row[1] for row in rows]
-        exported.setdefault(name, {})[key] = torch.tensor(numbers, dtype=getattr(torch, dtype), device="cpu")
+        exported.setdefault(name, {})[key] = torch.tensor(numbers, dtype=dtype_of(dtype), device="cpu")

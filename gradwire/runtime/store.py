@@ -193,16 +193,16 @@ class Store:
         """Takes over what `export` returned; slots that it lacks have no memory then. A slot's small tensor of another
         size takes the rows that both have."""
         self.keeps_state = True
-        loaded = {slot.name: self._load_rows(i, exported.get(slot.name, {})) for i, slot in enumerate(self.slots)}
-        kinds = {name: [kind for kind in tensors if "/" not in kind] for name, tensors in loaded.items()}
+        loaded = [self._load_rows(i, exported.get(slot.name, {})) for i, slot in enumerate(self.slots)]
+        kinds = [[kind for kind in tensors if "/" not in kind] for tensors in loaded]
         # places and buffers for all that the state has
-        self._buffers.hold([self._index[name] for name, own in kinds.items() if own])
-        for kind in {kind for own in kinds.values() for kind in own}:
+        self._buffers.hold([i for i, own in enumerate(kinds) if own])
+        for kind in {kind for own in kinds for kind in own}:
             self._buffers.need(kind)
         # this job's own small tensors, of which those that the state lacks stay
         self._write_back()
-        for name, tensors in loaded.items():
-            self._load_slot(self._index[name], tensors)
+        for i, tensors in enumerate(loaded):
+            self._load_slot(i, tensors)
         # groups see the loaded state
         for stored in self.groups:
             stored.parts = self._parts(stored.kinds, stored.slots)

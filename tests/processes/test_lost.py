@@ -1,4 +1,4 @@
-"""Ranks that are killed or frozen: no other one hangs, and each is told why it ended."""
+"""Ranks that are killed or frozen: no other one hangs, and each names the reason."""
 
 import os
 import signal
@@ -12,8 +12,8 @@ from tests.support.ranks import ended_ranks
 from tests.support.warm import Forked
 
 
-def told_to_survivors(job: str, world: int, lost: int, how: signal.Signals | None) -> list[str]:
-    """What the other ranks were told when one was sent a signal, if any, in the middle of training."""
+def errors_of_survivors(job: str, world: int, lost: int, how: signal.Signals | None) -> list[str]:
+    """The errors of the other ranks when one was sent a signal, if any, in the middle of training."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world), "PATH": ""}
     shared |= {"OMP_NUM_THREADS": "1"}
     argv = ["-m", "tests.processes.victims", job]
@@ -46,21 +46,21 @@ def told_to_survivors(job: str, world: int, lost: int, how: signal.Signals | Non
 def test_no_survivor_hangs(job: str, how: signal.Signals, lost: int):
     """The store's host, rank 0, or another one."""
     or_the_stores = ", or the store's host," if lost == 0 else ""
-    for told in told_to_survivors(job, 3, lost, how):
-        assert f" ended: rank {lost} (host {gethostname()}){or_the_stores} was lost\n" in told
+    for error in errors_of_survivors(job, 3, lost, how):
+        assert f" ended: rank {lost} (host {gethostname()}){or_the_stores} was lost\n" in error
 
 
 @pytest.mark.long
 def test_a_call_of_all_ranks_names_the_lost_one_and_not_one_that_computes():
-    for told in told_to_survivors("verify", 3, 1, signal.SIGKILL):
-        assert f" ended: rank 1 (host {gethostname()}) was lost\n" in told
+    for error in errors_of_survivors("verify", 3, 1, signal.SIGKILL):
+        assert f" ended: rank 1 (host {gethostname()}) was lost\n" in error
 
 
 def test_a_rank_that_fails_is_not_lost():
     """Rank 1 is the one that fails."""
-    for told in told_to_survivors("fails", 3, 1, None):
-        assert "failed on rank 1: ArithmeticError: too much\n" in told
-        assert " lost" not in told
+    for error in errors_of_survivors("fails", 3, 1, None):
+        assert "failed on rank 1: ArithmeticError: too much\n" in error
+        assert " lost" not in error
 
 
 @pytest.mark.parametrize(

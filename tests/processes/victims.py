@@ -1,4 +1,4 @@
-"""A rank that trains until another one is lost, and says what it was told: `python -m tests.processes.victims NAME`."""
+"""A rank that trains until another one is lost, and prints its error: `python -m tests.processes.victims NAME`."""
 
 import os
 import sys

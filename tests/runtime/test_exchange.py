@@ -1,4 +1,4 @@
-"""What makes an exchange take a step or not, and dense groups that send what an earlier plan's memory has left."""
+"""Which steps an exchange counts, and dense groups that send the residual of an earlier plan."""
 
 from collections.abc import Sequence
 

@@ -43,7 +43,7 @@ class Case:
 
     @property
     def residual_rounding(self) -> float:
-        """The relative error of each element of what is kept."""
+        """How much rounding may change an element of the residual, relative to it; 0 for float32."""
         return 2**-7 if self.memory.residual_dtype == torch.bfloat16 else 0.0
 
     @property

@@ -124,7 +124,7 @@ def _end_at_the_first_signal() -> None:
     """Raise SignalException once; those that follow, as `timeout` sends two, do not disturb the end of the ranks."""
 
     def end(number: int, frame: object) -> None:
-        # deaf from now on
+        # ignore all signals that follow
         for each in _SIGNALS:
             signal.signal(each, signal.SIG_IGN)
         raise SignalException(f"got signal {number}", signal.Signals(number))

@@ -21,7 +21,7 @@ def sum_blocks(payloads: Tensor, out: Output, layouts: Sequence[Blocks]) -> None
     """See the reference."""
     outs = split_output(out, [layout.numel for layout in layouts])
     for rows, to, layout in zip(payloads, outs, layouts, strict=False):
-        # addresses that were checked, and room to work in
+        # addresses that were checked, and scratch memory
         c, struct = library(), blocks_struct(layout)
         source, target = payload_rows(rows, layout.nbytes), output_array(output_addresses(to, layout.numel))
         workspace = scratch(c.gw_blocks_room(layout.code.block))
@@ -32,7 +32,7 @@ def sum_entries(payloads: Tensor, out: Output, layouts: Sequence[Entries]) -> No
     """See the reference."""
     outs = split_output(out, [layout.n for layout in layouts])
     for rows, to, layout in zip(payloads, outs, layouts, strict=False):
-        # addresses that were checked, and room to work in
+        # addresses that were checked, and scratch memory
         c, struct = library(), entries_struct(layout)
         source, target = payload_rows(rows, layout.nbytes), output_array(output_addresses(to, layout.n))
         workspace = scratch(c.gw_entries_room(len(rows)))

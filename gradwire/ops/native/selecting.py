@@ -50,7 +50,7 @@ def top_k_rows(matrix: Tensor, k: int) -> Tensor:
     rows, length = matrix.shape
     if k > length:
         raise ValueError(f"k={k} of rows of {length} elements; use {length} or fewer")
-    # addresses that were checked, and room to work in
+    # addresses that were checked, and scratch memory
     start, indices = address("matrix", matrix, rows * length), torch.empty(rows, k, dtype=torch.int32, device="cpu")
     workspace = scratch(4 * (3 * length + 64))
     library().gw_top_k_rows(start, rows, length, k, indices.data_ptr(), workspace)
