@@ -48,12 +48,15 @@ def _parts(table: Shown, ages: bool) -> list[str]:
 
 
 def _origins(names: Sequence[str], ages: bool) -> list[str]:
-    """A line for each date, commit and machine, with the commands that ran there."""
-    commands = defaultdict(list)
+    """A line for each machine, with dates, commits and the commands that ran then."""
+    machines = defaultdict(lambda: defaultdict(list))
     for found in map(load, names):
         command = re.sub(r" --save \S+", "", command_today(found))
         ago = commits_ago(found) if ages else None
         age = "" if ago is None else f" ({ago} commits ago)"
         machine = found["machine"].replace("2 cores, 2 threads", "2 cores").replace("(R)", "").replace(" Processor", "")
-        commands[f"{found['date']}, {found['commit']}{age}, {machine}"].append(f"`{command}`")
-    return [f"- {origin}: {', '.join(own)}" for origin, own in commands.items()]
+        machines[machine][f"{found['date']}, {found['commit']}{age}"].append(f"`{command}`")
+    lines = []
+    for machine, runs in machines.items():
+        lines.append(f"- {machine}; " + "; ".join(f"{run}: {', '.join(commands)}" for run, commands in runs.items()))
+    return lines

@@ -97,7 +97,7 @@ def test_a_page_says_which_command_measured_it_and_how_many_commits_ago(reposito
     for _ in range(2):
         git(repository, "commit", "--quiet", "--allow-empty", "--message", "later")
     assert "`python benchmarks/steps/wire.py --only 'a b'`" in page.markdown(ages=True)
-    assert f"{provenance.load('wire')['commit']} (2 commits ago), " in page.markdown(ages=True)
+    assert f"{provenance.load('wire')['commit']} (2 commits ago): " in page.markdown(ages=True)
     assert "ago" not in page.markdown()
 
 
