@@ -1,33 +1,45 @@
-"""Completions for the shell's Tab key, which load torch for the parts of configurations alone."""
+"""Completions for the shell's Tab key. They load no torch, which would take seconds."""
 
 from collections.abc import Iterable
 
-from gradwire.lab.names import MODELS, PRESETS, TASKS
+from gradwire.lab.names import (
+    AUTO,
+    DENSE,
+    HOOKS,
+    KINDS,
+    LOCAL,
+    MODELS,
+    NOCOMM,
+    PRESETS,
+    SUITES,
+    TASKS,
+    exported,
+)
+
+_FIRST = (DENSE, NOCOMM, AUTO, LOCAL, *HOOKS)
+"""Configurations that are no compressors."""
+_PARTNERS = ("memories", "communicators", "controllers")
+"""What stands behind a compressor."""
 
 
 def configurations(incomplete: str) -> list[str]:
     """Plain DDP, `auto`, torch's hooks, local steps, and compressors; after a + its other parts."""
-    from gradwire.lab.catalogue import catalogue
-
-    # what may stand behind a +, or at the beginning
-    kinds = catalogue()
     head, plus, last = incomplete.rpartition("+")
-    begun = head.startswith("localsteps") and "+" not in head
-    partners = ("Compressors",) if begun or not plus else ("Memories", "Communicators", "Controllers")
-    names = [entry.name for kind in partners for entry in kinds[kind]]
-    first = [] if plus else [entry.name for kind in ("Baselines", "Rounds", "Hooks") for entry in kinds[kind]]
-    return [f"{head}{plus}{name}" for name in (*first, *names) if name.startswith(last)]
+    # local steps stand before a compressor
+    begun = head.startswith(LOCAL) and "+" not in head
+    names = _of("compressors") if begun or not plus else _of(*_PARTNERS)
+    return [f"{head}{plus}{name}" for name in _beginning([*(() if plus else _FIRST), *names], last)]
 
 
 def candidates(incomplete: str) -> list[str]:
     """Compressors separated by commas."""
     head, comma, last = incomplete.rpartition(",")
-    return [f"{head}{comma}{name}" for name in _of("Compressors", last)]
+    return [f"{head}{comma}{name}" for name in _beginning(_of("compressors"), last)]
 
 
 def controllers(incomplete: str) -> list[str]:
     """Their names."""
-    return _of("Controllers", incomplete)
+    return _beginning(_of("controllers"), incomplete)
 
 
 def tasks(incomplete: str) -> list[str]:
@@ -47,17 +59,12 @@ def presets(incomplete: str) -> list[str]:
 
 def families(incomplete: str) -> list[str]:
     """Kinds, and everything of each."""
-    from gradwire.lab.catalogue import catalogue
-
-    kinds = catalogue()
-    names = [*map(str.lower, kinds), *(entry.name for entries in kinds.values() for entry in entries)]
-    return _beginning(names, incomplete)
+    own = _of("compressors", *_PARTNERS)
+    return _beginning([*KINDS, *_FIRST, *own, *TASKS, *MODELS, *PRESETS, *SUITES], incomplete)
 
 
-def _of(kind: str, incomplete: str) -> list[str]:
-    from gradwire.lab.catalogue import catalogue
-
-    return _beginning((entry.name for entry in catalogue()[kind]), incomplete)
+def _of(*packages: str) -> list[str]:
+    return [name for package in packages for name in exported(package)]
 
 
 def _beginning(names: Iterable[str], incomplete: str) -> list[str]:

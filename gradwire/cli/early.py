@@ -1,17 +1,13 @@
 """Checks of arguments that load no torch, so that these mistakes are named at once. What passes is checked again, in
 full, where it is used."""
 
-import ast
 import re
 from collections.abc import Callable, Sequence
-from functools import cache
-from pathlib import Path
 from typing import TypeVar
 
 import typer
 
-import gradwire
-from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, MODELS, NOCOMM, PLAN, PRESETS, SUITES, TASKS, TINY
+from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, MODELS, NOCOMM, PLAN, PRESETS, SUITES, TASKS, TINY, exported
 from gradwire.lab.network.link import Link, link_of
 from gradwire.report.report_files import BESIDE
 from gradwire.unknown import unknown
@@ -86,15 +82,15 @@ def configurations(texts: Sequence[str]) -> None:
         # local steps may stand before a compressor
         if others and _name(head) == LOCAL:
             head, *others = others
-        _check("compressor", head, (*_exported("compressors"), DENSE, DDP, NOCOMM, LOCAL, AUTO))
+        _check("compressor", head, (*exported("compressors"), DENSE, DDP, NOCOMM, LOCAL, AUTO))
         for other in others:
-            partners = [name for kind in ("memories", "communicators", "controllers") for name in _exported(kind)]
+            partners = [name for kind in ("memories", "communicators", "controllers") for name in exported(kind)]
             _check("memory, communicator or controller", other, partners)
 
 
 def controller(text: str) -> None:
     """Raises ValueError for an unknown controller."""
-    _check("controller", text, _exported("controllers"))
+    _check("controller", text, exported("controllers"))
 
 
 def _check_named(kind: str, name: str, known: Sequence[str]) -> None:
@@ -109,11 +105,3 @@ def _check(kind: str, part: str, known: Sequence[str]) -> None:
 
 def _name(part: str) -> str:
     return part.partition(":")[0].lower()
-
-
-@cache
-def _exported(package: str) -> list[str]:
-    """The names that a package of Gradwire's exports, in lower case, read from its source."""
-    source = Path(gradwire.__file__).with_name(package) / "__init__.py"
-    lists = [node for node in ast.parse(source.read_text()).body if isinstance(node, ast.Assign)]
-    return [name.lower() for node in lists for name in ast.literal_eval(node.value)]

@@ -1,5 +1,11 @@
 """Names on the command line; nothing here loads torch. First those of configurations that are no compressors, and of
-their parts; then those of tables in other modules, which a test compares."""
+their parts; then those of tables in other modules, which a test compares; last those that packages export."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import gradwire
 
 DENSE, DDP = "dense", "ddp"
 NOCOMM = "nocomm"
@@ -26,6 +32,12 @@ PRESETS = (
     "acpsgd-resnet18-cifar10", "acpsgd-vgg16-cifar10", "acpsgd-bert-base", "acpsgd-bert-large", "acpsgd-mnist",
 )  # fmt: skip
 SUITES = ("cupcake", "acpsgd", "adtopk", "gravac")
+HOOKS = ("torch-bf16", "torch-fp16", "torch-powersgd")
+KINDS = (
+    "baselines", "compressors", "memories", "communicators", "controllers", "rounds", "hooks", "tasks", "models",
+    "presets", "suites",
+)  # fmt: skip
+"""Of the catalogue."""
 DEVICES = ("cpu", "cuda")
 
 
@@ -33,3 +45,21 @@ def check_device(name: str) -> None:
     """Raises ValueError for an unknown type of device."""
     if name not in DEVICES:
         raise ValueError(f"device is {' or '.join(DEVICES)}, not {name!r}")
+
+
+_BASES = {
+    "cast", "codec", "communicator", "compressor", "context_for", "controller", "decision", "doublebuffer",
+    "estimated", "groupcontext", "groupstate", "groupview", "lowrank", "memory", "message_numbers", "multiround",
+    "nativerequest", "observation", "parts", "predictable", "profilerequest", "reducecodec", "reduction",
+    "selective", "simplecodec", "slotstate", "sparse", "sparsifier", "stepview", "thresholded", "wire",
+}  # fmt: skip
+"""Exports that no configuration can name: base classes, and what those who write their own use."""
+
+
+@cache
+def exported(package: str) -> list[str]:
+    """What a package of Gradwire's exports and a configuration can name, in lower case, read from its source."""
+    source = Path(gradwire.__file__).with_name(package) / "__init__.py"
+    lists = [node for node in ast.parse(source.read_text()).body if isinstance(node, ast.Assign)]
+    names = [name.lower() for node in lists for name in ast.literal_eval(node.value)]
+    return [name for name in dict.fromkeys(names) if name not in _BASES]

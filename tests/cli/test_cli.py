@@ -148,8 +148,12 @@ def test_every_compressor_memory_communicator_and_task_is_listed(capsys: pytest.
 def test_names_that_are_checked_before_torch_is_loaded_are_those_of_the_catalogue() -> None:
     found = {kind: [entry.name for entry in entries] for kind, entries in catalogue().items()}
     known = {"Tasks": names.TASKS, "Models": names.MODELS, "Presets": names.PRESETS, "Suites": names.SUITES}
+    known["Hooks"] = names.HOOKS
     assert {kind: tuple(found[kind]) for kind in known} == known
     assert sorted(TRAINING_SUITES) == sorted(names.SUITES)
+    assert tuple(map(str.lower, found)) == names.KINDS
+    for kind in ("Compressors", "Memories", "Communicators", "Controllers"):
+        assert sorted(found[kind]) == sorted(names.exported(kind.lower()))
 
 
 MISTAKES = [

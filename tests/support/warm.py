@@ -29,7 +29,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-from gradwire.lab.network.nsenter import die_with
+from gradwire.lab.network.nsenter import die_with, enter
 
 ROOT = Path(__file__).parents[2]
 IMPORTED = (
@@ -43,9 +43,10 @@ class Forked(subprocess.Popen):
     """A process that runs `python *argv`, forked from the server once that has imported `imports` as well."""
 
     def __init__(
-        self, argv: Sequence[str], imports: Sequence[str] = (), *, dies_with_parent: bool = False, **options: Any
+        self, argv: Sequence[str], imports: Sequence[str] = (), *, rank_in: Sequence[str] | None = None, **options: Any
     ) -> None:
-        self._imports, self._dies_with_parent = list(imports), dies_with_parent
+        """A rank of the lab enters the namespaces `rank_in` and dies with this process."""
+        self._imports, self._namespaces = list(imports), rank_in
         super().__init__(list(argv), **options)
 
     def _execute_child(
@@ -55,7 +56,7 @@ class Forked(subprocess.Popen):
     ) -> None:  # fmt: skip
         """Replaces Popen's fork and exec."""
         command = {"argv": args, "cwd": str(cwd or os.getcwd()), "env": dict(env or os.environ)}
-        command |= {"imports": self._imports, "session": start_new_session, "dies": self._dies_with_parent}
+        command |= {"imports": self._imports, "session": start_new_session, "rank in": self._namespaces}
         files = [own if own != -1 else inherited for inherited, own in enumerate((p2cread, c2pwrite, errwrite))]
         self.pid = _server().fork(command, files)
         self._child_created = True
@@ -63,15 +64,14 @@ class Forked(subprocess.Popen):
 
 
 def forked_rank(handler: SubprocessHandler, command: Sequence[str], env: dict[str, str]) -> subprocess.Popen:
-    """Replaces `SubprocessHandler._popen`, by which torchrun and `gradwire.lab.launch` start a rank. Those on emulated
-    hosts, whose command names namespaces, are started as ever."""
+    """Replaces `SubprocessHandler._popen`, by which torchrun and `gradwire.lab.launch` start a rank."""
     options: dict[str, Any] = {"env": env, "stdout": handler._stdout, "stderr": handler._stderr}
     options["start_new_session"] = True
     if command[1] == "-u":  # torchrun's
         return Forked(command[2:], **options)
-    if command[command.index("--") - 1] != str(os.getpid()):
-        return subprocess.Popen(command, **options)
-    return Forked(command[command.index("--") + 2 :], dies_with_parent=True, **options)
+    own = command.index(str(os.getpid()))
+    program = command.index("--")
+    return Forked(command[program + 2 :], rank_in=command[own + 1 : program], **options)
 
 
 def program(*argv: str, **options: Any) -> Forked:
@@ -140,7 +140,8 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
             connection.close()
             if command["session"]:
                 os.setsid()
-            if command["dies"]:
+            if command["rank in"] is not None:
+                enter(command["rank in"])
                 die_with(os.getppid())
             for target, file in enumerate(files):
                 os.dup2(file, target)
