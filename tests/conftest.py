@@ -4,6 +4,7 @@ interrupted, which a job in the background could not."""
 
 import os
 import signal
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import settings
@@ -13,6 +14,9 @@ os.environ.pop("COLUMNS", None)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("without deadlines", deadline=None)
 settings.load_profile("without deadlines")
+
+if find_spec("triton"):
+    import tests.support.interpreted  # noqa: F401
 
 
 @pytest.fixture

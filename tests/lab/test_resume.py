@@ -109,8 +109,8 @@ def records(run: Path) -> dict[str, list]:
 def test_a_run_that_was_killed_is_resumed_from_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["train", "topk:0.1", "--task", "digits", "--set", "width=4", "--steps", "120", "--clip", "1"]
-    command += ["--checkpoint-every", "30"]
+    command = ["train", "topk:0.1", "--task", "digits", "--set", "width=4", "--steps", "60", "--clip", "1"]
+    command += ["--checkpoint-every", "15"]
     assert main([*command, "--out", str(tmp_path / "whole")]) == 0
     with program(
         "-m", "gradwire", *command, "--out", str(tmp_path / "cut"),
@@ -127,7 +127,7 @@ def test_a_run_that_was_killed_is_resumed_from_the_command_line(
     assert "topk:0.1" in capsys.readouterr().out
     assert records(begun) == records(whole)
     assert (begun / "report.html").exists()
-    assert [path.name for path in begun.glob("*/checkpoint-*")] == ["checkpoint-120"]
+    assert [path.name for path in begun.glob("*/checkpoint-*")] == ["checkpoint-60"]
 
 
 @pytest.mark.parametrize(

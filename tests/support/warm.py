@@ -34,7 +34,8 @@ from gradwire.lab.network.nsenter import die_with, enter
 ROOT = Path(__file__).parents[2]
 IMPORTED = (
     "torch", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint",
-    "pytest",
+    "pytest", "gradwire.cli.bench_command", "gradwire.cli.train_command", "gradwire.lab.jobs.bench_job",
+    "gradwire.lab.jobs.plan_job", "gradwire.lab.jobs.train_job",
 )  # fmt: skip
 PR_SET_CHILD_SUBREAPER = 36
 
