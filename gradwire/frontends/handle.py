@@ -127,7 +127,8 @@ class Handle:
         dense took, what was tried, and why this one was chosen; at any moment."""
         if self.plan is None:
             return str(self)
-        return f"{self}\n{table(self.plan, self._runtime.numel, self.stats(), self._runtime.sparse)}"
+        own = self._runtime
+        return f"{self}\n{table(self.plan, own.numel, self.stats(), own.sparse, own.rows)}"
 
     def __repr__(self) -> str:
         stats, plan = self.stats(), self.plan

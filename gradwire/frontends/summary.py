@@ -3,14 +3,17 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from gradwire.plans import Plan
+from gradwire.runtime.row_memory import AS_THEY_ARE, RowWay
 from gradwire.runtime.stats import Stats
 
 HEADINGS = ("group", "tensors", "elements", "compressor", "memory", "communicator", "rule")
 
 
-def table(plan: Plan, numel: Mapping[str, int], stats: Stats, sparse: Collection[str] = ()) -> str:
-    """The plan group by group, with tensors of so many elements, and the `sparse` gradients beside it; then what a step
-    sent and where its time went; of an automatic plan also how it was chosen."""
+def table(
+    plan: Plan, numel: Mapping[str, int], stats: Stats, sparse: Collection[str] = (), way: RowWay = AS_THEY_ARE
+) -> str:
+    """The plan group by group, with tensors of so many elements, and the `sparse` gradients beside it, whose rows go
+    this way; then what a step sent and where its time went; of an automatic plan also how it was chosen."""
     rows = [
         (
             str(index), str(len(group.slots)), f"{sum(numel[name] for name in group.slots):,}", str(group.compressor),
@@ -21,8 +24,14 @@ def table(plan: Plan, numel: Mapping[str, int], stats: Stats, sparse: Collection
     elements = sum(numel[name] for group in plan.groups for name in group.slots)
     # without rules there is no column of theirs
     shown = [cells[: None if any(group.rule for group in plan.groups) else -1] for cells in (HEADINGS, *rows)]
-    beside = [f"as sparse rows: {', '.join(sorted(sparse))}"] if sparse else []
+    beside = [f"{_rows(way)}: {', '.join(sorted(sparse))}"] if sparse else []
     return "\n".join([*(_aligned(shown) if rows else [plan.describe()]), *beside, *_figures(stats, elements)])
+
+
+def _rows(way: RowWay) -> str:
+    compressor, memory = way
+    kept = f", {memory}" if memory.error_feedback else ""
+    return "as sparse rows" if way == AS_THEY_ARE else f"as sparse rows, {compressor}{kept}"
 
 
 def _figures(stats: Stats, elements: int) -> list[str]:

@@ -56,7 +56,8 @@ class Runtime:
     def __init__(
         self, plan: Callable[[], Plan], slots: Sequence[Slot], mesh: Mesh, device: torch.device, options: JobOptions
     ) -> None:
-        self.slots, self.mesh, self._options, self.sparse = list(slots), mesh.for_job(), options, options.sparse
+        self.slots, self.mesh, self._options = list(slots), mesh.for_job(), options
+        self.sparse, self.rows = options.sparse, options.rows
         self.numel, self.elastic = {slot.name: slot.numel for slot in slots}, options.elastic
         # the error and counters, which are needed from the beginning
         self._job_error = failing = JobError(partial(Runtime._end_job, weakref.proxy(self)))

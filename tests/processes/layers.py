@@ -281,6 +281,10 @@ def rows_in_few_bits_train_like_whole_ones() -> None:
         assert torch.equal(flat(model), flat(ddp))
         assert same_on_all_ranks(flat(model))
         torch.testing.assert_close(flat(model), expected, rtol=0.02, atol=0.03)
+        way, _, names = next(line for line in handle.summary().splitlines() if "sparse" in line).partition(": ")
+        assert way.startswith(f"as sparse rows, Quantized(bits={4 if isinstance(rows, str) else 8}")
+        assert ("Residual(" in way) == isinstance(rows, str)
+        assert names == "bag.weight, embedding.weight"
         # state goes along in checkpoints
         residuals = [name for name in handle.state_dict() if "residual" in name]
         assert len(residuals) == (2 if "residual" in str(rows) else 0)

@@ -116,7 +116,10 @@ def fork_server() -> None:
 
 def _start(ours: socket.socket, theirs: socket.socket) -> object:
     command = [sys.executable, "-m", "tests.support.warm", str(theirs.fileno())]
-    return subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=ROOT)
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=ROOT)
+    atexit.register(process.wait)
+    atexit.register(process.kill)
+    return process
 
 
 def _fork(ours: socket.socket, theirs: socket.socket) -> None:
