@@ -117,8 +117,8 @@ def fork_server() -> None:
 def _start(ours: socket.socket, theirs: socket.socket) -> object:
     command = [sys.executable, "-m", "tests.support.warm", str(theirs.fileno())]
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=ROOT)
-    atexit.register(process.wait)
-    atexit.register(process.kill)
+    for last in (ours.close, process.wait, process.kill):
+        atexit.register(last)
     return process
 
 
