@@ -1,8 +1,10 @@
 """The benchmarks' pages are what the generator makes of the results, and say where those come from."""
 
+import re
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -61,6 +63,18 @@ def test_everything_is_read_in_minutes():
     lines = [line for text in pages().values() for line in text.splitlines()]
     assert _words(line for line in lines if not line.startswith("|")) <= 1510
     assert _words(lines) <= 3720
+
+
+def test_readme_and_pages_name_the_commits_of_results():
+    """Of each script, where it has several results of one of them."""
+    commits = defaultdict(set)
+    for path in provenance.RESULTS.glob("*.json"):
+        found = provenance.load(path.stem)
+        commits[provenance.command_today(found).split()[1]].add(found["commit"].split(",")[0].rstrip("+"))
+    written = "".join(path.read_text() for path in (provenance.ROOT / "README.md", *FOLDER.parent.glob("*.md")))
+    named = re.findall(r"\b([0-9a-f]{7})\b[^`]{0,40}`(?:python )?(benchmarks/[\w/]+\.py)", written)
+    assert len(named) >= 8
+    assert not [(commit, script) for commit, script in named if commit not in commits[script]], commits
 
 
 def test_no_result_is_kept_that_no_page_shows():
