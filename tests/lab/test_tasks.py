@@ -1,7 +1,7 @@
 """Tasks on real data: readers of the public layouts, augmentation, whole held-out sets, any model."""
 
 import json
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy
@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from transformers import PreTrainedTokenizerFast
 
+from gradwire.lab.models.lstm import carried, carry_on
 from gradwire.lab.workloads import (
     Cifar10,
     Digits,
@@ -65,6 +66,7 @@ def tasks(folder: Path) -> dict[str, Task]:
         ),
         "cifar10": Cifar10(folder=write_cifar10(folder / "cifar10"), model="cnn", width=4, augment=True),
         "ptb": PennTreebank(folder=write_ptb(folder / "ptb"), **text),
+        "ptb, carried": PennTreebank(folder=folder / "ptb", carry=True, **text),
         "wikitext": WikiText(folder=write_wikitext(folder / "wikitext"), **text),
         "masked": Masked(folder=folder / "wikitext", length=16, **BERT),
         "squad": Squad(folder=write_squad(folder / "squad"), length=48, **BERT),
@@ -89,6 +91,33 @@ def test_ranks_scores_add_up_to_the_whole_sets(tmp_path: Path) -> None:
         parts = [task.sums(model, rank, 3, whole=True) for rank in range(3)]
         assert [sum(part) for part in zip(*parts, strict=True)] == pytest.approx(alone), name
         assert set(task.evaluate(model, whole=True)) >= {task.metric}, name
+
+
+def test_an_lstms_state_goes_along_from_window_to_window(tmp_path: Path) -> None:
+    for split in ("train", "valid"):
+        (tmp_path / f"ptb.{split}.txt").write_text(" ".join(f"w{number}" for number in range(300)))
+    task = PennTreebank(folder=tmp_path, model="lstm", width=8, context=8, batch=3, carry=True)
+    steps, model, seen = task.epoch_steps(2), task.build_model(0), set()
+    for rank in range(2):
+        batches = list(islice(task.batches(rank, 2, 0), steps + 1))
+        for (_, targets), (inputs, _) in pairwise(batches[:steps]):
+            assert torch.equal(targets[:, -1], inputs[:, 0])
+        assert torch.equal(batches[0][0], batches[steps][0])  # the next epoch begins again
+        seen |= {tuple(window.tolist()) for inputs, _ in batches[:steps] for window in inputs}
+    assert len(seen) == 2 * steps * 3
+    # window by window as all of them at once
+    whole = torch.cat([inputs for inputs, _ in batches[:4]], 1)
+    logits = torch.cat([model(inputs) for inputs, _ in batches[:4]], 1)
+    model.carries = False
+    torch.testing.assert_close(logits, model(whole))
+    # to evaluate, from zero
+    model.carries = True
+    held_out = task.sums(model)
+    carry_on(model, [torch.ones_like(part) for part in carried(model)])
+    assert task.sums(model) == held_out
+    assert all(part.eq(1).all() for part in carried(model))
+    with pytest.raises(ValueError, match="carry=true is for an LSTM, not for gpt; use model=lstm"):
+        PennTreebank(folder=tmp_path, carry=True)
 
 
 def test_every_target_of_a_text_counts_once(tmp_path: Path) -> None:

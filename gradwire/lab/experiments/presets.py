@@ -90,7 +90,8 @@ def _gravac() -> dict[str, Training]:
             published="32 ranks: top-5 90.8 % DGC 10x, 90.48 % GraVAC",
         ),
         "lstm": Training(
-            task="ptb", options=("model=published-lstm", "context=35", "batch=20"), recipe=recipe(20_000, 1e-4),
+            task="ptb", options=("model=published-lstm", "context=35", "batch=20", "carry=true"),
+            recipe=recipe(20_000, 1e-4),
             configurations=configurations, metric="perplexity", files=_PTB,
             published="32 ranks: perplexity 21.67 DGC 10x, 21.25 GraVAC",
         ),

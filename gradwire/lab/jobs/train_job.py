@@ -15,6 +15,7 @@ from gradwire.lab.jobs import checkpoints
 from gradwire.lab.jobs.measured_model import MeasuredModel
 from gradwire.lab.jobs.meter import Meter
 from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank
+from gradwire.lab.models import lstm
 from gradwire.lab.results import TRAINING_LOSS
 from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.make_task import make_task
@@ -98,6 +99,7 @@ class _Training:
     def _keep(self, number: int) -> None:
         home, handle = Path(self.spec.home), self.replica.handle
         own = {"random": _random_state(self.peers.device), "meter": self.meter.state_dict(number)}
+        own["carried"] = lstm.carried(self.replica.wrapped)
         parts = {name: part.state_dict() for name, part in self._parts().items()}
         # then replicas differ, and their optimizer has what the handle has
         local = self.replica.local
@@ -125,6 +127,7 @@ class _Training:
             part.load_state_dict((shared | own)[name])
         if handle and not self.replica.local:
             handle.load_state_dict(own["gradwire"])
+        lstm.carry_on(self.replica.wrapped, own["carried"])
         self.meter.load_state_dict(own["meter"])
         _set_random_state(own["random"], self.peers.device)
         return step

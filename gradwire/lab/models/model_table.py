@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from gradwire.lab.models import hub
-from gradwire.lab.models.lstm import LSTM
+from gradwire.lab.models import hub, lstm
 from gradwire.lab.models.size import Size, Stages
 from gradwire.lab.models.vgg import VGG
 
@@ -114,7 +113,7 @@ def _gpt2(parameters: int, layers: int, width: int) -> Model:
 
 _LSTM = Model(
     parameters=66_034_000, stages=(2,), batch=20, size=35, sizes=range(1, 1025), width=1500, widths=_ANY_WIDTH,
-    outputs=10_000, data="text", build=LSTM, by_transformers=False,
+    outputs=10_000, data="text", build=lstm.published, by_transformers=False,
 )  # fmt: skip
 
 MODELS: dict[str, Model] = {

@@ -1,4 +1,4 @@
-"""Next-token tasks: windows cut from a text at random offsets."""
+"""Next-token tasks: windows cut from a text, at random offsets or one after the other."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -10,9 +10,10 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gradwire.lab.models import any_model
+from gradwire.lab.models.lstm import LSTM
 from gradwire.lab.workloads import text
 from gradwire.lab.workloads.named import Named
-from gradwire.lab.workloads.narrow_models import GPT, NarrowLSTM
+from gradwire.lab.workloads.narrow_models import GPT
 from gradwire.lab.workloads.task import IGNORED, Batch, Task, endless, epoch, perplexity, steps_of
 
 _WIDTH, _LAYERS = 256, 2
@@ -41,10 +42,13 @@ class TextTask(Named, Task):
     heads: int = 4
     context: int = 64
     batch: int = 8
+    carry: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_model()
+        if self.carry and (self.pretrained or not self.model.endswith("lstm")):
+            raise ValueError(f"carry=true is for an LSTM, not for {self.pretrained or self.model}; use model=lstm")
         width = self.width or _WIDTH
         if self.model == "gpt" and width % self.heads:
             raise ValueError(f"width must be a multiple of heads, got width {width} and heads {self.heads}")
@@ -62,6 +66,13 @@ class TextTask(Named, Task):
         """The text to train on and the text held out, read once per process."""
 
     def _module(self) -> nn.Module:
+        model = self._chosen_model()
+        if self.carry:
+            assert isinstance(model, LSTM)
+            model.carries = True
+        return model
+
+    def _chosen_model(self) -> nn.Module:
         # weights, a published model, one of transformers, or a small one
         words = self.corpus.vocabulary
         if self.pretrained:
@@ -72,18 +83,26 @@ class TextTask(Named, Task):
             return any_model.chosen("text", self.model, vocab_size=words, use_cache=False)
         width, layers = self.width or _WIDTH, self.layers or _LAYERS
         if self.model == "lstm":
-            return NarrowLSTM(words, width, layers)
+            return LSTM(words, width, layers)
         return GPT(words, self.context, width, layers, self.heads)
 
     def batches(self, rank: int, world: int, seed: int, start: int = 0) -> Iterator[Batch]:
-        """Each epoch cuts the text into windows from a new random offset and deals them out to the ranks."""
+        """Each epoch cuts the text into windows from a new random offset and deals them out to the ranks; with `carry`
+        it begins with the first windows again."""
         tokens = self.corpus.train
 
         def draw_epoch(generator: Generator) -> Tensor:
+            if self.carry:
+                return self._in_order(rank, world)
             offset = int(torch.randint(self.context, (), generator=generator))
             return offset + self.context * epoch(generator, self._windows, self.batch, rank, world)
 
         return (self._cut(tokens, starts) for starts in endless(draw_epoch, seed, start))
+
+    def _in_order(self, rank: int, world: int) -> Tensor:
+        """Where a rank's windows begin, (steps, batch): one column is one part of the text."""
+        steps, parts = self.epoch_steps(world), self.batch * rank + torch.arange(self.batch)
+        return self.context * (steps * parts + torch.arange(steps)[:, None])
 
     def epoch_steps(self, world: int) -> int:
         return steps_of(self._windows, self.batch, world)

@@ -40,23 +40,6 @@ class GPT(nn.Module):
         return self.head(self.norm(hidden))
 
 
-class NarrowLSTM(nn.Module):
-    """LSTM language model (Zaremba et al., https://arxiv.org/abs/1409.2329) without dropout.
-
-    Tokens (batch, time) to logits (batch, time, vocabulary); every call starts from a zero state.
-    """
-
-    def __init__(self, vocabulary: int, width: int = 512, depth: int = 2) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, width)
-        self.lstm = nn.LSTM(width, width, depth, batch_first=True)
-        self.head = nn.Linear(width, vocabulary)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden, _ = self.lstm(self.embedding(tokens))
-        return self.head(hidden)
-
-
 class NarrowVGG(nn.Sequential):
     """VGG with batch normalisation: images (batch, channels, pixels, pixels) to logits (batch, classes).
 

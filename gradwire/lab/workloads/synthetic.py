@@ -6,7 +6,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Generator, nn
 
-from gradwire.lab.workloads.narrow_models import GPT, NarrowLSTM, resnet18, vgg16
+from gradwire.lab.models.lstm import LSTM
+from gradwire.lab.workloads.narrow_models import GPT, resnet18, vgg16
 from gradwire.lab.workloads.task import Batch, RandomTask
 
 
@@ -35,7 +36,7 @@ class Synthetic(RandomTask):
             case "resnet18":
                 return resnet18()
             case "lstm":
-                return NarrowLSTM(vocabulary=2000)
+                return LSTM(vocabulary=2000)
             case "gpt":
                 return GPT(vocabulary=4096, context=64)
 
