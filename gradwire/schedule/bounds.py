@@ -8,7 +8,7 @@ sums, forwards and backwards, bound all plans that contain a given group; a grou
 found so far is dropped (reduced-cost fixing). Costs may have any shape.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -98,10 +98,11 @@ class Bounds:
         rest, best = _backward(self.near, self._seconds(self.near, shares), self._last(shares))
         return _plan(self.near, best) if rest[0] < np.inf else None
 
-    def of(self, plan: Edges, shares: Array) -> Array:
-        """A plan's bounds by completed `shares` (dims + 1, mixes, pieces + 1)."""
-        last = [self._last(own) for own in shares.swapaxes(0, 1)]
-        return self._seconds(plan, shares).sum(-1) + last
+    def of(self, plans: Edges, first: Sequence[int], shares: Array) -> Array:
+        """Bounds (mixes, plans) by completed `shares` (dims + 1, mixes, pieces + 1). Plans come one after the other,
+        and their first groups have the numbers `first`."""
+        last = np.array([self._last(own) for own in shares.swapaxes(0, 1)])
+        return np.add.reduceat(self._seconds(plans, shares), first, axis=-1) + last[:, None]
 
     def completed(self, shares: Array) -> Array:
         """Shares completed by the weights of deferred elements."""

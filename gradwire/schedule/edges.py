@@ -59,6 +59,14 @@ class Edges:
         load = np.take(self.load, taken, axis=1)
         return Edges(self.problem, self.start[taken], self.end[taken], self.option[taken], load)
 
+    def followed_by(self, others: "Edges") -> "Edges":
+        """These edges, then others of the same problem."""
+        start, end, option = (
+            np.concatenate(own)
+            for own in zip((self.start, self.end, self.option), (others.start, others.end, others.option), strict=True)
+        )
+        return Edges(self.problem, start, end, option, np.concatenate([self.load, others.load], axis=1))
+
     @cached_property
     def ready_s(self) -> Array:
         return np.stack([view.ready_s for view in self.problem.views])[self.option, self.end]

@@ -20,7 +20,8 @@ class Game:
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         # plans against chains: their costs, and how much each was regretted
-        self.plans: list[Edges] = []
+        self.plans: Edges | None = None
+        self.first: list[int] = []
         self.chains: list[Array] = []
         self.completed: list[Array] = []
         self.costs = np.zeros((0, 0))
@@ -30,28 +31,30 @@ class Game:
         """Another plan and another chain, or mean of chains."""
         # what each plan comes to by the new chain, and the new plan by each
         completed = self.bounds.completed(chain)
-        column = [self.bounds.of(other, completed[:, None])[0] for other in self.plans]
-        self.plans.append(plan)
+        column = self.bounds.of(self.plans, self.first, completed[:, None]) if self.plans else []
+        self.first.append(len(self.plans.start) if self.plans else 0)
+        self.plans = self.plans.followed_by(plan) if self.plans else plan
         self.chains.append(chain)
         self.completed.append(completed)
-        row = self.bounds.of(plan, np.stack(self.completed, 1))
+        row = self.bounds.of(plan, [0], np.stack(self.completed, 1))
         # a column for the new chain, a row for the new plan
-        self.costs = np.block([[self.costs, np.reshape(column, (-1, 1))], [row]])
+        self.costs = np.block([[self.costs, np.reshape(column, (-1, 1))], [np.reshape(row, (1, -1))]])
         self.regret = np.append(self.regret[0], 0), np.append(self.regret[1], 0)
 
     def mix(self) -> Array:
         """The mix of chains that bounds every plan about equally, by regret matching+."""
         plans, chains = (regret + 1e-9 for regret in self.regret)
-        total = np.zeros(len(chains))
+        # as `sum` of an array, whose call takes longer than adding up
+        total, add = np.zeros(len(chains)), np.add.reduce
         for step in range(STEPS):
             # regrets of the plans, which minimise
-            weights = chains / chains.sum()
+            weights = chains / add(chains)
             cost = self.costs @ weights
-            plans = np.maximum(plans + plans @ cost / plans.sum() - cost, 0) + 1e-15
+            plans = np.maximum(plans + plans @ cost / add(plans) - cost, 0) + 1e-15
             # regrets of the chains, which maximise
-            gain = plans @ self.costs / plans.sum()
+            gain = plans @ self.costs / add(plans)
             chains = np.maximum(chains + gain - gain @ weights, 0) + 1e-15
             # linear averaging
-            total += step * chains / chains.sum()
+            total += step * chains / add(chains)
         self.regret = plans, chains
         return (total / total.sum() * np.stack(self.chains, -1)).sum(-1)
