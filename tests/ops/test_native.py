@@ -1,8 +1,6 @@
 """The native kernels against their definition: adding in, blocks, bits, and the library itself."""
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -257,32 +255,37 @@ def test_what_cannot_be_read_is_refused_in_one_line():
         NATIVE.sum_entries((torch.zeros(1, 64, dtype=torch.uint8))[None], torch.zeros(7), [Entries(8, 1)])
 
 
-def run_with(kernels: str) -> str:
-    """What a fresh Python says of its kernels under this GRADWIRE_KERNELS."""
-    code = "from gradwire.ops import native; print(native.available(), native.reason())"
-    environment = {**os.environ, "GRADWIRE_KERNELS": kernels}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    return done.stdout or done.stderr.splitlines()[-1]
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[object], None]]:
+    """Sets GRADWIRE_KERNELS, as if it had been set from the beginning."""
+
+    def choose(value: object) -> None:
+        monkeypatch.setenv("GRADWIRE_KERNELS", str(value))
+        library._find.cache_clear()
+
+    yield choose
+    monkeypatch.undo()
+    library._find.cache_clear()
 
 
-def test_the_reason_is_given_in_words(tmp_path):
-    assert run_with("reference") == "False GRADWIRE_KERNELS=reference\n"
-    assert "is no file; set it to reference" in run_with("fastest")
+def test_the_reason_is_given_in_words(tmp_path, kernels):
+    kernels("reference")
+    assert (native.available(), native.reason()) == (False, "GRADWIRE_KERNELS=reference")
+    kernels("fastest")
+    with pytest.raises(ValueError, match="GRADWIRE_KERNELS=fastest is no file; set it to reference"):
+        native.available()
     broken = tmp_path / "libgradwire.so"
     broken.write_text("no library")
-    assert f"GRADWIRE_KERNELS={broken}: the library does not load: " in run_with(str(broken))
+    kernels(broken)
+    with pytest.raises(ValueError, match=f"GRADWIRE_KERNELS={broken}: the library does not load: "):
+        native.available()
 
 
-def test_kernels_that_are_no_library_are_refused_when_ranks_meet(tmp_path, monkeypatch):
+def test_kernels_that_are_no_library_are_refused_when_ranks_meet(tmp_path, kernels):
     slots = slots_of({"w": torch.empty(4, 4)})
     plan = plan_of(slots, gw.TopK(0.5), gw.Residual(), gw.AllGather())
     (tmp_path / "broken.so").write_text("no library")
-    library._find.cache_clear()
-    try:
-        for name in ("broken.so", "absent.so"):
-            monkeypatch.setenv("GRADWIRE_KERNELS", str(tmp_path / name))
-            with pytest.raises(ValueError, match=r"GRADWIRE_KERNELS=.*set it to reference"), job(plan, slots, 2):
-                pass
-    finally:
-        monkeypatch.undo()
-        library._find.cache_clear()
+    for name in ("broken.so", "absent.so"):
+        kernels(tmp_path / name)
+        with pytest.raises(ValueError, match=r"GRADWIRE_KERNELS=.*set it to reference"), job(plan, slots, 2):
+            pass
