@@ -75,6 +75,7 @@ FAULTS = [
     Fault("compressors/chunked.py", "values.mul_(1 - 2 * signs)", "values.mul_(2 * signs - 1)"),
     Fault("compressors/chunked.py", ".mul_(places < n)", ""),
     Fault("compressors/chunked.py", "x.scatter_add_(1, places, values.neg_())", "x.scatter_add_(1, places, values)"),
+    Fault("compressors/compressor.py", "sums.mul_(context.world).div_(", "sums.div_("),
     Fault("ops/reference/slicing.py", "    x.index_fill_(0, elements, 0)\n", ""),
     Fault("compressors/all_dimension.py", "max(1, round(self.ratio * length))", "max(1, int(self.ratio * length))"),
     Fault("compressors/power_sgd.py", "        views.ops.orthogonalize(p.sums)\n", ""),
@@ -93,7 +94,6 @@ FAULTS = [
     Fault("compressors/context.py", "self.rank + 1", "1"),
     Fault("compressors/context.py", "value.isfinite().all()", "True"),
     # communicators
-    Fault("communicators/all_gather.py", "out.mul_(context.world).div_(", "out.div_("),
     Fault("communicators/scatter_reduce.py", "                x[a:b].add_(total)\n",
           "                pass\n"),
     Fault("communicators/scatter_reduce.py", "min(n, rank * size) for rank in range(world + 1)",

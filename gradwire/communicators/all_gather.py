@@ -3,14 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from gradwire.collective import Gather, framed
 from gradwire.communicators.communicator import SummingCommunicator
 from gradwire.compressors import Codec, Compressor, GroupContext, Reduction, Selective
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
-from gradwire.ops.tiles import at_once
 from gradwire.slots import Layout
 from gradwire.wire import Wire, all_gather
 
@@ -20,8 +17,9 @@ class AllGather(SummingCommunicator, recordable=True):
     """Sends each rank's payload to all: N-1 payloads received per rank. For payloads that an all-reduce cannot add."""
 
     over_senders: bool = False
-    """Divides an element's sum by the number of ranks that sent it, as the reference code of SparseLoCo and DeMo does,
-    not by that of all ranks, as the papers' formulas do: up to N times as much, where selections do not overlap."""
+    """Divides an element's sum, or a coefficient's, by the number of ranks that sent it, as the reference code of
+    SparseLoCo and DeMo does, not by that of all ranks, as the papers' formulas do: up to N times as much, where
+    selections do not overlap."""
     name: ClassVar[str] = "AllGather"
 
     def check(self, compressor: Compressor) -> None:
@@ -40,10 +38,10 @@ class AllGather(SummingCommunicator, recordable=True):
         # all-gather
         yield Gather(send, receive)
         # decode and sum over the ranks
-        out = mean.vector() if self.over_senders else None
-        codec.decode(receive.body[None], mean, context.whole)
-        if out is not None:
-            _average_over_senders(_selective(codec), receive.body, out, context)
+        if self.over_senders:
+            _selective(codec).decode_over_senders(receive.body, mean.vector(), context)
+        else:
+            codec.decode(receive.body[None], mean, context.whole)
 
 
 def _selective(compressor: Compressor) -> Selective:
@@ -54,14 +52,3 @@ def _selective(compressor: Compressor) -> Selective:
             "such as TopK() or ChunkTopK()"
         )
     return compressor
-
-
-def _average_over_senders(codec: Selective, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-    """Makes each element of out (n,), a mean over all ranks, one over those whose payloads (ranks, ·) have it."""
-    # count each element's senders
-    senders = context.buffers.tensor("senders", (len(out),)).zero_()
-    for some in at_once(rows):
-        places, values = codec.entries(some, len(out))
-        senders.index_add_(0, places, values.ne(0).float())
-    # sum, divided by them
-    out.mul_(context.world).div_(senders.clamp_(min=1))

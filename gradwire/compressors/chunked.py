@@ -91,8 +91,8 @@ class ChunkTopK(Rowwise, Selective, recordable=True):
             places, values = self._entries(payloads, x.shape[1])
             x.scatter_add_(1, places, values.neg_())
 
-    def entries(self, rows: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        places, values = self._entries(rows, n)
+    def entries(self, rows: Tensor, context: GroupContext) -> tuple[Tensor, Tensor]:
+        places, values = self._entries(rows, context.layout.numel)
         return places.view(-1), values.view(-1)
 
     def receive(self, payloads: Tensor, out: Tensor, context: GroupContext) -> None:

@@ -12,6 +12,7 @@ from gradwire.collective import Collective
 from gradwire.compressors.context import DoubleBuffer, GroupContext, GroupState, Parts, SlotState
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
+from gradwire.ops.tiles import at_once
 from gradwire.ops.vectors import equal_parts
 from gradwire.ops.workspace import Workspace
 from gradwire.options import Options
@@ -197,12 +198,29 @@ over the ranks is written to `mean`; x keeps the part that this rank did not sen
 
 
 class Selective(Codec):
-    """A codec that sends some elements, each with its index."""
+    """A codec that sends some elements, or some coefficients of a transform, each with its index."""
 
     @abstractmethod
-    def entries(self, rows: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    def entries(self, rows: Tensor, context: GroupContext) -> tuple[Tensor, Tensor]:
         """Indices (m,) int64 and values (m,) of the elements of n that payloads (ranks, ·) hold, one payload after
         another. Entries that a payload did not fill have value 0."""
+
+    def decode_over_senders(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
+        """Decodes payloads (ranks, ≥ bytes) uint8 to out (n,): `world` times an element's sum over the ranks, by the
+        number of those that sent it."""
+        self.decode(rows[None], Mean.of(out), context.whole)
+        self.weigh_by_senders(out, rows, context)
+
+    def weigh_by_senders(self, sums: Tensor, rows: Tensor, context: GroupContext) -> None:
+        """Multiplies each of sums (n,), over the ranks, by `world`, and divides it by the number of payloads (ranks, ·)
+        that have it."""
+        # count the senders of each
+        senders = context.buffers.tensor("senders", (len(sums),)).zero_()
+        for some in at_once(rows):
+            places, values = self.entries(some, context)
+            senders.index_add_(0, places, values.ne(0).float())
+        # divide by them
+        sums.mul_(context.world).div_(senders.clamp_(min=1))
 
 
 class MultiRound(Compressor):

@@ -117,8 +117,8 @@ class Sparse(Sparsifier, Selective):
         # the second level is nested: the largest of the first
         return first, first if fewer == self.count(len(x)) else first[backend_for(x).top_k(x[first], fewer)]
 
-    def entries(self, rows: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        return backend_for(rows).unpack_entries(rows, self.layout(n))
+    def entries(self, rows: Tensor, context: GroupContext) -> tuple[Tensor, Tensor]:
+        return backend_for(rows).unpack_entries(rows, self.layout(context.layout.numel))
 
     @classmethod
     def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:

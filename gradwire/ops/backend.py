@@ -55,6 +55,7 @@ class Backend:
     above: Callable[[Tensor, float, int], Selected | None] = reference.selecting.above
     move_slices: Callable[..., None] = reference.slicing.move_slices
     sum_slices: Callable[..., None] = reference.slicing.sum_slices
+    unpack_slices: Callable[..., Selected] = reference.slicing.unpack_slices
 
     # signs and short words
     pack_signs: Callable[..., None] = reference.bits.pack_signs

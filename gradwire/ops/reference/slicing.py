@@ -34,9 +34,15 @@ def sum_slices(payloads: Tensor, out: Tensor, layout: SliceEntries) -> None:
     """Writes the sum of payloads (ranks, ≥ nbytes), added up in this order, to out (n,)."""
     out.zero_()
     for some in at_once(payloads):
-        values, long, short = layout.fields(some)
-        indices = torch.cat([long.long(), short.long().bitwise_and_(SHORT - 1)], 1)
-        add_rows(out, _elements(layout, indices).view(-1), values.reshape(-1), len(some))
+        add_rows(out, *unpack_slices(some, layout), len(some))
+
+
+def unpack_slices(payloads: Tensor, layout: SliceEntries) -> tuple[Tensor, Tensor]:
+    """The vector's indices (ranks·sent,) int64 and the values of the elements that payloads (ranks, ≥ nbytes) hold, one
+    payload after another."""
+    values, long, short = layout.fields(payloads)
+    indices = torch.cat([long.long(), short.long().bitwise_and_(SHORT - 1)], 1)
+    return _elements(layout, indices).view(-1), values.reshape(-1)
 
 
 def _selected(x: Tensor, layout: SliceEntries, select: Select) -> Tensor:
