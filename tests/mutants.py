@@ -41,7 +41,8 @@ class Fault:
 
 
 AREAS = {
-    "compressors": ["laws", "oracles", "sparsifiers", "low_rank", "chunked", "nearest", "multi_level", "schedules"],
+    "compressors": ["laws", "oracles", "sparsifiers", "low_rank", "chunked", "nearest", "multi_level", "schedules",
+                    "cosine", "demo"],
     "communicators": ["laws_collectives", "laws", "oracles", "partial", "chunked"],
     "wire": ["wire", "laws_collectives"],
     "memories": ["skipped", "laws", "oracles", "defects", "checkpoint"],
@@ -76,6 +77,9 @@ FAULTS = [
     Fault("compressors/chunked.py", ".mul_(places < n)", ""),
     Fault("compressors/chunked.py", "x.scatter_add_(1, places, values.neg_())", "x.scatter_add_(1, places, values)"),
     Fault("compressors/compressor.py", "sums.mul_(context.world).div_(", "sums.div_("),
+    Fault("compressors/cosine.py", "            self.weigh_by_senders(flat, rows, context)\n", "            pass\n"),
+    Fault("ops/cosine.py", "_rotate(each, flat, spare, left.T, right)", "_rotate(each, flat, spare, left, right)"),
+    Fault("ops/cosine.py", "        matrix[0] /= 2**0.5\n", ""),
     Fault("ops/reference/slicing.py", "    x.index_fill_(0, elements, 0)\n", ""),
     Fault("compressors/all_dimension.py", "max(1, round(self.ratio * length))", "max(1, int(self.ratio * length))"),
     Fault("compressors/power_sgd.py", "        views.ops.orthogonalize(p.sums)\n", ""),

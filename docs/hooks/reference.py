@@ -17,7 +17,7 @@ from gradwire.frontends.keywords import AttachOptions, PlanOptions
 from gradwire.lab.catalogue import catalogue
 
 FIRST = {
-    "Attach": ["attach", "DistributedOptimizer", "LocalSteps", "Outer", "compress_shards", "init"],
+    "Attach": ["attach", "DistributedOptimizer", "LocalSteps", "Outer", "SignDescent", "compress_shards", "init"],
     "A job": ["Handle", "Stats", "Rendezvous", "ReductionError", "save", "reshard"],
     "Measure": ["bench", "plan", "Auto"],
 }

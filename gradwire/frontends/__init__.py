@@ -7,5 +7,9 @@ from gradwire.frontends.local_optimizer import LocalSteps, Outer
 from gradwire.frontends.optimizer import DistributedOptimizer
 from gradwire.frontends.rendezvous import Rendezvous
 from gradwire.frontends.shard_compression import compress_shards
+from gradwire.frontends.sign_descent import SignDescent
 
-__all__ = ["DistributedOptimizer", "Handle", "LocalSteps", "Outer", "Rendezvous", "attach", "compress_shards", "init"]
+__all__ = [
+    "DistributedOptimizer", "Handle", "LocalSteps", "Outer", "Rendezvous", "SignDescent", "attach", "compress_shards",
+    "init",
+]  # fmt: skip

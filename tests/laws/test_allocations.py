@@ -46,6 +46,8 @@ def sparser(compressor: Compressor) -> Compressor:
         return replace(compressor, codec=sparser(compressor.codec))  # pyright: ignore[reportArgumentType]
     if isinstance(compressor, gw.ChunkTopK):
         return replace(compressor, of=100 * compressor.k)
+    if isinstance(compressor, gw.DCTTopK):
+        return replace(compressor, k=compressor.chunk**2 // 100)
     return replace(compressor, ratio=0.01) if hasattr(compressor, "ratio") else compressor  # pyright: ignore
 
 

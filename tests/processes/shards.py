@@ -257,7 +257,7 @@ def shards_of(model: nn.Module) -> Tensor:
 
 COMPRESSORS = [
     gw.TopK(0.05), gw.PowerSGD(1), gw.Quantized(bits=4), gw.QSGD(block=64), gw.DGC(0.05), gw.ACPSGD(1),
-    gw.EFSignSGD(block=64), gw.RandomK(0.1),
+    gw.EFSignSGD(block=64), gw.RandomK(0.1), gw.ChunkTopK(8, of=64), gw.DCTTopK(8, chunk=8),
 ]  # fmt: skip
 
 
