@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from gradwire.communicators import Communicator
-from gradwire.compressors import Cast, Compressor, LowRank
+from gradwire.compressors import Cast, Compressor, LowRank, Selective
 from gradwire.construct import check_options, exported, options_of
 from gradwire.controllers import Controller
 from gradwire.importing import imported
@@ -116,7 +116,7 @@ def _family(cls: type) -> str:
         return ""
     if issubclass(cls, Cast | LowRank):
         return _CASTS if issubclass(cls, Cast) else _LOW_RANK
-    if cls.sparse:
+    if cls.sparse or issubclass(cls, Selective):
         return _SPARSE
     return _SIGNS if cls.__module__.endswith(".sign") else _QUANTIZED
 
