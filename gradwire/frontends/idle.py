@@ -9,6 +9,7 @@ from torch import Tensor
 from gradwire import checkpoint
 from gradwire.frontends.paused import paused
 from gradwire.plans import NATIVE, Plan
+from gradwire.runtime.row_memory import AS_THEY_ARE
 from gradwire.runtime.stats import Stats
 from gradwire.runtime.turns import Together
 
@@ -48,7 +49,7 @@ class Idle:
 
     plan = None
     elastic = False
-    sparse = ()
+    sparse, rows = (), AS_THEY_ARE
     numel: ClassVar[dict[str, int]] = {}
 
     def __init__(self) -> None:
