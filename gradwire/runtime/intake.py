@@ -99,7 +99,7 @@ class Intake:
         self.step = self.ended = 0
         self._ask_weight, self._weight = asked(weight, job), None
         # the training thread: the only one that may hand gradients over
-        self._thread = get_ident()
+        self._thread, self._made = get_ident(), monotonic()
         self.groups: Sequence[int] = ()
         self._step_s, self._opened = 0.0, float("inf")
         self.arrivals = Arrivals(partial(Intake._complete, weakref.proxy(self)))
@@ -164,9 +164,9 @@ class Intake:
 
     def _doing(self) -> str:
         """Where the training thread is outside of this job's steps."""
-        # another job on the same training thread may be the one that waits
-        jobs = [job for job in list(_of_process) if job is not self and job._thread == self._thread]
-        if any(job._waits for job in jobs):
+        # another job on the same training thread may be the one that waits, unless it did before this one was made
+        others = [job for job in list(_of_process) if job._thread == self._thread and job.begun_s > self._made]
+        if any(job._waits for job in others if job is not self):
             return ELSEWHERE
         doing = self._recorder.doing
         return "in optimizer" if doing == BETWEEN and in_optimizer(self._thread) else doing
