@@ -417,24 +417,21 @@ def any_of(running: Job, kind: str) -> bool:
     return any(bool(tensor.any()) for own in running.state(kind) for tensor in own)
 
 
-def test_a_kind_of_memory_that_the_state_lacks_starts_at_zero():
-    with job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2) as running:
-        saved = running.states()
-    with job(plan_of(SLOTS, gw.TopK(0.1), gw.DGCMemory(), gw.AllGather()), SLOTS, 2) as other:
+@pytest.mark.parametrize(
+    ("saved", "loading", "kind"),
+    [
+        ((gw.TopK(0.1), gw.Residual(), gw.AllGather()), (gw.TopK(0.1), gw.DGCMemory(), gw.AllGather()), "velocity"),
+        ((gw.FP32(), gw.NoMemory(), gw.AllReduce()), (gw.TopK(0.1), gw.Residual(), gw.AllGather()), "residual"),
+    ],
+)
+def test_memory_that_the_state_lacks_starts_at_zero(saved: tuple, loading: tuple, kind: str):
+    with job(plan_of(SLOTS, *saved), SLOTS, 2) as running:
+        states = running.states()
+    with job(plan_of(SLOTS, *loading), SLOTS, 2) as other:
         other.step(draw(SLOTS, 2, 0))
-        assert any_of(other, "velocity")
-        other.load(saved)
-        assert not any_of(other, "velocity")
-
-
-def test_parameters_of_which_the_state_has_no_memory_go_on_without():
-    with job(plan_of(SLOTS, gw.FP32(), gw.NoMemory(), gw.AllReduce()), SLOTS, 2) as dense:
-        saved = dense.states()
-    with job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2) as running:
-        running.step(draw(SLOTS, 2, 0))
-        assert any_of(running, "residual")
-        running.load(saved)
-        assert not any_of(running, "residual")
+        assert any_of(other, kind)
+        other.load(states)
+        assert not any_of(other, kind)
 
 
 def about(rank: int, ranks: int = 2, **more) -> checkpoint.About:

@@ -10,6 +10,7 @@ from gradwire.lab.names import (
     LOCAL,
     MODELS,
     NOCOMM,
+    PARTNERS,
     PRESETS,
     SUITES,
     TASKS,
@@ -18,8 +19,6 @@ from gradwire.lab.names import (
 
 _FIRST = (DENSE, NOCOMM, AUTO, LOCAL, *HOOKS)
 """Configurations that are no compressors."""
-_PARTNERS = ("memories", "communicators", "controllers")
-"""What stands behind a compressor."""
 
 
 def configurations(incomplete: str) -> list[str]:
@@ -27,19 +26,19 @@ def configurations(incomplete: str) -> list[str]:
     head, plus, last = incomplete.rpartition("+")
     # local steps stand before a compressor
     begun = head.startswith(LOCAL) and "+" not in head
-    names = _of("compressors") if begun or not plus else _of(*_PARTNERS)
+    names = exported("compressors") if begun or not plus else exported(*PARTNERS)
     return [f"{head}{plus}{name}" for name in _beginning([*(() if plus else _FIRST), *names], last)]
 
 
 def candidates(incomplete: str) -> list[str]:
     """Compressors separated by commas."""
     head, comma, last = incomplete.rpartition(",")
-    return [f"{head}{comma}{name}" for name in _beginning(_of("compressors"), last)]
+    return [f"{head}{comma}{name}" for name in _beginning(exported("compressors"), last)]
 
 
 def controllers(incomplete: str) -> list[str]:
     """Their names."""
-    return _beginning(_of("controllers"), incomplete)
+    return _beginning(exported("controllers"), incomplete)
 
 
 def tasks(incomplete: str) -> list[str]:
@@ -59,12 +58,8 @@ def presets(incomplete: str) -> list[str]:
 
 def families(incomplete: str) -> list[str]:
     """Kinds, and everything of each."""
-    own = _of("compressors", *_PARTNERS)
+    own = exported("compressors", *PARTNERS)
     return _beginning([*KINDS, *_FIRST, *own, *TASKS, *MODELS, *PRESETS, *SUITES], incomplete)
-
-
-def _of(*packages: str) -> list[str]:
-    return [name for package in packages for name in exported(package)]
 
 
 def _beginning(names: Iterable[str], incomplete: str) -> list[str]:

@@ -7,7 +7,21 @@ from typing import TypeVar
 
 import typer
 
-from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, MODELS, NOCOMM, PLAN, PRESETS, SUITES, TASKS, TINY, exported
+from gradwire.lab.names import (
+    AUTO,
+    DDP,
+    DENSE,
+    LOCAL,
+    MODELS,
+    NOCOMM,
+    PARTNERS,
+    PLAN,
+    PRESETS,
+    SUITES,
+    TASKS,
+    TINY,
+    exported,
+)
 from gradwire.lab.network.link import Link, link_of
 from gradwire.report.report_files import BESIDE
 from gradwire.unknown import unknown
@@ -84,8 +98,7 @@ def configurations(texts: Sequence[str]) -> None:
             head, *others = others
         _check("compressor", head, (*exported("compressors"), DENSE, DDP, NOCOMM, LOCAL, AUTO))
         for other in others:
-            partners = [name for kind in ("memories", "communicators", "controllers") for name in exported(kind)]
-            _check("memory, communicator or controller", other, partners)
+            _check("memory, communicator or controller", other, exported(*PARTNERS))
 
 
 def controller(text: str) -> None:

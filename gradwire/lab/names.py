@@ -53,13 +53,17 @@ _BASES = {
     "nativerequest", "observation", "parts", "predictable", "profilerequest", "reducecodec", "reduction",
     "selective", "simplecodec", "slotstate", "sparse", "sparsifier", "stepview", "thresholded", "wire",
 }  # fmt: skip
-"""Exports that no configuration can name: base classes, and what those who write their own use."""
+"""Exports that configurations may not use: base classes, and helpers for parts of one's own."""
+
+
+PARTNERS = ("memories", "communicators", "controllers")
+"""Packages whose parts may follow a compressor, each after a +."""
 
 
 @cache
-def exported(package: str) -> list[str]:
-    """What a package of Gradwire's exports and a configuration can name, in lower case, read from its source."""
-    source = Path(gradwire.__file__).with_name(package) / "__init__.py"
-    lists = [node for node in ast.parse(source.read_text()).body if isinstance(node, ast.Assign)]
-    names = [name.lower() for node in lists for name in ast.literal_eval(node.value)]
+def exported(*packages: str) -> list[str]:
+    """The names that configurations may use of these packages of Gradwire, in lower case, read from their sources."""
+    sources = [Path(gradwire.__file__).with_name(package) / "__init__.py" for package in packages]
+    nodes = [node for source in sources for node in ast.parse(source.read_text()).body if isinstance(node, ast.Assign)]
+    names = [name.lower() for node in nodes for name in ast.literal_eval(node.value)]
     return [name for name in dict.fromkeys(names) if name not in _BASES]

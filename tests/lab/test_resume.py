@@ -72,9 +72,8 @@ os._exit(0)
 def outcomes(folder: Path, ranks: int, configurations: list[str], **recipe: str) -> list:
     """Of an image task with augmentation and a text task with dropout, in turn."""
     images = ["digits", ["width=4", "augment=true"], {"steps": 12, "schedule": "cosine", "clip": 1.0} | recipe]
-    text = ["ptb", [f"folder={write_ptb(folder)}", "model=published-lstm", "width=16", "context=8", "batch=4"]]
-    text[1].append("carry=true")
-    text.append({"steps": 12, "optimizer": "adamw", "schedule": "linear"})
+    lstm = ["model=published-lstm", "width=16", "context=8", "batch=4", "carry=true"]
+    text = ["ptb", [f"folder={write_ptb(folder)}", *lstm], {"steps": 12, "optimizer": "adamw", "schedule": "linear"}]
     trainings = [[*task, each] for task, each in zip(cycle([images, text]), configurations, strict=False)]
     launch(["-c", SCRIPT, str(folder), json.dumps(trainings)], ranks, timeout_s=240)
     return list(zip(trainings, json.loads((folder / "outcomes.json").read_text()), strict=True))

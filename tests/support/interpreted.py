@@ -1,6 +1,6 @@
-"""Triton's interpreter in a third of its time. It replaces the language's functions at each launch and at each call of
-a helper, and puts them back: here once. It computes whether integers overflow and does nothing with the answer: here
-not. And it makes the same table of types for each value."""
+"""Makes Triton's interpreter faster, by what it repeats or does not need: it replaces the language's functions at each
+launch and each call of a helper, computes whether integers overflow without using the result, and makes the same table
+of types for each value."""
 
 from collections.abc import Callable
 from dataclasses import replace
