@@ -16,7 +16,7 @@ __version__ = "0.2.0"
 
 def __getattr__(name: str) -> Any:
     """A part of the package, or one of the names of `gradwire.api`, which loads torch: that is left until it is needed,
-    for `gradwire --help`."""
+    for `gradwire --help`. Python asks here for a name once."""
     if find_spec(f"gradwire.{name}"):
         return importlib.import_module(f"gradwire.{name}")
     api = importlib.import_module("gradwire.api")
@@ -24,7 +24,7 @@ def __getattr__(name: str) -> Any:
         from gradwire.unknown import unknown
 
         raise AttributeError(str(unknown("name in gradwire like", name, api.__all__)))
-    return getattr(api, name)
+    return globals().setdefault(name, getattr(api, name))
 
 
 def __dir__() -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
+from gradwire.report.report_files import save
 from gradwire.report.text_table import TextTable
 
 
@@ -48,5 +49,5 @@ def filled(template: str, **values: Any) -> str:
 def _svg(picture: Figure) -> str:
     """The figure as a data: URL, without a background."""
     buffer = BytesIO()
-    picture.savefig(buffer, format="svg", transparent=True)
+    save(picture, buffer, format="svg", transparent=True)
     return f"data:image/svg+xml;base64,{b64encode(buffer.getvalue()).decode()}"

@@ -1,6 +1,7 @@
 """Files of a report: pictures, UTF-8 in any locale, and strict JSON."""
 
 import json
+from io import BytesIO
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,15 @@ BESIDE: set[str] = set()
 
 def write_picture(figure: Any, path: Path) -> None:
     """Writes a figure of matplotlib's as PNG, and beside it in the other formats that are wanted."""
-    figure.savefig(path, dpi=130)
+    save(figure, path, dpi=130)
     for suffix in sorted(BESIDE):
-        figure.savefig(path.with_suffix(f".{suffix}"))
+        save(figure, path.with_suffix(f".{suffix}"))
+
+
+def save(figure: Any, to: Path | BytesIO, **options: Any) -> None:
+    """`figure.savefig`, which arranges the figure's panels the first time only: that takes two thirds of its time."""
+    figure.savefig(to, **options)
+    figure.set_layout_engine("none")
 
 
 def write_text(path: Path, text: str) -> None:

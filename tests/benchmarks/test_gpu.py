@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ from benchmarks.gpu.rows import Rows, read
 from benchmarks.gpu.sections import SECTIONS
 from benchmarks.gpu.shown import Tables
 from tests.support.harness import draw, job, plan_of
+from tests.support.warm import program
 
 SHORT = ("kernels", "versions", "memory")
 
@@ -33,10 +35,28 @@ def test_a_section_runs_in_small(section: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("GRADWIRE_GRAPHS", "1")
     monkeypatch.setenv("PYTHONPATH", os.getcwd())
     module = import_module(f"benchmarks.gpu.sections.{SECTIONS[section].module or section}")
+    if hasattr(module, "subprocess"):
+        monkeypatch.setattr(module, "subprocess", Forking)
     module.run(Rows(tmp_path, section, 300), Device(torch.device("cpu"), tiny=True))
     rows = [row for row in read(tmp_path) if row["kind"] != "begun"]
     assert rows
     assert not [row for row in rows if row["kind"] in ("failed", "left out") or row.get("ok") is False]
+
+
+class Forking:
+    """What a section uses of `subprocess`; the processes are forked from the warm Python."""
+
+    PIPE, STDOUT = subprocess.PIPE, subprocess.STDOUT
+
+    @staticmethod
+    def Popen(command: list[str], **options: Any) -> subprocess.Popen:
+        return program(*command[1:], **options)
+
+    @staticmethod
+    def run(command: list[str], timeout: float, **_: Any) -> subprocess.CompletedProcess:
+        with program(*command[1:], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            out, err = process.communicate(timeout=timeout)
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 class Event:

@@ -28,7 +28,7 @@ from tests.support.harness import WAIT_S, raising, together
 WORLD, WHOLE, STEPS = 2, 2, 5
 IN_WAIT, BEFORE, AFTER = "in the wait", "before optimizer.step()", "after optimizer.step()"
 MODEL = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
-SMALL_GROUPS = gw.groups.of(megabytes=1e-5)
+TWO_GROUPS = gw.groups.of(count=2)
 
 PLANS = {
     "all-reduce": {"compressor": gw.FP32()},
@@ -204,12 +204,12 @@ def taken(saved: dict[str, Any]) -> int:
 def of_ddp(model: nn.Module, transport: Losing, fused: bool, **options: Any) -> Any:
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), 0.1, fused=fused)
-    return ddp, optimizer, gw.attach(ddp, transport=transport, groups=SMALL_GROUPS, **options), optimizer
+    return ddp, optimizer, gw.attach(ddp, transport=transport, groups=TWO_GROUPS, **options), optimizer
 
 
 def of_optimizer(model: nn.Module, transport: Losing, fused: bool, **options: Any) -> Any:
     inner = torch.optim.Adam(model.parameters(), 0.1, fused=fused)
-    optimizer = gw.DistributedOptimizer(inner, model, transport=transport, groups=SMALL_GROUPS, **options)
+    optimizer = gw.DistributedOptimizer(inner, model, transport=transport, groups=TWO_GROUPS, **options)
     return model, optimizer, optimizer.handle, inner
 
 
@@ -317,7 +317,7 @@ def test_an_optimizer_that_nothing_checks_over_nccl(front_end: str, monkeypatch:
 
 def of_local(model: nn.Module, transport: Losing, fused: bool, **options: Any) -> Any:
     inner = torch.optim.Adam(model.parameters(), 0.1, fused=fused)
-    plan = {"groups": SMALL_GROUPS, **PLANS["all-gather"]}
+    plan = {"groups": TWO_GROUPS, **PLANS["all-gather"]}
     optimizer = gw.LocalSteps(inner, model, inner_steps=1, transport=transport, **plan, **options)
     return model, optimizer, optimizer.handle, optimizer
 

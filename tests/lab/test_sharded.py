@@ -10,6 +10,7 @@ from gradwire.lab.configuration import parse_all
 from gradwire.lab.experiments.comparison import Comparison
 from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.launch.lab_cluster import LabCluster
+from tests.processes.published import OWN
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -49,7 +50,7 @@ def test_replicas_of_two_ranks_take_local_steps(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_step_times_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--model", "tiny-vgg16", "--hosts", "2", "--shard", "2", "--steps", "1", "--repeats", "1"]
+    options = ["--model", OWN, "--hosts", "2", "--shard", "2", "--steps", "1", "--repeats", "1"]
     assert main(["bench", "dense", "topk:0.05", *options]) == 0
     assert "topk:0.05" in capsys.readouterr().out
 

@@ -70,7 +70,7 @@ def test_what_is_loaded_is_to_be_what_was_saved():
 
 @pytest.mark.long
 def test_a_short_run_holds_all_laws(tmp_path, capsys):
-    arguments = ["--minutes", "0.3", "--hosts", "3", "--faults", "corrupt,overflow,stop", "--seed", "2"]
+    arguments = ["--minutes", "0.2", "--hosts", "3", "--faults", "corrupt,overflow,stop", "--seed", "2"]
     assert main(["soak", *arguments, "--out", str(tmp_path)]) == 0, capsys.readouterr().out
     (folder,) = tmp_path.iterdir()
     came = json.loads((folder / "soak.json").read_text())

@@ -115,8 +115,8 @@ def test_one_of_four_is_killed_and_a_newcomer_joins(front_end):
 @pytest.mark.long
 def test_nobody_is_late_when_ranks_fail_in_the_middle_of_a_step():
     """gloo ends a group when what is under way in it has ended, and ranks wait for each other in a circle."""
-    generations = 4
-    told = {"front_end": "optimizer", "at_least": 2, "last_call_timeout": 2.0, "pause_s": 0.0, "steps": 60}
+    generations = 2
+    told = {"front_end": "optimizer", "at_least": 2, "last_call_timeout": 2.0, "pause_s": 0.0, "steps": 40}
     with processes(4, faults=generations, **told) as ranks:
         for rank in ranks:
             rank.let_in()
