@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 IMPORTED = (
     "torch", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint",
     "pytest", "gradwire.cli.bench_command", "gradwire.cli.train_command", "gradwire.lab.jobs.bench_job",
-    "gradwire.lab.jobs.plan_job", "gradwire.lab.jobs.train_job",
+    "gradwire.lab.jobs.plan_job", "gradwire.lab.jobs.train_job", "sklearn.datasets", "transformers.modeling_utils",
 )  # fmt: skip
 PR_SET_CHILD_SUBREAPER = 36
 
