@@ -82,7 +82,7 @@ FAULTS = [
     Fault("ops/cosine.py", "        matrix[0] /= 2**0.5\n", ""),
     Fault("ops/reference/slicing.py", "    x.index_fill_(0, elements, 0)\n", ""),
     Fault("compressors/all_dimension.py", "max(1, round(self.ratio * length))", "max(1, int(self.ratio * length))"),
-    Fault("compressors/power_sgd.py", "        views.ops.orthogonalize(p.sums)\n", ""),
+    Fault("compressors/low_rank.py", "        views.ops.orthogonalize(p.sums)\n", ""),
     Fault("compressors/power_sgd.py", "views.subtract(p.sums, q.sent)", "views.subtract(p.sums, q.sums)"),
     Fault("compressors/low_rank.py", "            self._sent.sub_(self._factors)\n", "            pass\n"),
     Fault("compressors/low_rank.py", "            zero_each(dense)\n", "            pass\n"),

@@ -7,9 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from gradwire.compressors.approximation import Approximation
 from gradwire.compressors.compressor import ReduceCodec, Reduction
 from gradwire.compressors.context import GroupContext
-from gradwire.compressors.low_rank import COLUMNS, ROWS, LowRank, Views, keep
+from gradwire.compressors.low_rank import COLUMNS, ROWS, Views, keep
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import uniform
 from gradwire.slots import Layout
@@ -17,7 +18,7 @@ from gradwire.torch_private.foreach import copy_each
 
 
 @dataclass(frozen=True)
-class ACPSGD(LowRank, recordable=True):
+class ACPSGD(Approximation, recordable=True):
     """PowerSGD's two projections in turn, with one sum a step: P in even steps and Q in odd ones (Zhang et al.,
     ICDCS 2023, https://arxiv.org/abs/2306.08881). Wants `memory.Residual`.
 

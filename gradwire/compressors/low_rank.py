@@ -3,9 +3,8 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain
 from math import prod
-from statistics import fmean
 from typing import Any, ClassVar
 
 import torch
@@ -14,13 +13,12 @@ from torch import Tensor
 from gradwire.compressors.compressor import Codec, MultiRound, Predictable, ReduceCodec, Reduction
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.dense import FP32
-from gradwire.compressors.factor_codec import FactorCodec
 from gradwire.compressors.losses import beyond_rank
 from gradwire.ops.backend import Backend, backend_for
-from gradwire.ops.formats import nearest
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.matrices import Batch, batches
 from gradwire.ops.mean import Mean
+from gradwire.ops.noise import uniform
 from gradwire.ops.reference.low_rank import COLUMNS, ROWS
 from gradwire.slots import Layout, Slot
 from gradwire.torch_private.foreach import copy_each, zero_each
@@ -28,20 +26,15 @@ from gradwire.torch_private.foreach import copy_each, zero_each
 
 @dataclass(frozen=True)
 class LowRank(MultiRound, Predictable):
-    """Low-rank approximation M ≈ Pᵀ Q of each weight as a matrix M (rows, columns) of its outputs by all else, sent as
-    the thin factors P (r, rows) and Q (r, columns). A factor is the left operand of every product, which is faster on a
-    CPU. Vectors are not factored, nor are matrices for which that saves too little.
+    """Each weight as a matrix M (rows, columns) of its outputs by all else, sent as thin factors P (r, rows) and
+    Q (r, columns): by default those of one step of subspace iteration. A factor is the left operand of every product,
+    which is faster on a CPU. Vectors are not factored.
     """
 
     rank: float = 4
     """r, or below 1 the ratio of r to the shorter side."""
-    min_compression_rate: float = 2.0
-    """A matrix is factored where it takes more than so many times the bits of both factors."""
-    start_step: int = 0
-    """Before this step everything travels as it is."""
-    bits: int = 32
-    """Of a factor's element: 32 for float32, or 8, 4, 3 or 2 for codes with a scale per 64 elements of a row; then
-    what is not factored travels in 8 bits. The codes' error stays in the memory."""
+    rounds: ClassVar[int] = 2
+    summable: ClassVar[bool] = True
     carries_dense: ClassVar[bool] = True
     local_arithmetic: ClassVar[bool] = True
 
@@ -52,52 +45,32 @@ class LowRank(MultiRound, Predictable):
                 f"rank={self.rank} is neither a number of rows nor a ratio to the shorter side; use e.g. rank=4 or "
                 "rank=1/6"
             )
-        if not self.min_compression_rate >= 1:
-            raise ValueError(
-                f"min_compression_rate={self.min_compression_rate} would send more than the gradient; use 1 or more"
-            )
-        if self.start_step < 0:
-            raise ValueError(f"start_step={self.start_step} is before the first; use 0 to compress from the start")
-        if self.bits != 32:
-            nearest(self.bits)
-
-    @property
-    def summable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.bits == 32
 
     @property
     def codec(self) -> Codec:
         """The codec of all that is sent: factors, and slots that are not factored."""
-        return FP32() if self.bits == 32 else FactorCodec(self.bits)
+        return FP32()
 
     def factor_rank(self, rows: int, columns: int) -> int:
         """The r of a (rows, columns) slot's factors; 0 where it is not factored."""
         shorter = min(rows, columns)
-        r = min(shorter, int(self.rank) if self.rank >= 1 else max(1, round(self.rank * shorter)))
-        # bits of an element and its part of a scale: a bfloat16 per 64 elements of a factor, per 128 of a vector
-        factor, other = (32, 32) if self.bits == 32 else (self.bits + 16 / 64, 8 + 16 / 128)
-        pays = r * (rows + columns) * factor * self.min_compression_rate < rows * columns * other
-        return r if pays and r < shorter else 0
+        r = int(self.rank) if self.rank >= 1 else max(1, round(self.rank * shorter))
+        return min(shorter, r) if shorter > 1 else 0
+
+    def init_slot(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
+        r = self.factor_rank(rows, columns)
+        return {"q": uniform((r, columns), generator)} if r else {}
 
     def messages(self, layout: Layout, step: int) -> Sequence[tuple[Codec, Layout]]:
-        if step < self.start_step:
-            return [(FP32(), layout.cut(start, end)) for start, end in self._equal_parts(layout.numel)]
         return [(self.codec, vector) for vector in self._vectors(layout, step)]
-
-    def slot_bytes(self, slot: Slot) -> float:
-        steps = range(self.start_step, self.start_step + self.period)
-        return fmean(self.group_bytes(Layout((slot,)), step) for step in steps)
 
     @classmethod
     def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:
         return beyond_rank(x.view(slot.matrix), [choice.factor_rank(*slot.matrix) for choice in choices])
 
-    def phase(self, step: int) -> int:
-        return -1 if step < self.start_step else super().phase(step)
-
-    @abstractmethod
     def _vectors(self, layout: Layout, step: int) -> Sequence[Layout]:
         """The vector that each round reduces."""
+        return [self.vector(layout, ROWS, dense=True), self.vector(layout, COLUMNS, dense=False)]
 
     def batches(self, layout: Layout) -> tuple[list[Batch], list[Batch]]:
         """Batches of the slots that are factored, and of the others, in the order in which they travel."""
@@ -121,9 +94,6 @@ class LowRank(MultiRound, Predictable):
     def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, reduce_codec: ReduceCodec) -> Reduction:
         # add up residual and gradient
         x = vector.total()
-        # dense at first
-        if context.step < self.start_step:
-            return self._reduce_dense(x, mean, context, reduce_codec)
         views = context.buffers.once((self, x.data_ptr()), lambda: Views(self, x, context))
         return self._reduce_factors(views, mean, context, reduce_codec)
 
@@ -132,16 +102,21 @@ class LowRank(MultiRound, Predictable):
         self, views: "Views", mean: Mean, context: GroupContext, reduce_codec: ReduceCodec
     ) -> Reduction: ...
 
-    def _reduce_dense(self, x: Tensor, mean: Mean, context: GroupContext, reduce_codec: ReduceCodec) -> Reduction:
-        """`reduce` of a step before `start_step`, in as many rounds as later: the sequence of collectives must not
-        depend on the step."""
-        out = context.buffers.tensor("dense sums", (len(x),))
-        for start, end in self._equal_parts(len(x)):
-            yield from reduce_codec(FP32(), LazySum.of(x[start:end]), Mean.of(out[start:end]), context.part(start, end))
-        mean.vector().copy_(out)
-
-    def _equal_parts(self, n: int) -> list[tuple[int, int]]:
-        return list(pairwise(n * part // self.rounds for part in range(self.rounds + 1)))
+    def _iterate(self, views: "Views", context: GroupContext, reduce_codec: ReduceCodec) -> Reduction:
+        """A step of subspace iteration: leaves an orthonormal P, and the sum of all ranks' Q = P M."""
+        p, q = views.p, views.q
+        # warm start: Q of the step before
+        copy_each(q.slots_before, context.slots.all("q"))
+        # project: P = Q Mᵀ
+        views.project(q.before, p)
+        # sum P, and the slots that are not factored, over the ranks
+        yield from p.reduce(context, reduce_codec, views.dense, sent=False)
+        # orthonormalise P
+        views.ops.orthogonalize(p.sums)
+        # project: Q = P M
+        views.project(p.sums, q)
+        # sum Q over the ranks
+        yield from q.reduce(context, reduce_codec)
 
 
 class Factors:
