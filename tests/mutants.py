@@ -42,7 +42,7 @@ class Fault:
 
 AREAS = {
     "compressors": ["laws", "oracles", "sparsifiers", "low_rank", "chunked", "nearest", "multi_level", "schedules",
-                    "cosine", "demo"],
+                    "cosine", "demo", "dion"],
     "communicators": ["laws_collectives", "laws", "oracles", "partial", "chunked"],
     "wire": ["wire", "laws_collectives"],
     "memories": ["skipped", "laws", "oracles", "defects", "checkpoint"],
@@ -84,6 +84,8 @@ FAULTS = [
     Fault("compressors/all_dimension.py", "max(1, round(self.ratio * length))", "max(1, int(self.ratio * length))"),
     Fault("compressors/low_rank.py", "        views.ops.orthogonalize(p.sums)\n", ""),
     Fault("compressors/power_sgd.py", "views.subtract(p.sums, q.sent)", "views.subtract(p.sums, q.sums)"),
+    Fault("compressors/dion.py", "            scale_each(q.sent, 1 - self.mu)\n", ""),
+    Fault("compressors/dion.py", "dtype=torch.float64", "dtype=torch.float32"),
     Fault("compressors/low_rank.py", "            self._sent.sub_(self._factors)\n", "            pass\n"),
     Fault("compressors/low_rank.py", "            zero_each(dense)\n", "            pass\n"),
     Fault("compressors/acp_sgd.py", "even = context.step % 2 == 0", "even = context.step % 2 == 1"),

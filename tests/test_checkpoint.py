@@ -23,10 +23,10 @@ from tests.support.cases import CASES, FEW, Case, rows
 from tests.support.harness import SMALL, Job, draw, hand_over, job, plan_of, raising, slots_of, together, total
 
 SLOTS = slots_of(SMALL)
-REMEMBERING = [case for case in CASES if case.conserves]
+REMEMBERING = [case for case in CASES if case.memory.error_feedback]
 all_cases = pytest.mark.parametrize("case", CASES, ids=str)
 some_cases = rows(REMEMBERING)
-conserving = pytest.mark.parametrize("case", REMEMBERING, ids=str)
+remembering = pytest.mark.parametrize("case", REMEMBERING, ids=str)
 
 
 def plan_for(case: Case, groups: int = 2) -> gw.Plan:
@@ -90,7 +90,7 @@ def test_a_saved_state_is_a_copy():
         assert all(torch.equal(old[key], new[key]) for old, new in zip(before, saved, strict=True) for key in old)
 
 
-@conserving
+@remembering
 @pytest.mark.parametrize("groups", [1, 3])
 def test_a_state_fits_another_plan(case: Case, groups: int):
     with job(plan_for(case), SLOTS, 2) as running:
@@ -102,7 +102,7 @@ def test_a_state_fits_another_plan(case: Case, groups: int):
             assert all(torch.equal(old[key], new[key]) for key in tensors_of(old))
 
 
-@conserving
+@remembering
 def test_a_job_without_memory_sends_what_it_is_given(case: Case):
     with job(plan_for(case), SLOTS, 2) as running:
         running.step(draw(SLOTS, 2, 0))

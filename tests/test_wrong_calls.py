@@ -146,6 +146,11 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "signs without a rate": (lambda: gw.SignDescent([]), "write gw.SignDescent(model.parameters(), lr=1e-3)"),
     "steps up": (lambda: gw.SignDescent(model().parameters(), lr=-1e-3), "are no step down; use e.g. lr=1e-3"),
     "no coefficients": (lambda: gw.DCTTopK(k=0), "use k=32, chunk=64"),
+    "a momentum that stays": (lambda: gw.Dion(mu=1), "mu=1 must lie in [0, 1), e.g. mu=0.95"),
+    "updates in local steps": (
+        lambda: gw.LocalSteps(sgd(alone := model()), alone, gw.Dion()),
+        "makes updates of gradients, and local steps average movements of parameters; use e.g. PowerSGD(1 / 6)",
+    ),
     "no steps": (local(inner_steps=0), "use inner_steps=1 or more, or fewer fragments"),
     "half a step": (local(inner_steps=2.5), "LocalSteps(inner_steps=2.5) takes a whole number"),
     "H": (local(H=30), "there is no option named 'H': there are "),

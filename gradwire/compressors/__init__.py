@@ -17,6 +17,7 @@ from gradwire.compressors.compressor import (
 from gradwire.compressors.context import DoubleBuffer, GroupContext, GroupState, Parts, SlotState
 from gradwire.compressors.cosine import DCTTopK
 from gradwire.compressors.dense import BF16, FP16, FP32, Cast
+from gradwire.compressors.dion import Dion
 from gradwire.compressors.estimated import DGC, Estimated, HardThreshold, Thresholded
 from gradwire.compressors.gaussian_k import GaussianK
 from gradwire.compressors.interleaved import Interleaved
@@ -33,8 +34,8 @@ from gradwire.compressors.sparse import RandomK, Sparse, Sparsifier, TopK
 
 __all__ = [
     "ACPSGD", "BF16", "DGC", "FP16", "FP32", "QSGD", "AllDimensionTopK", "Cast", "ChunkTopK", "Codec", "Compressor",
-    "DCTTopK", "DoubleBuffer", "EFSignSGD", "Estimated", "GaussianK", "GroupContext", "GroupState", "HardThreshold",
-    "Interleaved", "LowRank", "MultiLevel", "MultiRound", "OneBit", "Parts", "PowerSGD", "Predictable", "Quantized",
-    "RandomK", "RedSync", "ReduceCodec", "Reduction", "ReusedThreshold", "SIDCo", "Selective", "SignSGD", "Signum",
-    "SimpleCodec", "SlotState", "Sparse", "Sparsifier", "TernGrad", "Thresholded", "TopK", "context_for",
+    "DCTTopK", "Dion", "DoubleBuffer", "EFSignSGD", "Estimated", "GaussianK", "GroupContext", "GroupState",
+    "HardThreshold", "Interleaved", "LowRank", "MultiLevel", "MultiRound", "OneBit", "Parts", "PowerSGD", "Predictable",
+    "Quantized", "RandomK", "RedSync", "ReduceCodec", "Reduction", "ReusedThreshold", "SIDCo", "Selective", "SignSGD",
+    "Signum", "SimpleCodec", "SlotState", "Sparse", "Sparsifier", "TernGrad", "Thresholded", "TopK", "context_for",
 ]  # fmt: skip

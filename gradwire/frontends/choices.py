@@ -14,6 +14,7 @@ from gradwire.controllers import Controller
 from gradwire.frontends.keywords import Dense
 from gradwire.frontends.ruled import GivenRule, facts_of, planned, planned_by, rules_of
 from gradwire.frontends.sparse import check_sparse, row_way
+from gradwire.frontends.updates import check_whole
 from gradwire.frontends.weighted import Weight, asked, fitting, weighted
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
@@ -209,6 +210,11 @@ class StepChoices(Choices):
         now = [slot for slot in whole if trained is None or slot.name in trained]
         first, way = [slot for slot in now if slot.name not in sparse], row_way(self.rows)
         device = device_of({slot.name: parameters[slot.name] for slot in now})
+
+        def check(plan: Plan) -> None:
+            check_sparse(sparse, first, mesh, self.rows)
+            check_whole(plan, parameters.values())
+
         # the ranks compare these when they meet
         facts = {
             "front end": front_end, "find_unused_parameters": str(self.find_unused_parameters),
@@ -221,7 +227,7 @@ class StepChoices(Choices):
             follow_order=None if self.fixed_plan or self.elastic else plan,
             scale=scale_from(self.scaler), planned=planned, elastic=self.elastic, trained=trained, plan_for=plan,
             find_unused=self.find_unused_parameters, owns_mesh=self.owns_mesh, facts=facts, sparse=sparse, rows=way,
-            fits=fitting(lambda _: check_sparse(sparse, first, mesh, self.rows), self.weight),
+            fits=fitting(check, self.weight),
             **{"weight": asked(self.weight), **options},
         ))  # fmt: skip
 

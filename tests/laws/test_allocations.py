@@ -48,6 +48,8 @@ def sparser(compressor: Compressor) -> Compressor:
         return replace(compressor, of=100 * compressor.k)
     if isinstance(compressor, gw.DCTTopK):
         return replace(compressor, k=compressor.chunk**2 // 100)
+    if isinstance(compressor, gw.Dion):
+        return replace(compressor, rank=0.01)
     return replace(compressor, ratio=0.01) if hasattr(compressor, "ratio") else compressor  # pyright: ignore
 
 

@@ -456,6 +456,8 @@ def what_does_not_fit_is_an_error_that_names_the_call() -> None:
     twice = wrapped(mesh["shard"])
     gw.attach(twice, gw.TopK(0.1), mesh=mesh)
     refused(ValueError, "call detach()", lambda: gw.attach(twice, gw.TopK(0.1), mesh=mesh))
+    refused(ValueError, "FSDP2's ranks have shards of a matrix each",
+            lambda: gw.attach(wrapped(mesh["shard"]), gw.Dion(), mesh=mesh))  # fmt: skip
     with torch.device("meta"):
         empty = fully_shard(Branches(), mesh=mesh["shard"])
     refused(ValueError, "call to_empty()", lambda: gw.attach(empty, gw.TopK(0.1), mesh=mesh))

@@ -50,7 +50,8 @@ class Case:
     def conserves(self) -> bool:
         """Means and residuals add up to gradients and residuals before: nothing is lost."""
         limited = getattr(self.memory, "limit", None) is not None
-        return self.memory.error_feedback and not limited and not getattr(self.communicator, "over_senders", False)
+        means = not self.compressor.is_update and not getattr(self.communicator, "over_senders", False)
+        return self.memory.error_feedback and not limited and means
 
     @property
     def recordable(self) -> bool:
@@ -246,6 +247,9 @@ CASES = [
         rounding=1e-5,
         interpreted="matrices",
     ),
+    Case(gw.Dion(2), RESIDUAL, REDUCE, 32, (51, 102), rounding=1e-5, interpreted="matrices"),
+    Case(gw.Dion(1 / 3), SHORT, REDUCE, 32, (110, 165), rounding=1e-5, gpu_differs=True),
+    Case(gw.Dion(1000, mu=0), NONE, REDUCE, 32, (137, 166), rounding=1e-5, gpu_differs=True),
     Case(gw.ACPSGD(2, bits=4), RESIDUAL, GATHER, 32, (28, 195), rounding=1e-5, interpreted="matrices"),
     Case(gw.ACPSGD(1 / 8, start_step=2, bits=3), RESIDUAL, SCATTER, 32, (38, 511), rounding=1e-5, gpu_differs=True),
     Case(gw.ACPSGD(2), RESIDUAL, REDUCE, 32, (21, 70), rounding=1e-5, interpreted="matrices"),
