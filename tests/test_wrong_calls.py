@@ -151,6 +151,10 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: gw.LocalSteps(sgd(alone := model()), alone, gw.Dion()),
         "makes updates of gradients, and local steps average movements of parameters; use e.g. PowerSGD(1 / 6)",
     ),
+    "updates by one rank": (
+        lambda: gw.attach(DistributedDataParallel(model()), gw.Dion()),
+        "makes updates of gradients, and one rank exchanges none; use e.g. PowerSGD(1 / 6)",
+    ),
     "no steps": (local(inner_steps=0), "use inner_steps=1 or more, or fewer fragments"),
     "half a step": (local(inner_steps=2.5), "LocalSteps(inner_steps=2.5) takes a whole number"),
     "H": (local(H=30), "there is no option named 'H': there are "),
