@@ -24,7 +24,6 @@ from tests.support.harness import SMALL, Job, draw, hand_over, job, plan_of, rai
 
 SLOTS = slots_of(SMALL)
 REMEMBERING = [case for case in CASES if case.memory.error_feedback]
-all_cases = pytest.mark.parametrize("case", CASES, ids=str)
 some_cases = rows(REMEMBERING)
 remembering = pytest.mark.parametrize("case", REMEMBERING, ids=str)
 
@@ -60,7 +59,7 @@ def through_a_file(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return torch.load(file, weights_only=True)
 
 
-@all_cases
+@rows(CASES)
 def test_a_resumed_job_goes_on_bit_for_bit(case: Case):
     world = 2
     with job(plan_for(case), SLOTS, world) as running:
@@ -152,7 +151,7 @@ def fits_so_many_ranks(case: Case, saved: list[dict[str, Tensor]], world: int) -
         assert all(mean.isfinite().all() for mean in other.step(draw(SLOTS, world, 1))[0])
 
 
-@all_cases
+@rows(CASES)
 def test_the_state_of_all_ranks_is_what_each_of_them_had(case: Case):
     with job(plan_for(case), SLOTS, 3) as running:
         running.step(draw(SLOTS, 3, 0))

@@ -268,6 +268,7 @@ def test_training_two_configurations_writes_everything(tmp_path: Path, capsys: p
     assert str(run / "report.html") in out
 
 
+@pytest.mark.long
 def test_what_was_trained_before_a_failure_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -339,6 +340,7 @@ def make():
     return torch.nn.Sequential(*layers), batches, lambda model, batch: model(batch).square().mean()
 
 
+@pytest.mark.long
 def test_plans_are_chosen_before_they_are_timed(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     options = ["--model", "tests.cli.test_cli:make", "--steps", "1", "--repeats", "2", "--json", str(file)]
@@ -350,6 +352,7 @@ def test_plans_are_chosen_before_they_are_timed(tmp_path: Path) -> None:
     assert auto["per_step"]["dense_bytes"] == fixed["per_step"]["dense_bytes"]
 
 
+@pytest.mark.long
 def test_hooks_of_torch_are_timed_with_the_bytes_that_they_send(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     options = ["--model", "tiny-resnet18", "--steps", "1", "--repeats", "1", "--json", str(file)]

@@ -137,7 +137,7 @@ def test_python_m_gradwire_is_the_command() -> None:
     assert finished.stdout.startswith(f"gradwire {gradwire.__version__}, torch 2.")
 
 
-@pytest.mark.parametrize("package", ["typer", "rich", "matplotlib"])
+@pytest.mark.parametrize("package", ["typer", "rich", pytest.param("matplotlib", marks=pytest.mark.long)])
 def test_without_the_extra_it_says_what_to_install(package: str) -> None:
     script = f"import sys; sys.modules[{package!r}] = None\nfrom gradwire.cli import main; sys.exit(main(sys.argv[1:]))"
     finished = python("-c", script, "simulate", "resnet50")

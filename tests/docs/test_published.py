@@ -30,6 +30,7 @@ def test_every_row_has_a_way_or_a_remark() -> None:
     assert [row.says for row in ROWS if not row.how and not row.note] == []
 
 
+@pytest.mark.long
 def test_every_call_runs(tmp_path: Path) -> None:
     run(CALLS, tmp_path)
 

@@ -159,7 +159,7 @@ def test_signal_handlers_are_left_as_they_were() -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("kill", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_no_rank_outlives_the_launcher(tmp_path: Path, kill: signal.Signals) -> None:
     command = [sys.executable, "-c", LAUNCHER, SLEEP, str(tmp_path)]
     launcher = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)

@@ -254,7 +254,7 @@ def test_an_error_inside_ends_the_process_that_owns_the_network() -> None:
 
 
 @pytest.mark.usefixtures("rights")
-@pytest.mark.parametrize("ordinary", [False, True])
+@pytest.mark.parametrize("ordinary", [pytest.param(False, marks=pytest.mark.long), True])
 def test_nothing_outlives_a_killed_owner(ordinary: bool, tmp_path: Path) -> None:
     if ordinary and os.geteuid() != 0:
         pytest.skip("only root can become another user, and this user is an ordinary one")

@@ -253,6 +253,7 @@ def tiny_tasks(folder: Path):
     ]
 
 
+@pytest.mark.long
 def test_every_task_learns_in_sixty_steps(tmp_path):
     for task in tiny_tasks(tmp_path):
         model, batches = task.build_model(0), task.batches(0, 1, 0)

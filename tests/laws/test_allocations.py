@@ -3,7 +3,6 @@
 import tracemalloc
 from dataclasses import replace
 
-import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,7 +12,7 @@ import gradwire as gw
 from gradwire.compressors import Compressor
 from gradwire.plans import Group
 from gradwire.slots import Slot
-from tests.support.cases import CASES, Case
+from tests.support.cases import CASES, Case, rows
 from tests.support.harness import exchange_of, run
 
 N = 1 << 21
@@ -53,7 +52,7 @@ def sparser(compressor: Compressor) -> Compressor:
     return replace(compressor, ratio=0.01) if hasattr(compressor, "ratio") else compressor  # pyright: ignore
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@rows(CASES)
 def test_nothing_of_gradient_size_is_made_in_a_step(case: Case):
     slots = [Slot.of(name, torch.empty(rows, 1024)) for name, rows in (("a", 1536), ("b", 512))]
     grads = [torch.randn(slot.shape, generator=torch.Generator().manual_seed(0)) for slot in slots]

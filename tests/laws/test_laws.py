@@ -438,7 +438,7 @@ def huge(slots: Sequence[Slot], world: int) -> list[list[Tensor]]:
     return draw(slots, world, 0, scale=1e15)
 
 
-@all_cases
+@rows(CASES)
 def test_degenerate_gradients(case: Case):
     """In the order of their size, so that each is as large as what is kept of those before it."""
     gradients = [zeros, tiny, constant, mostly_zero, huge]
@@ -450,7 +450,7 @@ def test_degenerate_gradients(case: Case):
                 lawful_step(case, running, make(SMALL_SLOTS, 2))
 
 
-@all_cases
+@rows(CASES)
 def test_a_single_element(case: Case):
     slots = slots_of({"only": torch.empty(1)})
     with start(case, slots, 3) as running:

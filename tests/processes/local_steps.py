@@ -240,7 +240,7 @@ def own_shards(model: nn.Module) -> Tensor:
     return torch.cat([p.to_local().detach().flatten() for p in model.parameters()])
 
 
-@scenario(4)
+@scenario(4, long=True)
 def hosts_that_train_with_fsdp2_inside_are_replicas() -> None:
     mesh = hosts_of_two()
     host = mesh["shard"].get_group()
@@ -427,7 +427,7 @@ def different(a: Any, b: Any) -> bool:
     return not torch.equal(a, b) if isinstance(a, Tensor) else a != b
 
 
-@scenario(2)
+@scenario(2, long=True)
 def a_distributed_checkpoint_goes_on_bit_for_bit_from_anywhere() -> None:
     for cut, mix, delay in CUTS:
 
@@ -479,7 +479,7 @@ def sharded_replicas_go_on_bit_for_bit_from_a_distributed_checkpoint() -> None:
         check_goes_on(make, folder(), cut)
 
 
-@scenario(4)
+@scenario(4, long=True)
 def on_other_replicas_and_shards_what_memories_keep_adds_up_to_the_same() -> None:
     before, path = hosts_of_two(), folder()
     model = sharded(before["shard"])

@@ -311,7 +311,7 @@ def what_memories_hold_survives_a_native_plan() -> None:
     assert same_on_all_ranks(flat(ddp))
 
 
-@scenario(2)
+@scenario(2, long=True)
 def a_plan_is_shown_where_ddp_by_itself_is_faster() -> None:
     cpu, lines = torch.device("cpu"), []
     peers = Peers(dist.get_rank(), 2, cpu, gw.transports.ProcessGroup.own())

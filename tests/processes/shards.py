@@ -128,7 +128,7 @@ def fp32_between_replicas_is_native_hsdp() -> None:
             handle.detach()
 
 
-@scenario(4)
+@scenario(4, long=True)
 def several_forward_passes_for_one_backward_are_native_hsdps() -> None:
     for mesh in meshes():
         native, ours = wrapped(mesh), wrapped(mesh["shard"])
@@ -161,7 +161,7 @@ def what_is_accumulated_is_native_hsdps() -> None:
                 model.zero_grad()
 
 
-@scenario(4)
+@scenario(4, long=True)
 def what_is_accumulated_counts_though_the_last_micro_batch_does_not_use_it() -> None:
     for mesh in meshes():
         native, ours, told = wrapped(mesh), wrapped(mesh["shard"]), wrapped(mesh["shard"])
@@ -385,7 +385,7 @@ def a_training_goes_on_bit_for_bit_from_a_distributed_checkpoint() -> None:
         assert all(torch.equal(mine[key], others[key]) for key in mine), compressor
 
 
-@scenario(4)
+@scenario(4, long=True)
 def what_memories_keep_adds_up_to_the_same_on_another_mesh() -> None:
     for before, compressor in zip(meshes(), (gw.ReusedThreshold(0.1, warmup=2), gw.PowerSGD(1)), strict=True):
         model, path = wrapped(before["shard"]), folder()
@@ -850,7 +850,7 @@ def what_is_frozen_and_thawed_is_averaged_as_native_hsdp_does() -> None:
         handle.detach()
 
 
-@scenario(4)
+@scenario(4, long=True)
 def replicas_stay_the_same_when_layers_are_thawed_later() -> None:
     for compressor in (gw.TopK(0.1), gw.PowerSGD(2)):
         mesh = meshes()[0]

@@ -81,7 +81,7 @@ def processes(count: int, **told: Any) -> Iterator[list[Rank]]:
             rank.end()
 
 
-@pytest.mark.parametrize("front_end", ["ddp", "optimizer"])
+@pytest.mark.parametrize("front_end", [pytest.param("ddp", marks=pytest.mark.long), "optimizer"])
 def test_one_of_four_is_killed_and_a_newcomer_joins(front_end):
     chance = random.Random(front_end)
     with processes(5, front_end=front_end) as (*ranks, newcomer):

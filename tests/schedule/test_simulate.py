@@ -289,6 +289,7 @@ def test_a_plan_under_rules_is_found_written_and_used(tmp_path: Path, capsys):
     assert main(["train", "--plan", str(run / "plan.json"), *digits, "--steps", "3"]) == 0
 
 
+@pytest.mark.long
 def test_the_shortest_step_of_one_compressor_is_planned_and_simulated(tmp_path: Path, capsys):
     digits = ["--task", "digits", "--set", "width=4", "--out", str(tmp_path)]
     assert main(["plan", *digits, "--candidates", "efsignsgd", "--objective", "step"]) == 0
