@@ -13,7 +13,7 @@ DEV := $(VENV)/.dev
 
 WORKERS := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 
-.PHONY: demo test test-all test-ray test-torchft test-titan lint docs benchmarks sanitize fuzz dist wheels extras clean
+.PHONY: demo test test-all test-deepspeed test-ray test-torchft test-titan lint docs benchmarks sanitize fuzz dist wheels extras clean
 
 demo: $(LAB)  ## the main job: a language model over slow links, dense against compressed
 	$(BIN)/gradwire demo
@@ -25,6 +25,10 @@ test: $(DEV)  ## the tests, with a worker more than there are cores, for some te
 
 test-all: $(DEV)  ## and the long ones: every row of every table, trainings in small
 	$(PYTEST)
+
+test-deepspeed: $(DEV)  ## the tests that need DeepSpeed, which builds one of its kernels for CPUs
+	$(INSTALL) --editable '.[deepspeed]'
+	$(BIN)/python -m pytest -q tests/integrations/test_deepspeed.py
 
 test-ray: $(DEV)  ## the tests that need Ray, which takes 500 MB more
 	$(INSTALL) --editable '.[ray]'

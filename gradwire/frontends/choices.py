@@ -226,10 +226,10 @@ class StepChoices(Choices):
         return Runtime(partial(plan, first), slots, mesh, device, JobOptions(
             seed=self.seed, controller=self.controlled_by(), profiler=profiler_for(whole, mesh, device),
             follow_order=None if self.fixed_plan or self.elastic else plan,
-            scale=scale_from(self.scaler), planned=planned, elastic=self.elastic, trained=trained, plan_for=plan,
+            planned=planned, elastic=self.elastic, trained=trained, plan_for=plan,
             find_unused=self.find_unused_parameters, owns_mesh=self.owns_mesh, facts=facts, sparse=sparse, rows=way,
             fits=fitting(check, self.weight),
-            **{"weight": asked(self.weight), **options},
+            **{"weight": asked(self.weight), "scale": scale_from(self.scaler), **options},
         ))  # fmt: skip
 
 

@@ -210,6 +210,9 @@ class GradientHooks:
     def _backward_begins(self, runtime: Runtime) -> None:
         # the end of backward is known from its first gradient on
         when_backward_ends(self._backward_done)
+        self._open_step(runtime)
+
+    def _open_step(self, runtime: Runtime) -> None:
         # frozen or thawed since the last step? all ranks meet, and get a plan for the new ones
         self.follow()
         runtime.open_step()

@@ -1,0 +1,107 @@
+"""Gradwire under DeepSpeed, without ZeRO or with its stage 1: `attach` to the engine."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from torch import Tensor, nn
+
+from gradwire.checkpoint import StateDict
+from gradwire.compressors import Compressor
+from gradwire.frontends import Handle
+from gradwire.frontends.choices import StepChoices, device_of, parameters_of, slots_of
+from gradwire.frontends.hooks import GradientHooks, Whole
+from gradwire.frontends.owners import check_free
+from gradwire.integrations.deepspeed_engine import TrainingEngine
+from gradwire.plans import Plan
+from gradwire.runtime.runtime import Runtime
+from gradwire.transports import ProcessGroup
+
+KEY, KIND = "gradwire", "gradwire.integrations.deepspeed"
+_log = logging.getLogger("gradwire")
+
+
+def attach(engine: Any, compressor: Compressor | Plan | str | None = None, **options: Any) -> Handle:
+    """Compresses the gradients of the engine that `deepspeed.initialize` returned, and averages them in place of
+    DeepSpeed; train as before. Of ZeRO's stage 1 every rank then steps its partition by these means. The engine's
+    `save_checkpoint` and `load_checkpoint` include Gradwire's state. The `options` are those of `gradwire.attach`,
+    but `elastic` and `scaler`: the engine scales losses.
+
+    Call it on all ranks, before training. Raises what `gradwire.attach` raises, and ValueError for an engine whose
+    gradients are not whole on every rank, as under ZeRO's stages 2 and 3."""
+    # options, then the engine: before anything is made
+    if given := [name for name in ("elastic", "scaler") if options.get(name)]:
+        raise ValueError(f"{given[0]}= does not go with DeepSpeed's engine; leave it out")
+    choices = StepChoices.of(compressor, **options)
+    choices.check()
+    own = TrainingEngine(engine)
+    parameters, others = parameters_of(own.module)
+    check_free(parameters)
+    # open a process group; with one rank nothing is sent
+    mesh = choices.mesh(partial(ProcessGroup.own, None), device_of(parameters))
+    front_end = EngineGradients(own, parameters, choices.find_unused_parameters)
+    if mesh.ranks == 1:
+        choices.let_go(mesh)
+        choices.try_out(parameters)
+        runtime = None
+    else:
+        runtime = choices.runtime("DeepSpeed", parameters, slots_of(parameters), mesh, others=others, scale=own.scale)
+        front_end.hook_in(runtime)
+        front_end.own(chain(parameters.values(), own.stepped()), KIND)
+    handle = Handle(runtime, front_end)
+    own.save_with(KEY, partial(handle.state_dict, all_ranks=True), partial(_load, handle))
+    return handle
+
+
+def _load(handle: Handle, state: StateDict | None) -> None:
+    if state is None:
+        _log.warning("the checkpoint has nothing of Gradwire: the residuals of that training are not known")
+    else:
+        handle.load_state_dict(state)
+
+
+class EngineGradients(GradientHooks):
+    """Hooks that submit the gradients of an engine's model as backward makes them. Where the engine would sum them,
+    `reduce` ends the step: behind the backward pass, or in `engine.step()`, where the engine leaves it to that."""
+
+    def __init__(self, engine: TrainingEngine, parameters: dict[str, nn.Parameter], find_unused: bool) -> None:
+        super().__init__(parameters, engine.module, _Gradients(engine), find_unused)
+        self._engine = engine
+
+    def hook_in(self, runtime: Runtime) -> None:
+        super().hook_in(runtime)
+        self._engine.reduce_by(partial(self.reduce, runtime))
+
+    def unhook(self) -> None:
+        super().unhook()
+        self._engine.restore()
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        with super().accumulate(), self._engine.no_sync():
+            yield
+
+    def reduce(self, runtime: Runtime) -> None:
+        """Waits for the means, in the place of the gradients."""
+        # no gradient has opened the step, where all backward passes only accumulated
+        if not self._under_way:
+            self._open_step(runtime)
+        self._backward_done()
+
+    def _backward_begins(self, runtime: Runtime) -> None:
+        # the engine says when the pass is over
+        self._open_step(runtime)
+
+
+class _Gradients(Whole):
+    """Access to an engine's gradients."""
+
+    def __init__(self, engine: TrainingEngine) -> None:
+        super().__init__()
+        self._engine = engine
+
+    def accumulates(self, parameter: Tensor) -> bool:
+        return self._engine.accumulates

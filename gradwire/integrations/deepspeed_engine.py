@@ -1,0 +1,146 @@
+"""DeepSpeed's engine: all attributes of it that Gradwire uses, most of which its documentation does not promise."""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from importlib import import_module
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradwire.options import one_line
+from gradwire.torch_private.process_groups import world_size
+
+# by name, for it is not among what development needs
+deepspeed: Any = import_module("deepspeed")
+TRIED = "0.19.8"
+OF_ENGINE = (
+    "allreduce_gradients", "basic_optimizer", "buffered_allreduce_fallback", "dp_world_size", "get_data_types",
+    "gradient_average", "has_moe_layers", "inside_no_sync_ctxt", "is_deepcompile_enabled",
+    "is_gradient_accumulation_boundary", "load_checkpoint", "no_sync", "pipeline_parallelism", "save_checkpoint",
+    "torch_autocast_dtype", "zenflow", "zero_optimization", "zero_optimization_stage", "zero_overlap_comm",
+)  # fmt: skip
+OF_ZERO = ("average_tensor", "buffered_reduce_fallback", "loss_scale")
+OWN_COMPRESSION = {"OnebitAdam", "OnebitLamb", "ZeroOneAdam"}
+"""DeepSpeed's optimizers that exchange compressed momenta in place of gradients."""
+
+
+class TrainingEngine:
+    """A DeepSpeed engine whose parameters and gradients are whole on every rank: without ZeRO, or with its stage 1.
+
+    Raises ValueError, naming what to do, for any other, and for a DeepSpeed that lacks what is used here."""
+
+    def __init__(self, engine: Any) -> None:
+        if not isinstance(engine, deepspeed.DeepSpeedEngine):
+            raise ValueError(
+                f"attach() takes DeepSpeed's engine, not {one_line(engine)}; pass what deepspeed.initialize(...) "
+                "returned first"
+            )
+        _check_has(engine, OF_ENGINE)
+        if refusal := next((why for why, holds in _refusals(engine).items() if holds), None):
+            raise ValueError(refusal)
+        if engine.zero_optimization():
+            _check_has(engine.optimizer, OF_ZERO)
+        self._engine = engine
+        self._replaced: list[tuple[Any, str]] = []
+
+    @property
+    def module(self) -> nn.Module:
+        """The model."""
+        return self._engine.module
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a backward pass that is under way only accumulates gradients."""
+        return self._engine.inside_no_sync_ctxt or not self._engine.is_gradient_accumulation_boundary()
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """A context in which backward passes only accumulate."""
+        return self._engine.no_sync()
+
+    def scale(self) -> float:
+        """The factor that losses are multiplied by."""
+        return float(self._engine.optimizer.loss_scale) if self._engine.zero_optimization() else 1.0
+
+    def stepped(self) -> Iterable[Tensor]:
+        """The tensors that the innermost optimizer steps: under ZeRO, this rank's partitions."""
+        return chain.from_iterable(group["params"] for group in self._engine.optimizer.param_groups)
+
+    def reduce_by(self, reduce: Callable[[], None]) -> None:
+        """Has `reduce` put means into `p.grad`, where the engine would sum it over the ranks. ZeRO then takes this
+        rank's partition of them on its usual way, which sums nothing any more."""
+        engine = self._engine
+        rest = engine.allreduce_gradients
+
+        def allreduce_gradients(*arguments: Any, **options: Any) -> None:
+            if engine.is_gradient_accumulation_boundary():
+                reduce()
+            rest(*arguments, **options)
+
+        self._replace(engine, "allreduce_gradients", allreduce_gradients)
+        self._replace(engine, "buffered_allreduce_fallback", _no_sum)
+        if engine.zero_optimization():
+            self._replace(engine.optimizer, "average_tensor", _no_sum)
+            self._replace(engine.optimizer, "buffered_reduce_fallback", _no_sum)
+
+    def save_with(self, key: str, state: Callable[[], Any], load: Callable[[Any], None]) -> None:
+        """Adds `state()` to the client state of every checkpoint, and has `load` take it over, None where a
+        checkpoint lacks it. All ranks call both."""
+        save_rest, load_rest = self._engine.save_checkpoint, self._engine.load_checkpoint
+
+        def save_checkpoint(
+            save_dir: str, tag: Any = None, client_state: Any = None, *rest: Any, **options: Any
+        ) -> Any:
+            return save_rest(save_dir, tag, {**(client_state or {}), key: state()}, *rest, **options)
+
+        def load_checkpoint(*arguments: Any, **options: Any) -> tuple[str | None, Any]:
+            path, client_state = load_rest(*arguments, **options)
+            if path is not None:
+                load(client_state.pop(key, None))
+            return path, client_state
+
+        self._replace(self._engine, "save_checkpoint", save_checkpoint)
+        self._replace(self._engine, "load_checkpoint", load_checkpoint)
+
+    def restore(self) -> None:
+        """Undoes what was replaced: the engine sums by itself again."""
+        for owner, name in self._replaced:
+            delattr(owner, name)
+        self._replaced.clear()
+
+    def _replace(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        # on this object alone, in front of its class's method
+        setattr(owner, name, call)
+        self._replaced.append((owner, name))
+
+
+def _no_sum(*arguments: Any, **options: Any) -> None:
+    """Leaves gradients as they are."""
+
+
+def _check_has(owner: Any, names: Iterable[str]) -> None:
+    if missing := [name for name in names if not hasattr(owner, name)]:
+        raise ValueError(f"DeepSpeed {deepspeed.__version__} has no {missing[0]!r}; install version {TRIED}")
+
+
+def _refusals(engine: Any) -> Mapping[str, bool]:
+    """What cannot be reduced outside of the engine: what to do, and whether it is so."""
+    stage, (kind, accumulated) = int(engine.zero_optimization_stage()), engine.get_data_types()
+    replicas = engine.dp_world_size == world_size() and not (engine.pipeline_parallelism or engine.has_moe_layers)
+    optimizer, half = type(engine.basic_optimizer).__name__, torch.float16
+    return {
+        f'ZeRO {stage} keeps no whole gradients; set "stage": 1, or use fully_shard(model) and gw.attach': stage > 1,
+        "the engine has no optimizer; give deepspeed.initialize(...) one": engine.optimizer is None,
+        "every rank must hold the whole model: no pipeline, tensor, sequence or expert parallelism": not replicas,
+        'ZeRO takes gradients before they are means; set "overlap_comm": false': bool(
+            stage and engine.zero_overlap_comm()
+        ),
+        f'p.grad is {kind}, its sum {accumulated}, elsewhere; leave out "grad_accum_dtype"': kind != accumulated,
+        'the loss scale of "fp16" is known under ZeRO alone; set "stage": 1': stage == 0 and kind == half,
+        'the loss scale of "torch_autocast" is not known; use bfloat16': engine.torch_autocast_dtype() == half,
+        'Gradwire averages over the ranks; set "gradient_allreduce_op": "mean"': not engine.gradient_average,
+        "ZenFlow reduces by itself; leave it out": engine.zenflow,
+        "DeepCompile reduces by itself; leave it out": engine.is_deepcompile_enabled(),
+        f"{optimizer} compresses by itself; use another optimizer, such as AdamW": optimizer in OWN_COMPRESSION,
+    }
