@@ -1,7 +1,7 @@
 """DeepSpeed's engine: all attributes of it that Gradwire uses, most of which its documentation does not promise."""
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from itertools import chain
 from typing import Any
@@ -16,8 +16,8 @@ from gradwire.torch_private.process_groups import world_size
 deepspeed: Any = import_module("deepspeed")
 TRIED = "0.19.8"
 OF_ENGINE = (
-    "allreduce_gradients", "basic_optimizer", "buffered_allreduce_fallback", "dp_world_size", "get_data_types",
-    "gradient_average", "has_moe_layers", "inside_no_sync_ctxt", "is_deepcompile_enabled",
+    "allreduce_gradients", "basic_optimizer", "buffered_allreduce_fallback", "coalesce_grad_reduction", "dp_world_size",
+    "get_data_types", "gradient_average", "has_moe_layers", "inside_no_sync_ctxt", "is_deepcompile_enabled",
     "is_gradient_accumulation_boundary", "load_checkpoint", "no_sync", "pipeline_parallelism", "save_checkpoint",
     "torch_autocast_dtype", "zenflow", "zero_optimization", "zero_optimization_stage", "zero_overlap_comm",
 )  # fmt: skip
@@ -71,14 +71,22 @@ class TrainingEngine:
         """Has `reduce` put means into `p.grad`, where the engine would sum it over the ranks. ZeRO then takes this
         rank's partition of them on its usual way, which sums nothing any more."""
         engine = self._engine
-        rest = engine.allreduce_gradients
+        rest, coalesce = engine.allreduce_gradients, engine.coalesce_grad_reduction
 
         def allreduce_gradients(*arguments: Any, **options: Any) -> None:
             if engine.is_gradient_accumulation_boundary():
                 reduce()
             rest(*arguments, **options)
 
+        @contextmanager
+        def coalesce_grad_reduction() -> Iterator[None]:
+            # whose end is ZeRO's, with no call of the engine's
+            with coalesce():
+                yield
+                reduce()
+
         self._replace(engine, "allreduce_gradients", allreduce_gradients)
+        self._replace(engine, "coalesce_grad_reduction", coalesce_grad_reduction)
         self._replace(engine, "buffered_allreduce_fallback", _no_sum)
         if engine.zero_optimization():
             self._replace(engine.optimizer, "average_tensor", _no_sum)

@@ -85,6 +85,24 @@ def dense_means_train_as_deepspeed_does() -> None:
 
 
 @scenario(2)
+def backward_passes_that_are_coalesced_count_as_one() -> None:
+    after = []
+    for compressor in (None, gw.FP32()):
+        engine = engine_of(ZERO1)
+        if compressor:
+            attach(engine, compressor)
+        for step in range(3):
+            with engine.coalesce_grad_reduction():
+                for number in (2 * step, 2 * step + 1):
+                    inputs, targets = batch(number)
+                    engine.backward(cross_entropy(engine(inputs), targets))
+            engine.step()
+        after.append(flat(engine.module))
+    assert same_on_all_ranks(after[1])
+    torch.testing.assert_close(after[1], after[0], rtol=0, atol=0)
+
+
+@scenario(2)
 def dense_means_train_as_deepspeed_does_with_its_optimizer_on_the_host() -> None:
     model, other = network(), network()
     own = trained(OFFLOAD, model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.01))
