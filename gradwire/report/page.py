@@ -32,10 +32,12 @@ def render(
     pictures: Sequence[Picture],
     tables: Sequence[tuple[TextTable, str]],
     facts: Mapping[str, str],
+    beside: Mapping[str, str] | None = None,
 ) -> str:
-    """The page's text: the verdict in a sentence, pictures, tables with a note each, and facts about the run."""
-    parts = {"verdict": verdict, "pictures": pictures, "tables": tables, "facts": facts, "svg": _svg}
-    return filled("page.html", title=title, **parts)
+    """The page's text: the verdict in a sentence, links to files `beside` the page with what they show, pictures,
+    tables with a note each, and facts about the run."""
+    parts = {"verdict": verdict, "pictures": pictures, "tables": tables, "facts": facts, "beside": beside or {}}
+    return filled("page.html", title=title, svg=_svg, **parts)
 
 
 def filled(template: str, **values: Any) -> str:

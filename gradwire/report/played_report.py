@@ -36,6 +36,7 @@ AS_FAST = 1.01
 """Steps that are longer than the shortest by no more are as fast: then the configuration that was named first wins."""
 _FASTEST = "fastest configuration"
 _PANELS = 4
+_TIMELINE = "timeline.html"
 _NOTE = """From which link on a configuration has the shortest step; of several within 1 % the one that was named first.
 Computed from the steps that were played, on cards that were busy for half, one and three times as long as a step
 computes. What a rank computes is measured; rings, trees and all-to-all cost what is published; decoding an all-gather
@@ -158,7 +159,9 @@ def write(
     shown = [page.Picture("Step time", _SHOWN, drawn, picture(times, title, narrow=True))]
     timings = summarize(samples)
     tables = [(steps(timings, cost), _PLAYED_NOTE), (winners(times), _NOTE)]
-    write_text(paths[1], page.render(title, verdict(times.cluster, timings), shown, tables, facts))
+    timelines = {each.configuration: each.timeline for each in samples if each.timeline}
+    beside = {_TIMELINE: "One step of each configuration that Gradwire reduces, as a timeline"} if timelines else {}
+    write_text(paths[1], page.render(title, verdict(times.cluster, timings), shown, tables, facts, beside))
     # the same as data: what was measured, and steps on all links and ranks
     step_s = {
         name: {ranks: {str(link): times.step_s(name, ranks, link) for link in LINKS} for ranks in times.ranks}
@@ -169,8 +172,7 @@ def write(
         "samples": [replace(each, timeline=None).to_line() for each in samples],
     }
     write_json(paths[2], dict(facts) | figures | {"step_s": step_s})
-    # one step of each configuration that Gradwire reduces
-    if timelines := {each.configuration: each.timeline for each in samples if each.timeline}:
-        paths.append(folder / "timeline.html")
+    if timelines:
+        paths.append(folder / _TIMELINE)
         write_text(paths[-1], timeline_page.render(title, timelines))
     return paths

@@ -59,6 +59,7 @@ def test_hosts_of_two_are_played_and_written(
     (folder,) = tmp_path.iterdir()
     assert {path.name for path in folder.iterdir()} == {"played.png", "report.html", "played.json", "timeline.html"}
     # of the one that Gradwire reduces
+    assert 'href="timeline.html"' in (folder / "report.html").read_text()
     panels = re.findall("<h2>([^<]+)<small>", (folder / "timeline.html").read_text())
     assert panels == ["topk:0.1"]
     found = json.loads((folder / "played.json").read_text())
