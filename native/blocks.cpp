@@ -51,7 +51,7 @@ class Output {
   int64_t inside_ = 0;
 };
 
-int64_t scale_bytes(const gw_code& code) { return code.kind == GW_NEAREST ? 2 : code.kind == GW_ONE_BIT ? 8 : 4; }
+int64_t scale_bytes(const gw_code& code) { return has_short_scales(code) ? 2 : code.kind == GW_ONE_BIT ? 8 : 4; }
 
 // Where a row's tile has its scales and codes, moved on tile by tile alike for all rows.
 struct Cursor {

@@ -1,7 +1,7 @@
 // What scales and codes stand for, written to a tile or added to it.
 #pragma once
 #include "codes.h"
-#include "gradwire.h"
+#include "kernels.h"
 #include "signs.h"
 
 namespace {
@@ -16,7 +16,7 @@ template <class Value> GW_INLINE void put_or_add(float* out, int64_t n, bool add
 }
 
 GW_INLINE float read_step(const gw_code& code, const uint8_t** scales) {
-  if (code.kind == GW_NEAREST) {
+  if (has_short_scales(code)) {
     const float step = from_bfloat16(read<uint16_t>(*scales));
     *scales += 2;
     return step;

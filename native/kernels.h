@@ -14,6 +14,11 @@ struct Ahead {
   int64_t gradient_bytes;  // of an element
 };
 
+// Scales are bfloat16; else float32.
+inline bool has_short_scales(const gw_code& code) {
+  return code.kind == GW_NEAREST || code.kind == GW_SHARED_EXPONENT;
+}
+
 struct Kernels {
   // next = decay * old + weight * gradient; false where a result is not finite.
   bool (*add)(float* next, const float* old, const void* gradient, int64_t dtype, int64_t n, float decay, float weight);

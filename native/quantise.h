@@ -60,19 +60,42 @@ GW_INLINE Scale write_stochastic(float most, int top, uint8_t** scales) {
   return {unless_infinite(1 / most * below), most / static_cast<float>(top)};
 }
 
-// Codes as bytes, and what is left; `words` are the noise of stochastic ones, 16 bits each.
-template <bool STOCHASTIC>
+// The least power of two of which `most` is at most 127, which is (2 - 2^-6) * 2^6: its exponent less 6, or one more, by
+// a carry.
+GW_INLINE Scale write_power_of_two(float most, uint8_t** scales) {
+  uint32_t bits;
+  std::memcpy(&bits, &most, sizeof bits);
+  bits = (bits + 0x1ffff) & 0x7f800000;
+  bits = bits > 7u << 23 ? bits - (6u << 23) : 1u << 23;
+  write(*scales, static_cast<uint16_t>(bits >> 16));
+  *scales += 2;
+  const uint32_t both[] = {(254u << 23) - bits, bits};
+  Scale scale;
+  std::memcpy(&scale, both, sizeof scale);
+  return scale;
+}
+
+template <int KIND> GW_INLINE Scale write_scale(float most, int top, uint8_t** scales) {
+  return KIND == GW_NEAREST      ? write_nearest(most, top, scales)
+         : KIND == GW_STOCHASTIC ? write_stochastic(most, top, scales)
+                                 : write_power_of_two(most, scales);
+}
+
+// Codes as bytes, and what is left; `words` are the noise of those that have it, 16 bits each. With a shared exponent it
+// takes no whole number to another one.
+template <int KIND>
 GW_INLINE void round_part(float* x, int64_t n, Scale scale, int top, const uint64_t* words, bool keep,
                           int8_t* numbers) {
   const Floats inverse = splat(scale.inverse), step = splat(scale.step), most = splat(static_cast<float>(top));
   each_vector(n, [=](int64_t i, auto lanes) GW_LAMBDA {
     const Floats v = lanes.template get<Floats>(x + i);
     Floats q = v * inverse;
-    if (STOCHASTIC) {
+    if (KIND == GW_NEAREST) {
+      q = smaller(larger(q, -most), most);
+    } else {
       const Shorts noise = load<Shorts>(reinterpret_cast<const char*>(words) + 2 * i);
       q += floats(widen(noise)) * 0x1p-16f;
-    } else {
-      q = smaller(larger(q, -most), most);
+      if (KIND == GW_SHARED_EXPONENT) q += splat(0x1p-17f);
     }
     const Ints whole = nearest(q);
     lanes.put(numbers + i, bytes(whole));
@@ -81,29 +104,29 @@ GW_INLINE void round_part(float* x, int64_t n, Scale scale, int top, const uint6
 }
 
 // A few at a time, so that one part is rounded while noise is drawn for the next.
-GW_INLINE void round_stochastic(float* x, int64_t n, Scale scale, int top, Noise& noise, bool keep, int8_t* numbers) {
+template <int KIND>
+GW_INLINE void round_with_noise(float* x, int64_t n, Scale scale, int top, Noise& noise, bool keep, int8_t* numbers) {
   constexpr int64_t part = 64;
   uint64_t words[2][part / 4];
   noise.draw(words[0], ((n < part ? n : part) + 3) / 4);
   for (int64_t i = 0, turn = 0; i < n; i += part, turn ^= 1) {
     const int64_t width = n - i < part ? n - i : part, rest = n - i - width;
     noise.draw(words[turn ^ 1], ((rest < part ? rest : part) + 3) / 4);
-    round_part<true>(x + i, width, scale, top, words[turn], keep, numbers + i);
+    round_part<KIND>(x + i, width, scale, top, words[turn], keep, numbers + i);
   }
 }
 
 // Blocks of whole numbers. All scales first: what a block's rounding waits for is ready by then. Codes are packed many
 // blocks at a time: a small block is too short to be packed in vectors.
-template <bool STOCHASTIC>
+template <int KIND>
 GW_INLINE void quantise_numbers(float* x, int64_t n, const gw_code& code, uint8_t** scales, uint8_t** codes,
                                 uint64_t* state, bool keep, const Ahead& ahead) {
   Scale of[TILE / SMALLEST_BLOCK];
   int8_t numbers[CHUNK];
   uint64_t none[4] = {};
-  Noise noise(STOCHASTIC ? state : none);
+  Noise noise(KIND == GW_NEAREST ? none : state);
   each_block(n, code.block, [&](int64_t block, int64_t i, int64_t width) GW_LAMBDA {
-    const float most = peak(x + i, width);
-    of[block] = STOCHASTIC ? write_stochastic(most, code.top, scales) : write_nearest(most, code.top, scales);
+    of[block] = write_scale<KIND>(peak(x + i, width), code.top, scales);
   });
   int64_t filled = 0;
   each_block(n, code.block, [&](int64_t block, int64_t i, int64_t width) GW_LAMBDA {
@@ -111,8 +134,8 @@ GW_INLINE void quantise_numbers(float* x, int64_t n, const gw_code& code, uint8_
       const int64_t rest = end - i < CHUNK - filled ? end - i : CHUNK - filled, piece = rest < ASKED ? rest : ASKED;
       fetch(ahead, i, piece);
       int8_t* const whole = (code.bits == 8 ? reinterpret_cast<int8_t*>(*codes) : numbers) + filled;
-      if (STOCHASTIC) round_stochastic(x + i, piece, of[block], code.top, noise, keep, whole);
-      else round_part<false>(x + i, piece, of[block], code.top, nullptr, keep, whole);
+      if (KIND == GW_NEAREST) round_part<KIND>(x + i, piece, of[block], code.top, nullptr, keep, whole);
+      else round_with_noise<KIND>(x + i, piece, of[block], code.top, noise, keep, whole);
       i += piece, filled += piece;
       if (filled < CHUNK && i < n) continue;
       if (code.bits != 8) pack_codes(numbers, filled, code.bits, *codes);
@@ -199,8 +222,11 @@ GW_INLINE bool quantise_signs(float* x, int64_t n, const gw_code& code, uint8_t*
 bool quantise_blocks(float* x, int64_t n, const gw_code* code, uint8_t** scales, uint8_t** codes, uint64_t* noise,
                      bool keep, const Ahead& ahead) {
   switch (code->kind) {
-    case GW_NEAREST: quantise_numbers<false>(x, n, *code, scales, codes, noise, keep, ahead); return true;
-    case GW_STOCHASTIC: quantise_numbers<true>(x, n, *code, scales, codes, noise, keep, ahead); return true;
+    case GW_NEAREST: quantise_numbers<GW_NEAREST>(x, n, *code, scales, codes, noise, keep, ahead); return true;
+    case GW_STOCHASTIC: quantise_numbers<GW_STOCHASTIC>(x, n, *code, scales, codes, noise, keep, ahead); return true;
+    case GW_SHARED_EXPONENT:
+      quantise_numbers<GW_SHARED_EXPONENT>(x, n, *code, scales, codes, noise, keep, ahead);
+      return true;
     default: return quantise_signs(x, n, *code, scales, codes, keep, ahead);
   }
 }

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-Kind = Literal["nearest", "stochastic", "sign", "one bit"]
-KINDS: dict[Kind, int] = {"nearest": 0, "stochastic": 1, "sign": 2, "one bit": 3}
+Kind = Literal["nearest", "stochastic", "sign", "one bit", "shared exponent"]
+KINDS: dict[Kind, int] = {"nearest": 0, "stochastic": 1, "sign": 2, "one bit": 3, "shared exponent": 4}
 """As C and Triton number them."""
 
 LONGEST_BLOCK = 1 << 24
@@ -20,6 +20,8 @@ class Code:
     stochastic: code = round(x · top / scale + noise), scale = max|x| in float32.
     sign: code = (x ≥ 0), scale = mean|x| in float32; stands for ±scale.
     one bit: code = (x ≥ 0), scales = the mean of the negative elements, then that of the others.
+    shared exponent: code = round(x / scale + noise), scale = the least power of two by which none is beyond ±top, in
+      bfloat16.
 
     Codes are two's complement, the first element lowest. Use the functions below to make one.
     """
@@ -42,7 +44,12 @@ class Code:
     @property
     def scale_bytes(self) -> int:
         """Bytes of one block's scales."""
-        return {"nearest": 2, "stochastic": 4, "sign": 4, "one bit": 8}[self.kind]
+        return {"nearest": 2, "stochastic": 4, "sign": 4, "one bit": 8, "shared exponent": 2}[self.kind]
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether elements are rounded up or down at random."""
+        return self.kind in ("stochastic", "shared exponent")
 
 
 def nearest(bits: int, block: int = 64) -> Code:
@@ -75,13 +82,19 @@ def one_bit(block: int = 4096) -> Code:
     return Code("one bit", 1, 1, block)
 
 
+def shared_exponent(block: int = 128) -> Code:
+    """8 bits, rounded up or down at random, with a power of two as the scale (block floating point): what was decoded
+    is encoded again without an error, whatever the noise."""
+    return Code("shared exponent", 8, 127, block)
+
+
 @dataclass(frozen=True)
 class Blocks:
     """The layout of a vector's payload: its parts are divided into blocks, of which the last may be shorter. So no
     scale spans two parts, such as slots.
 
     Payload: the scales of all blocks, then from `codes_at` the codes of all blocks. A part's codes begin with a byte of
-    their own. Codes of `nearest` begin at a multiple of 16 bytes.
+    their own. Behind scales of 2 bytes, codes begin at a multiple of 16 bytes.
     """
 
     lengths: tuple[int, ...]
@@ -101,7 +114,7 @@ class Blocks:
     @cached_property
     def codes_at(self) -> int:
         """The byte where the codes begin."""
-        align = 16 if self.code.kind == "nearest" else 4
+        align = 16 if self.code.scale_bytes == 2 else 4
         return -(-self.count * self.code.scale_bytes // align) * align
 
     @cached_property

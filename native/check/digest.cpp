@@ -110,6 +110,7 @@ int main() {
                                  {GW_NEAREST, 2, 1, 16},
                                  {GW_STOCHASTIC, 8, 127, 1024},
                                  {GW_STOCHASTIC, 2, 1, 72},
+                                 {GW_SHARED_EXPONENT, 8, 127, 128},
                                  {GW_SIGN, 1, 1, 256},
                                  {GW_ONE_BIT, 1, 1, 4096}})
         blocks(n, code);

@@ -14,7 +14,7 @@ import gradwire as gw
 from gradwire.ops import native, reference
 from gradwire.ops.backend import NATIVE, REFERENCE
 from gradwire.ops.entries import Entries
-from gradwire.ops.formats import Blocks, Code, nearest, one_bit, qsgd, sign
+from gradwire.ops.formats import Blocks, Code, nearest, one_bit, qsgd, shared_exponent, sign
 from gradwire.ops.native import library
 from gradwire.ops.noise import Seed
 from tests.support.harness import job, plan_of, slots_of
@@ -143,6 +143,8 @@ def check_blocks(old: Tensor | None, gradient: Tensor | None, layout: Blocks, *,
 @given(x=strange, code=st.sampled_from(CODES), keep=st.booleans())
 @example(x=[1e-45, -1e-39], code=nearest(4), keep=True)
 @example(x=[1e-45, -1e-39], code=qsgd(), keep=True)
+@example(x=[1e-45, -1e-39], code=shared_exponent(), keep=True)
+@example(x=[127 / 4, -127.001 / 4], code=shared_exponent(8), keep=True)  # the largest code, and one beyond it
 @example(x=[3.4e38, 1.0], code=nearest(2, 8), keep=True)
 @example(x=[0.0, -0.0], code=one_bit(8), keep=True)
 @example(x=[(1 + 2**-8) / 4], code=nearest(2, 8), keep=True)  # a scale half-way between two bfloat16

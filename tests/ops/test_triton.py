@@ -70,13 +70,13 @@ def test_blocks_are_the_references(n: int, seed: int, code: Code, cut: float, ke
     )
     REFERENCE.add_quantise(theirs, old, gradient, 0.9, 0.25, [layout], expected[None], keep=keep, seeds=[Seed(seed)])
     assert not nonfinite
-    if code.kind == "stochastic":
+    if code.has_noise:
         check_noise(ours, old * 0.9 + gradient.float() * 0.25, payload, layout, keep)
         return
     codes = slice(layout.codes_at, layout.end)
     assert torch.equal(payload[codes], expected[codes])
     scales = slice(0, layout.count * code.scale_bytes)
-    kind = torch.bfloat16 if code.kind == "nearest" else torch.float32
+    kind = torch.bfloat16 if code.scale_bytes == 2 else torch.float32
     assert_close(payload[scales].view(kind).float(), expected[scales].view(kind).float())
     if keep:
         assert_close(ours, theirs)
@@ -92,10 +92,11 @@ def check_noise(left: Tensor, x: Tensor, payload: Tensor, layout: Blocks, keep: 
 
 
 def step_of(x: Tensor, layout: Blocks) -> Tensor:
-    """The distance of levels at each element."""
+    """The distance of levels at each element; with a shared exponent at most this."""
     blocks = [block for part in x.split(list(layout.lengths)) for block in part.split(layout.code.block)]
     steps = [block.abs().max().expand(len(block)) for block in blocks if len(block)]
-    return torch.cat([torch.empty(0), *steps]) / layout.code.top
+    most = 63.5 if layout.code.kind == "shared exponent" else layout.code.top
+    return torch.cat([torch.empty(0), *steps]) / most
 
 
 def assert_close(ours: Tensor, theirs: Tensor) -> None:

@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from gradwire.ops.formats import nearest, one_bit, qsgd, sign
+from gradwire.ops.formats import nearest, one_bit, qsgd, shared_exponent, sign
 from gradwire.ops.slices import Slices
 from gradwire.ops.triton import (
     adding,
@@ -42,7 +42,7 @@ ADDING = {"next": F, "old": F, "gradient": "*bf16", "nonfinite": F, "decay": "fp
 TABLE = {"table": "*i64", "count": "i32"}
 LISTS = {"x": F, "state": WORDS, "keys": WORDS, "places": "*i16", "counts": WORDS, "n": "i32", "k": "i32"}
 READS = {"TILES": selecting.LANES // 64, "SLOTS": 64}
-CODES = [nearest(4), nearest(3), qsgd(), sign(), one_bit()]
+CODES = [nearest(4), nearest(3), qsgd(), shared_exponent(), sign(), one_bit()]
 
 
 def compiled(kernel, arguments: dict[str, str], constants: dict[str, int], capability: int, warps: int = 4) -> None:

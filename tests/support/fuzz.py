@@ -20,7 +20,7 @@ from gradwire.compressors import QSGD, Interleaved, TopK
 from gradwire.memories import Residual
 from gradwire.ops.backend import REFERENCE
 from gradwire.ops.entries import Entries
-from gradwire.ops.formats import Blocks, nearest, one_bit, qsgd, sign
+from gradwire.ops.formats import Blocks, nearest, one_bit, qsgd, shared_exponent, sign
 from gradwire.plans import Group, Plan
 from gradwire.slots import Slot
 
@@ -31,7 +31,7 @@ PLAN = Plan(
         Group(("b",), Interleaved(TopK(0.05), QSGD()), Residual(), AllGather()),
     )
 )
-CODES = (nearest(4), nearest(3), qsgd(), sign(), one_bit())
+CODES = (nearest(4), nearest(3), qsgd(), shared_exponent(), sign(), one_bit())
 WORDS = (
     "null",
     "1e999",

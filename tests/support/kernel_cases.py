@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.ops import native
-from gradwire.ops.formats import nearest, one_bit, qsgd, sign, ternary
+from gradwire.ops.formats import nearest, one_bit, qsgd, shared_exponent, sign, ternary
 
 needs_library = pytest.mark.skipif(not native.available(), reason=native.reason() if not native.available() else "")
 
 CODES = [
     nearest(8, 128), nearest(4), nearest(3, 16), nearest(2, 8), qsgd(block=1024), qsgd(levels=3, block=24), ternary(64),
-    sign(), sign(8), one_bit(4096), one_bit(72),
+    shared_exponent(), shared_exponent(24), sign(), sign(8), one_bit(4096), one_bit(72),
 ]  # fmt: skip
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

@@ -83,8 +83,8 @@ def _add_quantise(
     blocks, terms = blocks_struct(layout), _Sum(next, old, gradient, decay, weight, layout.numel)
     scales = payload_address("payload", payload, layout.nbytes)
     # the state of numpy's generator, which the library advances as numpy does
-    stochastic = layout.code.kind == "stochastic"
-    noise = np.random.SFC64(seed.number).state["state"]["state"] if stochastic else np.empty(0, np.uint64)
+    code = layout.code
+    noise = np.random.SFC64(seed.number).state["state"]["state"] if code.has_noise else np.empty(0, np.uint64)
     # zero the bytes between and behind scales and codes
     for gap in layout.gaps:
         payload[gap].zero_()

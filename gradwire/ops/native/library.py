@@ -12,7 +12,7 @@ import numpy as np
 
 import gradwire.ops.native as package
 
-ABI = 6
+ABI = 7
 """The number that `gw_abi()` of a library for this version returns: `GW_ABI` in native/gradwire.h."""
 
 ISAS = {1: "baseline", 3: "avx2", 4: "avx512"}

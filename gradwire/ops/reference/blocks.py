@@ -19,7 +19,7 @@ def quantise(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: Se
     finite."""
     for gap in layout.gaps:
         payload[gap].zero_()
-    noise = Noise(seed, x.device) if layout.code.kind == "stochastic" else None
+    noise = Noise(seed, x.device) if layout.code.has_noise else None
     finite: Finite = True
     for part, scales, codes in walk(x, payload, layout):
         # quantise and pack
@@ -42,13 +42,13 @@ def dequantise(scales: Tensor, codes: Tensor, code: Code, shape: tuple[int, ...]
     # numbers times a scale
     numbers = torch.empty(shape, dtype=torch.int8, device=codes.device)
     unpack_codes(codes, numbers.view(-1), code.bits)
-    return numbers.float().mul_(scales.float() if code.kind == "nearest" else scales / code.top)
+    return numbers.float().mul_(scales.float() if code.scale_bytes == 2 else scales / code.top)
 
 
 def walk(x: Tensor, payload: Tensor, layout: Blocks) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """The tiles of x (n,) as blocks (rows, width), with views of their scales (rows, 1 or 2) and codes (bytes,)."""
     code, start, block, byte = layout.code, 0, 0, layout.codes_at
-    dtype, each = (torch.bfloat16, 1) if code.kind == "nearest" else (torch.float32, code.scale_bytes // 4)
+    dtype, each = (torch.bfloat16, 1) if code.scale_bytes == 2 else (torch.float32, code.scale_bytes // 4)
     scales = payload[: layout.count * code.scale_bytes].view(dtype).view(layout.count, each)
     # part by part, tile by tile; every part's codes begin with a byte of their own
     for length in layout.lengths:

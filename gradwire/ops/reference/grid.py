@@ -54,7 +54,7 @@ class Grid:
     def scales(self, payloads: Tensor) -> Tensor:
         """A view of the scales (ranks, count, 1 or 2) of payloads (ranks, ≥ nbytes)."""
         size, dtype = self.layout.code.scale_bytes, torch.float32
-        if self.layout.code.kind == "nearest":
+        if size == 2:
             dtype = torch.bfloat16
         return payloads[:, : self.layout.count * size].view(dtype).view(len(payloads), self.layout.count, -1)
 
@@ -128,7 +128,7 @@ def sum_blocks(payloads: Tensor, out: Tensor, layout: Blocks) -> None:
 def _write_numbers(rows: Tensor, scales: Tensor, codes: Tensor, grid: Grid, seed: Seed) -> Tensor:
     """Writes scales and codes of numbers; returns the values that they stand for, (count, block)."""
     code = grid.layout.code
-    noise = Noise(seed, rows.device) if code.kind == "stochastic" else None
+    noise = Noise(seed, rows.device) if code.has_noise else None
     numbers = levels(rows, scales, code, noise)
     pack_codes(numbers.to(torch.int8).view(-1), codes, code.bits)
     return numbers.mul_(_steps(scales, code))
@@ -158,4 +158,4 @@ def _plus_and_minus(scales: Tensor) -> tuple[Tensor, Tensor]:
 
 def _steps(scales: Tensor, code: Code) -> Tensor:
     """The value of a code of 1."""
-    return scales.float() if code.kind == "nearest" else scales / code.top
+    return scales.float() if code.scale_bytes == 2 else scales / code.top

@@ -19,12 +19,25 @@ def levels(part: Tensor, scales: Tensor, code: Code, noise: Noise | None) -> Ten
     if code.kind == "nearest":
         scales.copy_((most / code.top).clamp_(max=LARGEST))
         return (part * _unless_infinite(1 / scales.float())).clamp_(-code.top, code.top).round_()
+    assert noise is not None
+    # shared exponent: scale, add noise that takes no whole number to another one, round
+    if code.kind == "shared exponent":
+        step, inverse = _powers_of_two(most)
+        scales.copy_(step)
+        numbers = part * inverse
+        return numbers.add_(noise.sixteen_bits(numbers), alpha=2.0**-16).add_(2.0**-17).round_()
     # stochastic: scale, add noise, round
     scales.copy_(most)
     numbers = part * _unless_infinite(1 / most * (code.top * BELOW_ONE))
-    assert noise is not None
     noise.add_to(numbers)
     return numbers.round_()
+
+
+def _powers_of_two(most: Tensor) -> tuple[Tensor, Tensor]:
+    """The least normal powers of two of which `most` are at most 127, and their inverses."""
+    # 127 is (2 - 2^-6)·2^6: the exponent less 6, or one more, by a carry, where the mantissa is beyond 2 - 2^-6
+    bits = (most.view(torch.int32) + 0x1FFFF).bitwise_and_(0xFF << 23).sub_(6 << 23).clamp_(min=1 << 23)
+    return bits.view(torch.float32), ((254 << 23) - bits).view(torch.float32)
 
 
 def _unless_infinite(inverse: Tensor) -> Tensor:

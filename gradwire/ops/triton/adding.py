@@ -107,7 +107,7 @@ def add_quantise(
             next, old, gradient, decay, weight, layouts, payloads, keep=keep, seeds=seeds, nonfinite=nonfinite
         )
     table = table_of(layouts, payloads.stride(0), rows * code.block, device)
-    word, salt = seeds[0].on(device) if code.kind == "stochastic" else (table, 0)
+    word, salt = seeds[0].on(device) if code.has_noise else (table, 0)
     launching.launch(
         quantise_kernel, len(table), *terms.tensors, *terms.numbers, table, payloads, word, salt, **terms.has,
         KEEP=keep, **constants_of(code), ROWS=rows, WIDTH=width, num_warps=warps,

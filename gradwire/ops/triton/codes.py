@@ -17,6 +17,7 @@ NEAREST: tl.constexpr = tl.constexpr(0)
 STOCHASTIC: tl.constexpr = tl.constexpr(1)
 SIGN: tl.constexpr = tl.constexpr(2)
 ONE_BIT: tl.constexpr = tl.constexpr(3)
+SHARED_EXPONENT: tl.constexpr = tl.constexpr(4)
 BELOW_ONE: tl.constexpr = tl.constexpr(1 - 2.0**-21)
 """Keeps the largest element at its level: see `gradwire.ops.reference.levels`."""
 LARGEST: tl.constexpr = tl.constexpr(3.3895313892515355e38)
@@ -94,6 +95,14 @@ def in_steps(x, at, most, scales, row, known, word, salt, KIND: tl.constexpr, TO
         step = (short << 16).to(tl.float32, bitcast=True)
         number = x * unless_infinite(1 / step)[:, None]
         number = tl.minimum(tl.maximum(number, -TOP), TOP)
+    elif KIND == SHARED_EXPONENT:
+        # a power of two, and noise that takes no whole number to another one: see `gradwire.ops.reference.levels`
+        bits = ((most.to(tl.int32, bitcast=True) + 0x1FFFF) & 0x7F800000) - 0x3000000
+        bits = tl.maximum(bits, 0x800000)
+        tl.store(scales.to(tl.pointer_type(tl.int16)) + row, (bits >> 16).to(tl.int16), known)
+        step = bits.to(tl.float32, bitcast=True)
+        noise = (hashed(at, word, salt) >> 16).to(tl.float32) * 2.0**-16 + 2.0**-17
+        number = x * (0x7F000000 - bits).to(tl.float32, bitcast=True)[:, None] + noise
     else:
         # a number with noise of up to one step
         tl.store(scales + row, most, known)
@@ -174,7 +183,7 @@ def words_at(row, place, live, used, BYTES: tl.constexpr):
 @triton.jit
 def values_of(word, scales, live, KIND: tl.constexpr, BITS: tl.constexpr, TOP: tl.constexpr, PER: tl.constexpr):
     """The numbers that the codes in these words stand for, with pointers to the scales of each."""
-    if KIND == NEAREST:
+    if KIND == NEAREST or KIND == SHARED_EXPONENT:  # noqa: PLR1714, SIM109 - Triton compiles no tuple
         step = tl.load(scales.to(tl.pointer_type(tl.int16)), live, 0).to(tl.int32) << 16
     else:
         step = tl.load(scales.to(tl.pointer_type(tl.int32)), live, 0)

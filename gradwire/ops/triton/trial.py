@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradwire.ops.backend import REFERENCE, Backend
 from gradwire.ops.entries import Entries, Places
-from gradwire.ops.formats import Blocks, Code, nearest, one_bit, qsgd, sign, ternary
+from gradwire.ops.formats import Blocks, Code, nearest, one_bit, qsgd, shared_exponent, sign, ternary
 from gradwire.ops.host import on_host
 from gradwire.ops.noise import Seed, hashed_draws
 from gradwire.ops.reference.low_rank import COLUMNS, ROWS
@@ -21,7 +21,7 @@ from gradwire.ops.triton import TRITON
 
 N, RANKS = 5000, 6
 CODES = (nearest(4), nearest(8, 128), nearest(3), sign(), one_bit(1024))
-WITH_NOISE = (qsgd(), ternary(64))
+WITH_NOISE = (qsgd(), ternary(64), shared_exponent())
 
 
 class Trial(NamedTuple):

@@ -1,0 +1,28 @@
+"""Vectors in 8 bits an element: block floating point, rounded stochastically, with blocks that end with their slot."""
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from gradwire.ops.backend import backend_for
+from gradwire.ops.formats import Blocks, shared_exponent
+from gradwire.ops.noise import Seed
+
+CODE = shared_exponent()
+"""What was decoded is encoded again without an error: state that is saved and loaded, or merged, keeps its bits."""
+
+
+def blocks_of(lengths: Iterable[int]) -> Blocks:
+    """The layout of the payload of slots of so many elements."""
+    return Blocks(tuple(lengths), CODE)
+
+
+def encode(x: Tensor, payload: Tensor, layout: Blocks, seed: Seed) -> None:
+    """Writes x (n,) float32, finite, to a payload (≥ nbytes,) uint8. The expectation of what it stands for is x."""
+    backend_for(x).add_quantise(x, x, None, 1.0, 1.0, [layout], payload[None], keep=False, seeds=[seed])
+
+
+def decode(payload: Tensor, layout: Blocks, out: Tensor) -> Tensor:
+    """Writes what a payload (≥ nbytes,) stands for to out (n,) float32, and returns that."""
+    backend_for(out).sum_blocks(payload[None, None], out, [layout])
+    return out
