@@ -19,8 +19,9 @@ from gradwire.frontends.idle import Idle
 from gradwire.plans import uniform
 from gradwire.predecessors import predecessors
 from gradwire.runtime import meeting
+from gradwire.runtime.state_buffers import StateBuffers
 from tests.support.cases import CASES, FEW, Case, rows
-from tests.support.harness import SMALL, Job, draw, hand_over, job, plan_of, raising, slots_of, together, total
+from tests.support.harness import CPU, SMALL, Job, draw, hand_over, job, plan_of, raising, slots_of, together, total
 
 SLOTS = slots_of(SMALL)
 REMEMBERING = [case for case in CASES if case.memory.error_feedback]
@@ -40,11 +41,17 @@ def residuals(states: list[dict[str, Tensor]]) -> list[Tensor]:
 
 def as_kept(case: Case, states: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     """The states, with residuals in the type in which a job of this case keeps them."""
-    dtype = case.memory.residual_dtype
-    return [
-        {key: tensor.to(dtype).float() if key.endswith("//residual") else tensor for key, tensor in state.items()}
-        for state in states
-    ]
+    buffers, places = StateBuffers(SLOTS, CPU), {f"{slot.name}//residual": i for i, slot in enumerate(SLOTS)}
+    buffers.hold(range(len(SLOTS)))
+    buffers.need("residual", case.memory.residual_dtype)
+
+    def kept(key: str, tensor: Tensor) -> Tensor:
+        if key not in places:
+            return tensor
+        buffers.write("residual", places[key], tensor)
+        return buffers.read("residual", places[key]).float().clone()
+
+    return [{key: kept(key, tensor) for key, tensor in state.items()} for state in states]
 
 
 def tensors_of(state: dict[str, Tensor]) -> dict[str, Tensor]:

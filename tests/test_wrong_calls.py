@@ -176,6 +176,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "a bit": (lambda: gw.Quantized(bit=4), "write Quantized(bits=4, block=64)"),
     "an inner text": (lambda: gw.Interleaved("topk", K), "takes a Codec, e.g. first=AllDimensionTopK("),
     "much decay": (lambda: gw.Residual(decay=2), "must lie in (0, 1]"),
+    "a limit in 8 bits": (lambda: gw.Residual(limit=4, dtype=torch.int8), "use dtype=torch.bfloat16"),
     "descending": (lambda: gw.GraVAC(min_factor=100, max_factor=10), "use e.g. GraVAC(min_factor=10, max_factor="),
     "a budget": (lambda: gw.LGreCo(budget="loss"), "takes 'error' or 'bytes' or 'seconds'"),
     "half of it": (lambda: gw.Accordion(low=K), "missing a required argument: 'high'; write Accordion(low, high,"),

@@ -31,8 +31,8 @@ class Memory(Options, Recordable, ABC):
 
     @property
     def residual_dtype(self) -> torch.dtype:
-        """The type in which the residual is kept from step to step: float32, or bfloat16, to which what remains is
-        rounded stochastically."""
+        """The type in which the residual is kept from step to step: float32, or bfloat16 or int8, to which what remains
+        is rounded stochastically."""
         return torch.float32
 
     @property
@@ -58,7 +58,8 @@ class Memory(Options, Recordable, ABC):
     def add(self, flat: Mapping[str, DoubleBuffer], gradient: LazySum, layout: Layout, ranks: int) -> LazySum:
         """The vector to compress: a sum into the residual's write buffer, of what the read buffers hold and the
         `gradient` (n,), weighted for a mean over so many `ranks`. Writes all other buffers of `flat`, by name. All are
-        float32, but for a residual's read buffer, which is of `residual_dtype`."""
+        float32, but for a residual's read buffer, which is bfloat16 where `residual_dtype` is, and where that is int8
+        holds the decoded residual until the sum is made."""
 
     def sent(self, flat: Mapping[str, DoubleBuffer]) -> None:
         """Called once the next residual is what was not sent."""

@@ -24,8 +24,9 @@ class Residual(Memory, recordable=True):
     gradients does not come back for many steps; it is scaled down to that, and the rest is lost. A group's first
     residual has no limit, nor has one that follows zeros."""
     dtype: torch.dtype = torch.float32
-    """In which the residual is kept. `torch.bfloat16` takes half of the memory: gradient and residual are added up in
-    float32 all the same, and what remains is rounded stochastically, so that no part of it is lost on average."""
+    """In which the residual is kept. `torch.bfloat16` takes half of the memory, `torch.int8` a quarter, with a power of
+    two as the scale of each 128 elements: gradient and residual are added up in float32 all the same, and what remains
+    is rounded stochastically, so that no part of it is lost on average."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -33,8 +34,10 @@ class Residual(Memory, recordable=True):
             raise ValueError(f"decay={self.decay} must lie in (0, 1]; 1 keeps all of it")
         if self.limit is not None and self.limit <= 1:
             raise ValueError(f"limit={self.limit} would let no residual grow; use e.g. limit=4, or None")
-        if self.dtype not in (torch.float32, torch.bfloat16):
-            raise ValueError(f"dtype={self.dtype} holds no residual; use torch.bfloat16 or torch.float32")
+        if self.dtype not in (torch.float32, torch.bfloat16, torch.int8):
+            raise ValueError(f"dtype={self.dtype} holds no residual; use torch.int8, torch.bfloat16 or torch.float32")
+        if self.limit is not None and self.dtype == torch.int8:
+            raise ValueError("limit= needs the residual before, which int8 no longer has; use dtype=torch.bfloat16")
 
     @property
     def residual_dtype(self) -> torch.dtype:

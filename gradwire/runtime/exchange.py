@@ -23,11 +23,11 @@ from torch import Tensor
 from gradwire.collective import Message, Sum
 from gradwire.compressors import DoubleBuffer, GroupContext, Reduction
 from gradwire.memories import RESIDUAL
-from gradwire.ops.backend import backend_for
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import count_step
+from gradwire.ops.vectors import Scalar
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, sized_by_elements
 from gradwire.runtime.flags import flagged
@@ -91,7 +91,9 @@ class GroupExchange(ABC):
         assert self.input is not None
         # nothing of these slots was encoded, not even their residual
         for kind in self.context.flat if self.input.absent and self.compresses else ():
-            before, after = map(self.stored.layout.parts, self.context.flat[kind])
+            part, (read, written) = self.stored.parts[kind], self.context.flat[kind]
+            new = part.numbers_of(written, Workspace(self.context.device))
+            before, after = map(self.stored.layout.parts, (part.numbers_of(read, self.context.scratch), new))
             for slot in self.input.absent:
                 # some rank used the slot: keep the old residual, and add what this rank dropped of the others' sums
                 if kind == RESIDUAL:
@@ -99,6 +101,8 @@ class GroupExchange(ABC):
                 # velocity and the like stay as they were
                 else:
                     after[slot].copy_(before[slot])
+            if new is not written:
+                part.keep(new, written, self.context.own_seed())
 
     def poison(self) -> None:
         """Makes the means NaN."""
@@ -234,7 +238,8 @@ class ReplicaExchange(GroupExchange):
     def _add_pending(self, x: Tensor, given: GroupInput) -> None:
         """Adds the residual that an earlier plan had left to x (n,), but for that of absent slots."""
         residual, left = self.context.flat[RESIDUAL]
-        x.add_(residual if given.scale is None else residual * given.scale)
+        numbers = self.stored.parts[RESIDUAL].numbers_of(residual, self.context.scratch)
+        x.add_(numbers if given.scale is None else numbers * given.scale)
         for slot in given.absent:
             self.stored.layout.parts(x)[slot].zero_()
         left.zero_()
@@ -251,13 +256,14 @@ class ReplicaExchange(GroupExchange):
         computed = given.float_residual
         if computed is None:
             computed = self.context.buffers.tensor("next residual", (self.stored.layout.numel,))
-        return flat | {RESIDUAL: DoubleBuffer(flat[RESIDUAL].read, computed)}
+        old = self.stored.parts[RESIDUAL].numbers_of(flat[RESIDUAL].read, self.context.scratch)
+        return flat | {RESIDUAL: DoubleBuffer(old, computed)}
 
     def _keep(self, flat: Mapping[str, DoubleBuffer]) -> None:
         """Rounds the next residual to the type in which it is kept."""
         if self.rounds_residual:
-            computed, kept = flat[RESIDUAL].write, self.context.flat[RESIDUAL].write
-            backend_for(computed).round_stochastically(computed, kept, self.context.own_seed())
+            kept = self.context.flat[RESIDUAL].write
+            self.stored.parts[RESIDUAL].keep(flat[RESIDUAL].write, kept, self.context.own_seed())
 
     def _accumulate(self, given: GroupInput, flat: Mapping[str, DoubleBuffer]) -> LazySum:
         """The vector to compress: weighted gradients, and the residual."""
@@ -265,14 +271,22 @@ class ReplicaExchange(GroupExchange):
         if self.group.memory.error_feedback:
             # with a memory: gradient and residual are summed into the new residual
             gradient = given.lazily(flat[RESIDUAL].write, weight, self.nonfinite)
-            return given.finish(self.group.memory.add(flat, gradient, self.stored.layout, ranks), weight)
+            return self._added(self.group.memory.add(flat, gradient, self.stored.layout, ranks), given, weight)
         # without: in the gradients themselves, or in scratch, with what an earlier plan has left
         scratch = self._own_buffer(given.gradients)
-        pending = flat[RESIDUAL] if self.stored.pending else None
-        if pending:
-            pending.write.zero_()
+        old = None
+        if self.stored.pending:
+            old = self.stored.parts[RESIDUAL].numbers_of(flat[RESIDUAL].read, self.context.scratch)
+            flat[RESIDUAL].write.zero_()
         gradient = given.lazily(scratch, weight, self.nonfinite)
-        return given.finish(gradient.onto(pending and pending.read, scratch), weight)
+        return self._added(gradient.onto(old, scratch), given, weight)
+
+    def _added(self, x: LazySum, given: GroupInput, weight: Scalar) -> LazySum:
+        """Sums x where slots are absent, or where the old residual lies in scratch that others need from here on."""
+        given.finish(x, weight)
+        if RESIDUAL in self.stored.parts and self.stored.parts[RESIDUAL].codes:
+            x.total()
+        return x
 
     def _own_buffer(self, gradients: Gradients) -> Tensor:
         """The buffer in which a group without memory computes: its gradients, if they lie side by side."""

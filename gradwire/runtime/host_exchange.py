@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from gradwire.collective import HOST, Broadcast, Collective, Sum
@@ -70,13 +71,18 @@ class HostExchange(GroupExchange):
         if self.compresses or not self.stored.has_residual:
             given.finish(gradient, weight).total()
             return
-        before, after = self.stored.flat[RESIDUAL]
+        kept, after = self.stored.flat[RESIDUAL]
+        part = self.stored.parts[RESIDUAL]
+        before = part.numbers_of(kept, self.context.scratch)
         # a residual of this rank, from a plan in which it was the leader: it goes out with the sum
         given.finish(gradient.onto(before, x, self._hosts), weight).total()
         after.zero_()
         # but not that of absent slots
-        for slot in given.absent:
-            self.stored.layout.parts(after)[slot].copy_(self.stored.layout.parts(before)[slot])
+        if given.absent:
+            left = torch.zeros_like(x)
+            for slot in given.absent:
+                self.stored.layout.parts(left)[slot].copy_(self.stored.layout.parts(before)[slot])
+            part.keep(left, after, self.context.own_seed())
 
 
 def exchanges_for(plan: Plan, store: Store, job: JobContext) -> list[GroupExchange]:

@@ -1,54 +1,45 @@
 """State of gradient size, slot after slot in the plan's order, double-buffered."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from gradwire.compressors import DoubleBuffer
 from gradwire.memories import RESIDUAL
+from gradwire.ops.backend import backend_for
+from gradwire.ops.eight_bits import blocks_of, decode, encode
+from gradwire.ops.formats import Blocks
+from gradwire.ops.noise import Seed
+from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan
+from gradwire.runtime.places import Places
 from gradwire.slots import Slot
 from gradwire.torch_private.foreach import copy_each
 
-ALIGNED = 16
-"""Groups begin on multiples of so many elements: kernels read others in shorter words, by a variant of their own."""
-
 
 class StateBuffer:
-    """One kind of state of all slots, two halves (2, numel). By place, `holds` is the half that is the state, and
-    `used` whether it may be other than zero."""
+    """One kind of state of all slots, two halves: (2, numel), or of int8 the payloads of groups (2, bytes) uint8. By
+    place, `holds` is the half that is the state, and `used` whether it may be other than zero."""
 
-    def __init__(self, numel: int, places: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.tensor = torch.zeros(2, numel, dtype=dtype, device=device)
-        self.holds, self.used = bytearray(places), bytearray(places)
+    def __init__(self, places: Places, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        held = torch.uint8 if dtype == torch.int8 else dtype
+        self.tensor = torch.zeros(2, places.room(dtype), dtype=held, device=device)
+        self.holds, self.used = bytearray(len(places.order)), bytearray(len(places.order))
 
 
 class StateBuffers:
     """The state buffers of a job, by kind: "residual", "velocity", "momentum".
 
-    A step reads the half that holds and writes the other one; when it is good, they swap. `order[place]` is the slot at
-    a place. A slot has a place, and takes memory, from the first plan on that has it. The slots of a group lie side by
-    side; between groups is a gap where they begin ALIGNED.
+    A step reads the half that holds and writes the other one; when it is good, they swap. A slot has a place, and takes
+    memory, from the first plan on that has it.
     """
 
     def __init__(self, slots: Sequence[Slot], device: torch.device) -> None:
         self.slots, self.device = slots, device
         self.kinds: dict[str, StateBuffer] = {}
-        self.order: list[int] = []
-        self._put([])
-
-    def _put(self, groups: Sequence[Sequence[int]]) -> None:
-        self.order = [slot for group in groups for slot in group]
-        self._place = {slot: place for place, slot in enumerate(self.order)}
-        # group after group, each from a multiple of ALIGNED on
-        self._start, end = dict[int, int](), 0
-        for group in groups:
-            end = _aligned(end)
-            for slot in group:
-                self._start[slot], end = end, end + self.slots[slot].numel
-        # room for any other groups of these slots
-        self.numel = _aligned(sum(self.slots[slot].numel + ALIGNED for slot in self.order))
+        self._places = Places(slots, [])
 
     @property
     def nbytes(self) -> int:
@@ -58,97 +49,123 @@ class StateBuffers:
     def need(self, kind: str, dtype: torch.dtype | None = None) -> None:
         """Adds the buffer of a kind, all zero, if there is none. With a `dtype` it has that type from now on; without
         one its own, float32 at first."""
-        if kind not in self.kinds:
-            self.kinds[kind] = StateBuffer(self.numel, len(self.order), dtype or torch.float32, self.device)
-        elif dtype:
-            buffer = self.kinds[kind]
-            buffer.tensor = buffer.tensor.to(dtype)
+        old = self.kinds.get(kind)
+        if old and dtype in (None, old.dtype):
+            return
+        # slot by slot to the new type
+        order = self._places.order if old else ()
+        kept = [(slot, self.read(kind, slot)) for slot in order if self.used(kind, slot)]
+        self.kinds[kind] = StateBuffer(self._places, dtype or torch.float32, self.device)
+        for slot, tensor in kept:
+            self.write(kind, slot, tensor)
 
     def follow(self, groups: Sequence[Sequence[int]]) -> None:
         """Moves the slots of each group to where it begins ALIGNED, side by side, and those of no group behind them,
         unless they lie so already."""
-        if all(map(self._lies_well, groups)):
+        before = self._places
+        if all(tuple(group) in before.groups for group in groups):
             return
-        for buffer in self.kinds.values() if self.order else ():
-            self._gather(buffer, 0, len(self.order))
+        for buffer in self.kinds.values():
+            self._gather(buffer, 0, len(before.order))
         # new places for all slots; then each kind is copied there once
         chosen = {slot for group in groups for slot in group}
-        starts, places = self._start, self._place
-        self._put([*groups, [slot for slot in self.order if slot not in chosen]])
+        self._places = Places(self.slots, [*groups, [slot for slot in before.order if slot not in chosen]])
         for buffer in self.kinds.values():
-            self._move(buffer, starts, places)
+            self._move(buffer, before)
 
     def hold(self, slots: Sequence[int]) -> None:
         """Adds places for slots that have none."""
-        if new := [slot for slot in slots if slot not in self._place]:
-            self.follow([[*self.order, *new]])
+        if new := [slot for slot in slots if slot not in self._places.of]:
+            self.follow([*self._places.groups, new])
 
-    def _lies_well(self, group: Sequence[int]) -> bool:
-        first = self._place.get(group[0])
-        if first is None or self.order[first : first + len(group)] != list(group):
-            return False
-        # aligned, and without a gap
-        start, last = self._start[group[0]], group[-1]
-        end = start + sum(self.slots[slot].numel for slot in group)
-        return start % ALIGNED == 0 and self._start[last] + self.slots[last].numel == end
-
-    def _move(self, buffer: StateBuffer, starts: Mapping[int, int], places: Mapping[int, int]) -> None:
+    def _move(self, buffer: StateBuffer, before: Places) -> None:
         """Copies each slot from where it lay to its new place, in the other half, or in a larger buffer."""
-        old, grows = buffer.tensor, buffer.tensor.shape[1] < self.numel
+        old, now = buffer.tensor, self._places
         # into the other half, so that no slot is overwritten before it is copied
-        target = torch.zeros(2, self.numel, dtype=old.dtype, device=self.device) if grows else old
-        half = buffer.holds[0] if places else 0
-        pairs = [(self._start[slot], starts[slot], self.slots[slot].numel) for slot in self.order if slot in starts]
-        copy_each([target[1 - half, to : to + n] for to, _, n in pairs], [old[half, at : at + n] for _, at, n in pairs])
+        grows = old.shape[1] < now.room(buffer.dtype)
+        target = old.new_zeros(2, now.room(buffer.dtype)) if grows else old
+        half = buffer.holds[0] if before.order else 0
+        pairs = [
+            pair
+            for slot in before.order
+            for pair in zip(now.spans(slot, buffer.dtype), before.spans(slot, buffer.dtype), strict=True)
+        ]
+        copy_each([target[1 - half, to] for to, _ in pairs], [old[half, at] for _, at in pairs])
         # halves and marks of use move along
-        buffer.tensor, buffer.holds = target, bytearray([1 - half]) * len(self.order)
-        buffer.used = bytearray(buffer.used[places[slot]] if slot in places else 0 for slot in self.order)
+        buffer.tensor, buffer.holds = target, bytearray([1 - half]) * len(now.order)
+        buffer.used = bytearray(buffer.used[before.of[slot]] if slot in before.of else 0 for slot in now.order)
 
-    def view(self, kind: str, slot: int) -> Tensor:
-        """A slot's state of a kind, in the slot's shape."""
-        buffer, start = self.kinds[kind], self._start[slot]
-        half = buffer.holds[self._place[slot]]
-        return self.slots[slot].view(buffer.tensor[half, start : start + self.slots[slot].numel])
+    def read(self, kind: str, slot: int) -> Tensor:
+        """A slot's state of a kind, in the slot's shape: a view, or of int8 a decoded copy."""
+        buffer, pieces = self.kinds[kind], self._pieces(kind, slot)
+        if buffer.dtype != torch.int8:
+            return self.slots[slot].view(pieces[0])
+        own = blocks_of([self.slots[slot].numel])
+        payload = pieces[0].new_zeros(own.nbytes)
+        copy_each(_pieces_of(payload, own), pieces)
+        return self.slots[slot].view(decode(payload, own, self._empty(own)))
 
     def write(self, kind: str, slot: int, tensor: Tensor) -> None:
         """Replaces a slot's state by a tensor of its shape."""
-        self.view(kind, slot).copy_(tensor)
-        self.kinds[kind].used[self._place[slot]] = True
+        buffer, pieces = self.kinds[kind], self._pieces(kind, slot)
+        buffer.used[self._places.of[slot]] = True
+        if buffer.dtype != torch.int8:
+            self.slots[slot].view(pieces[0]).copy_(tensor)
+            return
+        own = blocks_of([self.slots[slot].numel])
+        x = self._empty(own)
+        self.slots[slot].view(x).copy_(tensor)
+        payload = pieces[0].new_zeros(own.nbytes)
+        encode(x, payload, own, Seed(slot))
+        copy_each(pieces, _pieces_of(payload, own))
 
     def clear(self, kind: str, slot: int) -> None:
         """Zeroes a slot's state."""
         if self.used(kind, slot):
-            self.view(kind, slot).zero_()
-            self.kinds[kind].used[self._place[slot]] = False
+            for piece in self._pieces(kind, slot):
+                piece.zero_()
+            self.kinds[kind].used[self._places.of[slot]] = False
 
     def used(self, kind: str, slot: int) -> bool:
         """Whether a slot's state may be other than zero."""
-        return slot in self._place and bool(self.kinds[kind].used[self._place[slot]])
+        return slot in self._places.of and bool(self.kinds[kind].used[self._places.of[slot]])
 
     def part(self, kind: str, slots: Sequence[int]) -> "BufferPart":
-        """A group's part of a buffer; its slots lie side by side."""
-        buffer, first = self.kinds[kind], self._place[slots[0]]
+        """A group's part of a buffer."""
+        buffer, first = self.kinds[kind], self._places.of[slots[0]]
         self._gather(buffer, first, first + len(slots))
-        start, numel = self._start[slots[0]], sum(self.slots[slot].numel for slot in slots)
-        return BufferPart(buffer, first, first + len(slots), start, start + numel)
+        span, codes = self._places.group_span(slots, buffer.dtype), self._places.codes(slots, buffer.dtype)
+        return BufferPart(buffer, first, first + len(slots), span, codes)
+
+    def _empty(self, layout: Blocks) -> Tensor:
+        return torch.empty(layout.numel, dtype=torch.float32, device=self.device)
+
+    def _pieces(self, kind: str, slot: int) -> list[Tensor]:
+        """Where a slot's state of a kind lies: its elements, or its scales and its codes."""
+        buffer = self.kinds[kind]
+        half = buffer.holds[self._places.of[slot]]
+        return [buffer.tensor[half, span] for span in self._places.spans(slot, buffer.dtype)]
 
     def _gather(self, buffer: StateBuffer, first: int, last: int) -> None:
         """Copies so that the same half holds at all these places; they differ where only some took part in a step."""
-        half = buffer.holds[first]
+        half = buffer.holds[first] if first < last else 0
         for place in range(first, last):
             # the slot was in no step since: copy it to the half of the others
             if buffer.holds[place] != half:
-                start, n = self._start[self.order[place]], self.slots[self.order[place]].numel
-                buffer.tensor[half, start : start + n].copy_(buffer.tensor[1 - half, start : start + n])
+                for span in self._places.spans(self._places.order[place], buffer.dtype):
+                    buffer.tensor[half, span].copy_(buffer.tensor[1 - half, span])
                 buffer.holds[place] = half
 
 
 class BufferPart:
     """A group's part of a buffer."""
 
-    def __init__(self, buffer: StateBuffer, first: int, last: int, start: int, end: int) -> None:
-        self._buffer, self._first, self._last = buffer, first, last
-        self._halves = buffer.tensor[0, start:end], buffer.tensor[1, start:end]
+    codes: Blocks | None
+    """The layout of its halves, which are payloads, in int8; None in other types."""
+
+    def __init__(self, buffer: StateBuffer, first: int, last: int, span: slice, codes: Blocks | None) -> None:
+        self._buffer, self._first, self._last, self.codes = buffer, first, last, codes
+        self._halves = buffer.tensor[0, span], buffer.tensor[1, span]
         self._used_before: bytes | None = None
 
     @property
@@ -161,6 +178,22 @@ class BufferPart:
         """The half that is the state, and the one that a step writes."""
         half = self.side
         return DoubleBuffer(self._halves[half], self._halves[1 - half])
+
+    def numbers_of(self, half: Tensor, scratch: Workspace) -> Tensor:
+        """The numbers (n,) of a half, float32 or bfloat16: itself, or of int8 decoded in scratch."""
+        if not self.codes:
+            return half
+        return decode(half, self.codes, scratch.tensor("mean", (self.codes.numel,)))
+
+    def keep(self, x: Tensor, half: Tensor, seed: Seed) -> None:
+        """Writes x (n,) float32, which may be overwritten, to a half, rounded stochastically to its type. What that
+        type holds stays as it is."""
+        if self.codes:
+            encode(x, half, self.codes, seed)
+        elif half.dtype == torch.float32:
+            half.copy_(x)
+        else:
+            backend_for(x).round_stochastically(x, half, seed)
 
     def commit(self, used: bool) -> None:
         """Makes the half that was written the one that holds; all of it is zero where it is not `used`."""
@@ -185,8 +218,9 @@ class BufferPart:
         self._buffer.holds[self._first : self._last] = bytes([1 - half]) * (self._last - self._first)
 
 
-def _aligned(start: int) -> int:
-    return -(-start // ALIGNED) * ALIGNED
+def _pieces_of(payload: Tensor, layout: Blocks) -> list[Tensor]:
+    """The scales and the codes of a payload."""
+    return [payload[: layout.count * layout.code.scale_bytes], payload[layout.codes_at : layout.end]]
 
 
 def kinds_of(group: Group) -> tuple[str, ...]:
@@ -195,8 +229,7 @@ def kinds_of(group: Group) -> tuple[str, ...]:
 
 
 def dtypes_of(plan: Plan) -> dict[str, torch.dtype]:
-    """The type of each kind of state that a plan's steps write. All residuals are of one: float32 where any is."""
-    dtypes = {kind: torch.float32 for group in plan.groups for kind in kinds_of(group)}
-    if all(group.memory.residual_dtype == torch.bfloat16 for group in plan.groups if RESIDUAL in kinds_of(group)):
-        dtypes |= dict.fromkeys(dtypes.keys() & {RESIDUAL}, torch.bfloat16)
-    return dtypes
+    """The type of each kind of state that a plan's steps write. All residuals are of one, the widest of its groups'."""
+    kept = [group.memory.residual_dtype for group in plan.groups if RESIDUAL in kinds_of(group)]
+    widest = {RESIDUAL: max(kept, key=lambda dtype: dtype.itemsize)} if kept else {}
+    return {kind: torch.float32 for group in plan.groups for kind in kinds_of(group)} | widest

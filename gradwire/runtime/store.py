@@ -259,7 +259,7 @@ class Store:
         kept = [kind for kind in self._buffers.kinds if kind in written or self._buffers.used(kind, i)]
         if (residual := self.rows.export(i)) is not None:
             tensors[RESIDUAL] = residual
-        return tensors | {kind: self._buffers.view(kind, i).float() for kind in kept}
+        return tensors | {kind: self._buffers.read(kind, i).float() for kind in kept}
 
     def _load_rows(self, i: int, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Takes over the residual of a sparse gradient; returns the rest of a slot's state."""

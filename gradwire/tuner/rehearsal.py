@@ -97,7 +97,10 @@ def _send(exchange: ReplicaExchange, gradient: Tensor, step: int) -> tuple[Tenso
         if op is not None:
             Recording(1).start(op)
     exchange.commit()
-    return exchange.stored.flat[RESIDUAL].read if exchange.group.memory.error_feedback else gradient - sent, sent
+    if not exchange.group.memory.error_feedback:
+        return gradient - sent, sent
+    kept = exchange.stored.flat[RESIDUAL].read
+    return exchange.stored.parts[RESIDUAL].numbers_of(kept, exchange.context.scratch), sent
 
 
 def _shrunk(way: Group, by: float) -> Group:

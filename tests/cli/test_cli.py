@@ -41,6 +41,7 @@ GOOD = [
     ("TopK:ratio=0.02+Residual+AllGather", gw.TopK(0.02), gw.Residual(), gw.AllGather()),
     ("powersgd:4+residual", gw.PowerSGD(4), gw.Residual(), None),
     ("powersgd:4+residual:dtype=bfloat16", gw.PowerSGD(4), gw.Residual(dtype=torch.bfloat16), None),
+    ("topk:0.01+residual:dtype=int8", gw.TopK(0.01), gw.Residual(dtype=torch.int8), None),
     ("efsignsgd+scatterreduce+residual:0.9", gw.EFSignSGD(), gw.Residual(0.9), gw.ScatterReduce()),
     ("qsgd:127,block=512", gw.QSGD(127, 512), None, None),
     ("randomk:0.1,rescale=true", gw.RandomK(0.1, rescale=True), None, None),

@@ -75,7 +75,7 @@ def conserved(case: Case, running: Job, means: Sequence[Tensor], before: Sequenc
     """Means and residuals add up to `before`, but for rounding."""
     residuals = running.state("residual")
     after = [r + m.double() for r, m in zip(total(residuals), means, strict=True)]
-    sizes = total([[r.abs() for r in own] for own in residuals])
+    sizes = total([[case.size(r) for r in own] for own in residuals])
     close(after, before, case.rounding, slack=[case.residual_rounding * size for size in sizes])
 
 

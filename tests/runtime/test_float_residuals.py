@@ -1,6 +1,7 @@
-"""Residuals in bfloat16: vectors that groups share, and state on its way to another type and back."""
+"""Residuals in bfloat16 and in 8 bits: vectors that groups share, and state on its way to another type and back."""
 
 from collections.abc import Sequence
+from itertools import permutations
 
 import pytest
 import torch
@@ -9,11 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.runtime.state_buffers import StateBuffers
 from gradwire.script import IN_FLIGHT, script, under_way
-from tests.support.harness import SMALL, Job, draw, hosts, job, plan_of, slots_of, total
+from tests.support.harness import CPU, SMALL, Job, draw, hosts, job, plan_of, slots_of, total
 
 SLOTS = slots_of(SMALL)
-SHORT, LONG = gw.Residual(dtype=torch.bfloat16), gw.Residual()
+SHORT, LONG, EIGHT = gw.Residual(dtype=torch.bfloat16), gw.Residual(), gw.Residual(dtype=torch.int8)
+narrow = pytest.mark.parametrize("narrow", [SHORT, EIGHT], ids=str)
 
 
 def plan(memory: gw.Memory, compressor: gw.Compressor | None = None, groups: int = 3) -> gw.Plan:
@@ -32,10 +35,10 @@ def test_groups_under_way_together_have_other_numbers(rounds: list[int]):
     assert set(numbers.values()) <= set(range(IN_FLIGHT + 1))
 
 
-def test_a_residual_takes_half_of_the_memory_and_groups_share_vectors():
+def test_a_residual_takes_half_of_the_memory_or_a_quarter_and_groups_share_vectors():
     slots = slots_of({f"{i}.weight": torch.empty(64, 10 + i) for i in range(16)})
     held = {}
-    for memory in (SHORT, LONG):
+    for memory in (SHORT, LONG, EIGHT):
         with job(plan_of(slots, gw.TopK(0.05), memory, gw.AllGather(), groups=16), slots, 2) as running:
             for step in range(2):
                 running.step(draw(slots, 2, step))
@@ -43,36 +46,39 @@ def test_a_residual_takes_half_of_the_memory_and_groups_share_vectors():
             held[memory] = steps.store.nbytes
             # one collective each: besides the group that is encoded, one is under way
             numels = sorted(slot.numel for slot in slots)
-            assert steps.float_residuals.nbytes == (4 * sum(numels[-2:]) if memory == SHORT else 0)
+            assert steps.float_residuals.nbytes == (0 if memory == LONG else 4 * sum(numels[-2:]))
             assert running.runtimes[0].stats().held_bytes >= held[memory] + steps.float_residuals.nbytes
-    assert held[LONG] - held[SHORT] >= 4 * sum(slot.numel for slot in slots)
+    numel = sum(slot.numel for slot in slots)
+    assert held[LONG] - held[SHORT] >= 4 * numel
+    # two halves of a byte an element, 2 for each 128 of them, and gaps
+    assert held[LONG] - held[EIGHT] >= (8 - 2 * (1 + 2 / 128)) * numel - 16 * 128
 
 
 def bits(running: Job) -> list[list[Tensor]]:
     return [[tensor.clone() for tensor in own] for own in running.state("residual")]
 
 
-def test_a_plan_of_another_type_keeps_the_state():
+@narrow
+def test_a_plan_of_another_type_keeps_the_state(narrow: gw.Memory):
     with job(plan(LONG), SLOTS, 2) as running:
         running.step(draw(SLOTS, 2, 0))
         before = bits(running)
-        # to bfloat16: rounded, once
-        running.install(plan(SHORT, groups=2))
+        # to the narrow type: rounded, once
+        running.install(plan(narrow, groups=2))
         assert same(bits(running), before)  # until the next step begins
         running.step(draw(SLOTS, 2, 1))
         running.install(plan(LONG, gw.EFSignSGD()))
         short = bits(running)
-        assert all(torch.equal(tensor, tensor.bfloat16().float()) for own in short for tensor in own)
+        assert all(fits(narrow, tensor) for own in short for tensor in own)
         # and back: exact; a plan without memory sends it
         running.step(draw(SLOTS, 2, 2))
         before = bits(running)
-        assert not all(torch.equal(tensor, tensor.bfloat16().float()) for own in before for tensor in own)
+        assert not all(fits(narrow, tensor) for own in before for tensor in own)
 
 
-@pytest.mark.parametrize("memory", [SHORT, LONG], ids=str)
-def test_what_two_types_keep_adds_up(memory: gw.Memory):
+@pytest.mark.parametrize(("memory", "other"), [*permutations([SHORT, LONG, EIGHT], 2)], ids=str)
+def test_what_two_types_keep_adds_up(memory: gw.Memory, other: gw.Memory):
     """Of a plan in one type, one in the other, and one without memory."""
-    other = LONG if memory == SHORT else SHORT
     with job(plan(memory), SLOTS, 2) as running:
         given, sent = zeros(), zeros()
         for step, follows in enumerate([other, other, memory, None]):
@@ -91,28 +97,67 @@ def test_what_two_types_keep_adds_up(memory: gw.Memory):
         assert not any(tensor.any() for own in running.state("residual") for tensor in own)
 
 
-def test_where_a_group_keeps_float32_all_do():
+@narrow
+def test_where_a_group_keeps_float32_all_do(narrow: gw.Memory):
     names = [slot.name for slot in SLOTS]
     mixed = gw.Plan((
-        gw.Group(tuple(names[:3]), gw.TopK(0.05), SHORT, gw.AllGather()),
+        gw.Group(tuple(names[:3]), gw.TopK(0.05), narrow, gw.AllGather()),
         gw.Group(tuple(names[3:]), gw.DGC(0.05), gw.DGCMemory(), gw.AllGather()),
     ))  # fmt: skip
     with job(mixed, SLOTS, 2) as running:
         running.step(draw(SLOTS, 2, 0))
         kept = running.state("residual")[0]
-        assert not all(torch.equal(tensor, tensor.bfloat16().float()) for tensor in kept)
+        assert not all(fits(narrow, tensor) for tensor in kept)
 
 
-def test_a_state_goes_to_another_type_and_back():
-    with job(plan(SHORT), SLOTS, 2) as running:
+@narrow
+def test_a_state_goes_to_another_type_and_back(narrow: gw.Memory):
+    with job(plan(narrow), SLOTS, 2) as running:
         running.step(draw(SLOTS, 2, 0))
         saved = running.states()
     assert all(tensor.dtype == torch.float32 for key, tensor in saved[0].items() if key.endswith("//residual"))
-    with job(plan(LONG), SLOTS, 2) as other, job(plan(SHORT), SLOTS, 2) as again:
+    with job(plan(LONG), SLOTS, 2) as other, job(plan(narrow), SLOTS, 2) as again:
         other.load(saved)
         again.load(other.states())
         for loaded in (other, again):
             assert same(loaded.state("residual"), residuals(saved))
+
+
+@narrow
+@pytest.mark.parametrize("compressor", [gw.TopK(0.05), gw.FP32()], ids=str)
+def test_slots_without_a_gradient_keep_their_residual_bit_for_bit(narrow: gw.Memory, compressor: gw.Compressor):
+    with job(plan(narrow), SLOTS, 2, find_unused=True) as running:
+        running.step(draw(SLOTS, 2, 0))
+        before = bits(running)
+        # with a memory or, dense, with what that has left
+        memory = narrow if compressor != gw.FP32() else gw.NoMemory()
+        running.install(plan_of(SLOTS, compressor, memory, gw.AllGather(), groups=3))
+        grads = [[None if i % 2 else grad for i, grad in enumerate(own)] for own in draw(SLOTS, 2, 1)]
+        running.step(grads)
+        for own, his in zip(bits(running), before, strict=True):
+            for i, (new, old) in enumerate(zip(own, his, strict=True)):
+                assert torch.equal(new, old) == bool(i % 2), SLOTS[i].name
+
+
+@narrow
+def test_a_residual_of_a_rank_that_leads_no_more_goes_out_with_the_sum(narrow: gw.Memory):
+    with job(plan(narrow, groups=2), SLOTS, 4, transports=hosts(2, 2), find_unused=True) as running:
+        given, sent = zeros(), zeros()
+        plans = plan(narrow, groups=2).groups
+        for step in range(3):
+            grads = draw(SLOTS, 4, step)
+            # another rank leads each group; where its residual should go out, one slot has no gradient on any rank
+            if step == 1:
+                running.install(gw.Plan(plans[::-1]))
+                grads, before = [[None, *own[1:]] for own in grads], bits(running)
+            means = running.step(grads)[0]
+            if step == 1:
+                assert all(torch.equal(new[0], old[0]) for new, old in zip(bits(running), before, strict=True))
+                grads, means[0] = [[torch.zeros_like(means[0]), *own[1:]] for own in grads], torch.zeros_like(means[0])
+            add(given, total(grads), 1 / 4)
+            add(sent, means)
+        for all_given, all_sent, kept in zip(given, sent, total(bits(running)), strict=True):
+            torch.testing.assert_close(all_sent + kept, all_given, rtol=0, atol=0.05)
 
 
 def test_ranks_of_a_host_need_no_vector_unless_they_lead():
@@ -121,6 +166,16 @@ def test_ranks_of_a_host_need_no_vector_unless_they_lead():
         vectors = [runtime._states._steps.float_residuals for runtime in running.runtimes]
         for rank in range(4):
             assert [vectors[rank].of(group) is not None for group in range(3)] == [rank % 2 == g % 2 for g in range(3)]
+
+
+def fits(memory: gw.Memory, tensor: Tensor) -> bool:
+    """Whether a slot's residual is what a memory's type holds."""
+    (slot,) = slots_of({"x": tensor})
+    buffers = StateBuffers([slot], CPU)
+    buffers.hold([0])
+    buffers.need("residual", memory.residual_dtype)
+    buffers.write("residual", 0, tensor)
+    return torch.equal(buffers.read("residual", 0).float(), tensor)
 
 
 def residuals(states: Sequence[dict[str, Tensor]]) -> list[list[Tensor]]:

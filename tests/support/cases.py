@@ -13,6 +13,7 @@ from gradwire.compressors import Compressor
 from gradwire.memories import Memory
 
 NONE, RESIDUAL, SHORT = gw.NoMemory(), gw.Residual(), gw.Residual(dtype=torch.bfloat16)
+EIGHT = gw.Residual(dtype=torch.int8)
 GATHER, REDUCE, SCATTER = gw.AllGather(), gw.AllReduce(), gw.ScatterReduce()
 
 
@@ -43,8 +44,13 @@ class Case:
 
     @property
     def residual_rounding(self) -> float:
-        """How much rounding may change an element of the residual, relative to it; 0 for float32."""
-        return 2**-7 if self.memory.residual_dtype == torch.bfloat16 else 0.0
+        """How much rounding may change an element of the residual, relative to its `size`; 0 for float32."""
+        return {torch.float32: 0.0, torch.bfloat16: 2**-7, torch.int8: 1 / 62}[self.memory.residual_dtype]
+
+    def size(self, residual: torch.Tensor) -> torch.Tensor:
+        """The size of each element of a slot's residual, or of int8, where blocks have scales, of the largest one."""
+        sizes = residual.abs()
+        return sizes if self.memory.residual_dtype != torch.int8 else torch.ones_like(sizes) * sizes.max()
 
     @property
     def conserves(self) -> bool:
@@ -83,6 +89,7 @@ CASES = [
     Case(gw.TopK(0.05), gw.Residual(decay=0.9), GATHER, 48 * 0.05, (16, 49), interpreted="vectors"),
     Case(gw.TopK(0.05), SHORT, GATHER, 48 * 0.05, (18, 70), gpu_differs=True, interpreted="vectors"),
     Case(gw.TopK(0.05), gw.Residual(0.9, 4, torch.bfloat16), gw.OkTopk(), 48 * 0.05, (66, 137), gpu_differs=True),
+    Case(gw.TopK(0.05), EIGHT, GATHER, 48 * 0.05, (20, 100), gpu_differs=True, interpreted="vectors"),
     Case(gw.TopK(0.05), gw.Residual(limit=4), GATHER, 48 * 0.05, (26, 57)),
     Case(gw.TopK(0.05), gw.DGCMemory(momentum=0.8), GATHER, 48 * 0.05, (18, 57), interpreted="vectors"),
     Case(gw.TopK(1.0), RESIDUAL, GATHER, 48, (16, 45), exact=True),
@@ -217,6 +224,7 @@ CASES = [
     Case(gw.OneBit(block=64), RESIDUAL, SCATTER, 1 + 64 / 64, (15, 171), interpreted="vectors"),
     Case(gw.PowerSGD(2), RESIDUAL, REDUCE, 32, (25, 76), rounding=1e-5, interpreted="matrices"),
     Case(gw.PowerSGD(2), SHORT, REDUCE, 32, (27, 103), rounding=1e-5, gpu_differs=True, interpreted="matrices"),
+    Case(gw.PowerSGD(2), EIGHT, REDUCE, 32, (28, 129), rounding=1e-5, gpu_differs=True, interpreted="matrices"),
     Case(gw.PowerSGD(2), gw.Residual(limit=4), REDUCE, 32, (35, 90), rounding=1e-5),
     Case(gw.PowerSGD(1), NONE, REDUCE, 32, (25, 76), interpreted="matrices"),
     Case(
