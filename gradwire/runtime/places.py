@@ -47,7 +47,7 @@ class Places:
             scale, code = scale_end, code_end
         return _aligned(start + codes.nbytes)
 
-    def room(self, dtype: torch.dtype) -> int:
+    def capacity(self, dtype: torch.dtype) -> int:
         """The elements of one half of a buffer, or its bytes of int8: enough for any other groups of these slots."""
         if dtype != torch.int8:
             return _aligned(sum(numel + ALIGNED for numel in self._numel.values()))

@@ -25,7 +25,7 @@ class StateBuffer:
     def __init__(self, places: Places, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
         held = torch.uint8 if dtype == torch.int8 else dtype
-        self.tensor = torch.zeros(2, places.room(dtype), dtype=held, device=device)
+        self.tensor = torch.zeros(2, places.capacity(dtype), dtype=held, device=device)
         self.holds, self.used = bytearray(len(places.order)), bytearray(len(places.order))
 
 
@@ -82,8 +82,8 @@ class StateBuffers:
         """Copies each slot from where it lay to its new place, in the other half, or in a larger buffer."""
         old, now = buffer.tensor, self._places
         # into the other half, so that no slot is overwritten before it is copied
-        grows = old.shape[1] < now.room(buffer.dtype)
-        target = old.new_zeros(2, now.room(buffer.dtype)) if grows else old
+        grows = old.shape[1] < now.capacity(buffer.dtype)
+        target = old.new_zeros(2, now.capacity(buffer.dtype)) if grows else old
         half = buffer.holds[0] if before.order else 0
         pairs = [
             pair
