@@ -11,7 +11,7 @@ TORCH := $(VENV)/.torch
 LAB := $(VENV)/.lab
 DEV := $(VENV)/.dev
 
-WORKERS := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+WORKERS := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2)))
 
 .PHONY: demo test test-all test-deepspeed test-ray test-torchft test-titan lint docs benchmarks sanitize fuzz dist wheels extras clean
 
@@ -20,7 +20,7 @@ demo: $(LAB)  ## the main job: a language model over slow links, dense against c
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: $(DEV)  ## the tests, with a worker more than there are cores, for some tests wait
+test: $(DEV)  ## all tests but the long ones, with two workers more than there are cores, for many wait
 	$(PYTEST) -m 'not long'
 
 test-all: $(DEV)  ## and the long ones: every row of every table, trainings in small

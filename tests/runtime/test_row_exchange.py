@@ -98,6 +98,6 @@ def test_no_plan_and_no_checkpoint_has_them():
                 for _ in range(2)
             ])  # fmt: skip
         buffers = running.runtimes[0]._states._steps.store._buffers
-        assert sum(every[slot].numel for slot in buffers.order) == 42
+        assert sum(every[slot].numel for slot in buffers._places.order) == 42
         running.skip()
         running.load(running.states())
