@@ -20,7 +20,7 @@ demo: $(LAB)  ## the main job: a language model over slow links, dense against c
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: $(DEV)  ## all tests but the long ones, with two workers more than there are cores, for many wait
+test: $(DEV)  ## all tests but the long ones, with two workers more than cores, because many tests wait
 	$(PYTEST) -m 'not long'
 
 test-all: $(DEV)  ## and the long ones: every row of every table, trainings in small

@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -95,6 +97,13 @@ def _tested_in() -> dict[Path, list[str]]:
     table = (TESTS / "README.md").read_text().partition("| module | tested in |")[2]
     rows = [[re.findall("`(.*?)`", cell) for cell in line.split("|")[1:3]] for line in table.splitlines()[2:]]
     return {Path(module): [test.split()[0] for test in tests] for modules, tests in rows for module in modules}
+
+
+def test_every_fault_of_mutants_is_one_place_in_the_code():
+    done = subprocess.run(
+        [sys.executable, TESTS / "mutants.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def _making(tree: ast.Module) -> list[ast.Call]:

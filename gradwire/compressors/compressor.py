@@ -39,7 +39,7 @@ class Compressor(Options, Recordable, ABC):
     sign_vote: ClassVar[bool] = False
     """Sends votes on signs, which estimate no gradient, so that no memory can subtract them."""
     is_update: ClassVar[bool] = False
-    """What is decoded is a step for the parameters to take, and no estimate of the mean gradient."""
+    """Decodes updates, which an optimizer subtracts times its rate, in place of estimates of the mean gradient."""
     divisible: ClassVar[bool] = True
     """Works on parts of a group as well; else on whole groups only."""
     rounds: ClassVar[int] = 1

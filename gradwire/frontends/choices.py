@@ -14,7 +14,7 @@ from gradwire.controllers import Controller
 from gradwire.frontends.keywords import Dense
 from gradwire.frontends.ruled import GivenRule, facts_of, planned, planned_by, rules_of
 from gradwire.frontends.sparse import check_sparse, row_way
-from gradwire.frontends.updates import check_means, check_whole
+from gradwire.frontends.updates import check_means, check_unsharded
 from gradwire.frontends.weighted import Weight, asked, fitting, weighted
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
@@ -185,7 +185,8 @@ class StepChoices(Choices):
         return Auto(self.candidates, self.fidelity, rules=self.by_layer) if self.automatic else self.controller
 
     def try_out(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Raises ValueError as with several ranks, where plan, model and controller do not fit, and for one rank."""
+        """Raises ValueError where plan, model and controller do not fit, as with several ranks, and for compressors of
+        updates, which need several."""
         plan = self.plan(parameters)(slots_of(parameters))
         check_means(plan, "one rank exchanges none")
         if controller := self.controlled_by():
@@ -214,7 +215,7 @@ class StepChoices(Choices):
 
         def check(plan: Plan) -> None:
             check_sparse(sparse, first, mesh, self.rows)
-            check_whole(plan, parameters.values())
+            check_unsharded(plan, parameters.values())
 
         # the ranks compare these when they meet
         facts = {

@@ -1,4 +1,4 @@
-"""Compressors that decode updates, which are refused where only means of gradients are of use."""
+"""Refusals of compressors that decode updates, such as Dion, where means of gradients are needed."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ def check_means(plan: Plan, why: str) -> None:
             raise ValueError(f"{group.compressor} makes updates of gradients, and {why}; use e.g. PowerSGD(1 / 6)")
 
 
-def check_whole(plan: Plan, parameters: Iterable[Tensor]) -> None:
+def check_unsharded(plan: Plan, parameters: Iterable[Tensor]) -> None:
     """Raises ValueError for a plan that makes updates of whole matrices, of which a rank has shards."""
     if any(map(is_sharded, parameters)):
         check_means(plan, "FSDP2's ranks have shards of a matrix each")

@@ -133,7 +133,7 @@ def _check_has(owner: Any, names: Iterable[str]) -> None:
 
 
 def _refusals(engine: Any) -> Mapping[str, bool]:
-    """What cannot be reduced outside of the engine: what to do, and whether it is so."""
+    """Error messages for engines whose gradients Gradwire cannot reduce, and whether each applies to this one."""
     stage, (kind, accumulated) = int(engine.zero_optimization_stage()), engine.get_data_types()
     replicas = engine.dp_world_size == world_size() and not (engine.pipeline_parallelism or engine.has_moe_layers)
     optimizer, half = type(engine.basic_optimizer).__name__, torch.float16

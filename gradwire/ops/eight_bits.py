@@ -9,7 +9,7 @@ from gradwire.ops.formats import Blocks, shared_exponent
 from gradwire.ops.noise import Seed
 
 CODE = shared_exponent()
-"""What was decoded is encoded again without an error: state that is saved and loaded, or merged, keeps its bits."""
+"""Encoding a decoded vector gives the same numbers, so that saving, loading and merging state changes none."""
 
 
 def blocks_of(lengths: Iterable[int]) -> Blocks:
@@ -18,11 +18,11 @@ def blocks_of(lengths: Iterable[int]) -> Blocks:
 
 
 def encode(x: Tensor, payload: Tensor, layout: Blocks, seed: Seed) -> None:
-    """Writes x (n,) float32, finite, to a payload (≥ nbytes,) uint8. The expectation of what it stands for is x."""
+    """Rounds x (n,) float32, finite, into a payload (≥ nbytes,) uint8. Decoded, it is x on average over the noise."""
     backend_for(x).add_quantise(x, x, None, 1.0, 1.0, [layout], payload[None], keep=False, seeds=[seed])
 
 
 def decode(payload: Tensor, layout: Blocks, out: Tensor) -> Tensor:
-    """Writes what a payload (≥ nbytes,) stands for to out (n,) float32, and returns that."""
+    """Decodes a payload (≥ nbytes,) to out (n,) float32, and returns out."""
     backend_for(out).sum_blocks(payload[None, None], out, [layout])
     return out

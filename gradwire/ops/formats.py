@@ -83,8 +83,8 @@ def one_bit(block: int = 4096) -> Code:
 
 
 def shared_exponent(block: int = 128) -> Code:
-    """8 bits, rounded up or down at random, with a power of two as the scale (block floating point): what was decoded
-    is encoded again without an error, whatever the noise."""
+    """8 bits, rounded up or down at random, with a power of two as the scale (block floating point). Encoding a decoded
+    vector gives the same numbers, whatever the noise."""
     return Code("shared exponent", 8, 127, block)
 
 

@@ -91,9 +91,9 @@ class GroupExchange(ABC):
         assert self.input is not None
         # nothing of these slots was encoded, not even their residual
         for kind in self.context.flat if self.input.absent and self.compresses else ():
-            part, (read, written) = self.stored.parts[kind], self.context.flat[kind]
-            new = part.numbers_of(written, Workspace(self.context.device))
-            before, after = map(self.stored.layout.parts, (part.numbers_of(read, self.context.scratch), new))
+            part, (read, written), scratch = self.stored.parts[kind], self.context.flat[kind], self.context.scratch
+            old, new = part.numbers_of(read, scratch), part.numbers_of(written, scratch, "new")
+            before, after = map(self.stored.layout.parts, (old, new))
             for slot in self.input.absent:
                 # some rank used the slot: keep the old residual, and add what this rank dropped of the others' sums
                 if kind == RESIDUAL:
@@ -237,12 +237,15 @@ class ReplicaExchange(GroupExchange):
 
     def _add_pending(self, x: Tensor, given: GroupInput) -> None:
         """Adds the residual that an earlier plan had left to x (n,), but for that of absent slots."""
-        residual, left = self.context.flat[RESIDUAL]
-        numbers = self.stored.parts[RESIDUAL].numbers_of(residual, self.context.scratch)
-        x.add_(numbers if given.scale is None else numbers * given.scale)
+        old = self._old_residual()
+        x.add_(old if given.scale is None else old * given.scale)
         for slot in given.absent:
             self.stored.layout.parts(x)[slot].zero_()
-        left.zero_()
+        self.context.flat[RESIDUAL].write.zero_()
+
+    def _old_residual(self) -> Tensor:
+        """The residual (n,) before this step: of int8 decoded to scratch, which holds it until that is used again."""
+        return self.stored.parts[RESIDUAL].numbers_of(self.context.flat[RESIDUAL].read, self.context.scratch)
 
     # All other groups
 
@@ -253,17 +256,15 @@ class ReplicaExchange(GroupExchange):
         if not self.rounds_residual:
             return flat
         # in a vector that groups share; alone, without a job, in a buffer of the group's own
-        computed = given.float_residual
-        if computed is None:
+        if (computed := given.float_residual) is None:
             computed = self.context.buffers.tensor("next residual", (self.stored.layout.numel,))
-        old = self.stored.parts[RESIDUAL].numbers_of(flat[RESIDUAL].read, self.context.scratch)
-        return flat | {RESIDUAL: DoubleBuffer(old, computed)}
+        return flat | {RESIDUAL: DoubleBuffer(self._old_residual(), computed)}
 
     def _keep(self, flat: Mapping[str, DoubleBuffer]) -> None:
         """Rounds the next residual to the type in which it is kept."""
         if self.rounds_residual:
-            kept = self.context.flat[RESIDUAL].write
-            self.stored.parts[RESIDUAL].keep(flat[RESIDUAL].write, kept, self.context.own_seed())
+            part, kept = self.stored.parts[RESIDUAL], self.context.flat[RESIDUAL].write
+            part.keep(flat[RESIDUAL].write, kept, self.context.own_seed())
 
     def _accumulate(self, given: GroupInput, flat: Mapping[str, DoubleBuffer]) -> LazySum:
         """The vector to compress: weighted gradients, and the residual."""
@@ -274,9 +275,8 @@ class ReplicaExchange(GroupExchange):
             return self._added(self.group.memory.add(flat, gradient, self.stored.layout, ranks), given, weight)
         # without: in the gradients themselves, or in scratch, with what an earlier plan has left
         scratch = self._own_buffer(given.gradients)
-        old = None
-        if self.stored.pending:
-            old = self.stored.parts[RESIDUAL].numbers_of(flat[RESIDUAL].read, self.context.scratch)
+        old = self._old_residual() if self.stored.pending else None
+        if old is not None:
             flat[RESIDUAL].write.zero_()
         gradient = given.lazily(scratch, weight, self.nonfinite)
         return self._added(gradient.onto(old, scratch), given, weight)
@@ -284,7 +284,7 @@ class ReplicaExchange(GroupExchange):
     def _added(self, x: LazySum, given: GroupInput, weight: Scalar) -> LazySum:
         """Sums x where slots are absent, or where the old residual lies in scratch that others need from here on."""
         given.finish(x, weight)
-        if RESIDUAL in self.stored.parts and self.stored.parts[RESIDUAL].codes:
+        if (part := self.stored.parts.get(RESIDUAL)) and part.codes:
             x.total()
         return x
 

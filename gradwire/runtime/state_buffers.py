@@ -179,11 +179,11 @@ class BufferPart:
         half = self.side
         return DoubleBuffer(self._halves[half], self._halves[1 - half])
 
-    def numbers_of(self, half: Tensor, scratch: Workspace) -> Tensor:
-        """The numbers (n,) of a half, float32 or bfloat16: itself, or of int8 decoded in scratch."""
+    def numbers_of(self, half: Tensor, scratch: Workspace, name: str = "mean") -> Tensor:
+        """The numbers (n,) of a half, float32 or bfloat16: itself, or of int8 decoded to scratch of this name."""
         if not self.codes:
             return half
-        return decode(half, self.codes, scratch.tensor("mean", (self.codes.numel,)))
+        return decode(half, self.codes, scratch.tensor(name, (self.codes.numel,)))
 
     def keep(self, x: Tensor, half: Tensor, seed: Seed) -> None:
         """Writes x (n,) float32, which may be overwritten, to a half, rounded stochastically to its type. What that

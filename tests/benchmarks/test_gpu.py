@@ -44,7 +44,7 @@ def test_a_section_runs_in_small(section: str, tmp_path: Path, monkeypatch: pyte
 
 
 class Forking:
-    """What a section uses of `subprocess`; the processes are forked from the warm Python."""
+    """Replaces the module `subprocess` in a section: its processes are forked from the warm Python."""
 
     PIPE, STDOUT = subprocess.PIPE, subprocess.STDOUT
 

@@ -1,4 +1,4 @@
-"""What Dion decodes beside the paper's steps: zeros, vectors, and numbers of any size."""
+"""Dion's updates for zeros, for vectors, and for gradients of any size; the paper's steps are in tests/published."""
 
 import pytest
 import torch

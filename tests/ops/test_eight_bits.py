@@ -1,4 +1,4 @@
-"""Vectors in 8 bits: unbiased, close, and the same when they are encoded again."""
+"""Vectors in 8 bits: rounding is unbiased, goes to a neighbour, and changes nothing the second time."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ each_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def rounded(backend: Backend, x: Tensor, seed: int, *lengths: int) -> Tensor:
-    """What x is decoded to, once it is encoded in slots of these lengths."""
+    """x, encoded in slots of these lengths and decoded again."""
     layout, out = blocks_of(lengths or [len(x)]), torch.empty_like(x)
     payload = torch.full((layout.nbytes,), 0xA5, dtype=torch.uint8)
     backend.add_quantise(x.clone(), x, None, 1.0, 1.0, [layout], payload[None], keep=False, seeds=[Seed(seed)])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
+from tests.support.descent import descend, gradient
 from tests.support.harness import job, plan_of, slots_of
 
 STEPS, K, CHUNK, BETA, LR, DECAY = 10, 5, 8, 0.999, 0.01, 0.1
@@ -50,12 +51,6 @@ def update(deltas: list[Tensor], over_senders: bool) -> Tensor:
     return result
 
 
-def gradient(parameter: Tensor, rank: int, step: int) -> Tensor:
-    """One that depends on where the parameter is."""
-    noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(100 * step + rank))
-    return parameter - 1 + noise.to(parameter.dtype)
-
-
 def matrix(x: Tensor) -> Tensor:
     return x.view(1, -1) if x.dim() < 2 else x.view(len(x), -1)
 
@@ -74,11 +69,7 @@ def test_ten_steps_are_those_of_the_paper(world: int, over_senders: bool):
     with job(plan_of(slots, gw.DCTTopK(K, CHUNK), memory, communicator), slots, world) as running:
         for step in range(STEPS):
             # Gradwire
-            gradients = [[gradient(p.detach(), rank, step) for p in own] for rank, own in enumerate(ranks)]
-            for own, means, optimizer in zip(ranks, running.step(gradients), optimizers, strict=True):
-                for parameter, mean in zip(own, means, strict=True):
-                    parameter.grad = mean
-                optimizer.step()
+            descend(running, ranks, optimizers, step)
             # the paper
             for name, parameter in expected.items():
                 for rank, delta in enumerate(deltas[name]):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
+from tests.support.descent import descend, gradient
 from tests.support.harness import job, plan_of, slots_of
 
 STEPS, MU, LR, DECAY, EPSILON = 10, 0.9, 0.02, 0.1, 1e-8
@@ -24,8 +25,8 @@ class Matrix:
         self.x, self.q, self.momenta = x, q, [torch.zeros_like(x) for _ in range(world)]
 
     def step(self, gradients: list[Tensor]) -> None:
-        for momentum, gradient in zip(self.momenta, gradients, strict=True):
-            momentum += gradient
+        for momentum, added in zip(self.momenta, gradients, strict=True):
+            momentum += added
         p = torch.linalg.qr(mean([momentum @ self.q for momentum in self.momenta])).Q
         r = mean([momentum.T @ p for momentum in self.momenta])
         for momentum in self.momenta:
@@ -37,12 +38,6 @@ class Matrix:
 
 def mean(parts: list[Tensor]) -> Tensor:
     return torch.stack(parts).mean(0)
-
-
-def gradient(parameter: Tensor, rank: int, step: int) -> Tensor:
-    """One that depends on where the parameter is."""
-    noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(100 * step + rank))
-    return parameter - 1 + noise.to(parameter.dtype)
 
 
 def columns(q: Tensor) -> Tensor:
@@ -72,11 +67,7 @@ def test_ten_steps_are_those_of_the_paper(world: int, rank: float):
         bias = start["bias"].double()
         for step in range(STEPS):
             # Gradwire
-            gradients = [[gradient(p.detach(), rank, step) for p in own] for rank, own in enumerate(ranks)]
-            for own, means, optimizer in zip(ranks, running.step(gradients), optimizers, strict=True):
-                for parameter, update in zip(own, means, strict=True):
-                    parameter.grad = update
-                optimizer.step()
+            descend(running, ranks, optimizers, step)
             # the paper
             for name, matrix in matrices.items():
                 x = matrix.x.view(SHAPES[name])

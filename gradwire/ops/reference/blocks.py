@@ -42,14 +42,26 @@ def dequantise(scales: Tensor, codes: Tensor, code: Code, shape: tuple[int, ...]
     # numbers times a scale
     numbers = torch.empty(shape, dtype=torch.int8, device=codes.device)
     unpack_codes(codes, numbers.view(-1), code.bits)
-    return numbers.float().mul_(scales.float() if code.scale_bytes == 2 else scales / code.top)
+    return numbers.float().mul_(value_of_one(scales, code))
+
+
+def value_of_one(scales: Tensor, code: Code) -> Tensor:
+    """What a code of 1 stands for, by each of these scales."""
+    return scales.float() if code.scale_bytes == 2 else scales / code.top
+
+
+def scales_in(payloads: Tensor, layout: Blocks) -> Tensor:
+    """A view of the scales (..., count, 1 or 2) of payloads (..., ≥ nbytes)."""
+    size = layout.code.scale_bytes
+    dtype = torch.bfloat16 if size == 2 else torch.float32
+    scales = payloads[..., : layout.count * size].view(dtype)
+    return scales.view(*payloads.shape[:-1], layout.count, size // dtype.itemsize)
 
 
 def walk(x: Tensor, payload: Tensor, layout: Blocks) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """The tiles of x (n,) as blocks (rows, width), with views of their scales (rows, 1 or 2) and codes (bytes,)."""
     code, start, block, byte = layout.code, 0, 0, layout.codes_at
-    dtype, each = (torch.bfloat16, 1) if code.scale_bytes == 2 else (torch.float32, code.scale_bytes // 4)
-    scales = payload[: layout.count * code.scale_bytes].view(dtype).view(layout.count, each)
+    scales = scales_in(payload, layout)
     # part by part, tile by tile; every part's codes begin with a byte of their own
     for length in layout.lengths:
         for _, rows, width in tiles(x[start : start + length], code.block):

@@ -7,10 +7,11 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from gradwire.ops.formats import Blocks, Code
+from gradwire.ops.formats import Blocks
 from gradwire.ops.host import to_device
 from gradwire.ops.noise import Noise, Seed
 from gradwire.ops.reference.bits import pack_bits, pack_codes, unpack_bits, unpack_codes
+from gradwire.ops.reference.blocks import scales_in, value_of_one
 from gradwire.ops.reference.finite import Finite, finite_in
 from gradwire.ops.reference.levels import levels
 from gradwire.ops.workspace import scratch_on
@@ -51,13 +52,6 @@ class Grid:
         if not self.fits:
             copy_each(x.split(self._elements[::2]), self._used(rows.view(-1), self._elements))
 
-    def scales(self, payloads: Tensor) -> Tensor:
-        """A view of the scales (ranks, count, 1 or 2) of payloads (ranks, ≥ nbytes)."""
-        size, dtype = self.layout.code.scale_bytes, torch.float32
-        if size == 2:
-            dtype = torch.bfloat16
-        return payloads[:, : self.layout.count * size].view(dtype).view(len(payloads), self.layout.count, -1)
-
     def codes(self, payloads: Tensor) -> Tensor:
         """The codes of all rows of payloads (ranks, ≥ nbytes), in one vector of ranks · count · (bytes of a block)."""
         held = payloads[:, self.layout.codes_at : self.layout.end]
@@ -93,7 +87,7 @@ def quantise(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: Se
     for gap in layout.gaps:
         payload[gap].zero_()
     # quantise and pack all blocks
-    rows, scales = grid.spread(x), grid.scales(payload[None])[0]
+    rows, scales = grid.spread(x), scales_in(payload, grid.layout)
     codes = torch.empty(sum(grid.bytes), dtype=torch.uint8, device=x.device)
     if layout.code.bits == 1:
         finite, sent = _write_signs(rows, scales, codes, grid)
@@ -110,7 +104,7 @@ def sum_blocks(payloads: Tensor, out: Tensor, layout: Blocks) -> None:
     """Writes the sum of payloads (ranks, ≥ nbytes) to out (n,): `decoding.sum_blocks` of one part, on a GPU."""
     grid = grid_of(layout, out.device)
     total = out.view(grid.shape) if grid.fits else torch.empty(grid.shape, dtype=torch.float32, device=out.device)
-    codes, scales = grid.codes(payloads), grid.scales(payloads)
+    codes, scales = grid.codes(payloads), scales_in(payloads, layout)
     # dequantise all ranks' codes
     if layout.code.bits == 1:
         each = zip(unpack_bits(codes).view(len(payloads), *grid.shape), *_plus_and_minus(scales), strict=True)
@@ -118,7 +112,7 @@ def sum_blocks(payloads: Tensor, out: Tensor, layout: Blocks) -> None:
     else:
         numbers = torch.empty(len(payloads), *grid.shape, dtype=torch.int8, device=out.device)
         unpack_codes(codes, numbers.view(-1), layout.code.bits)
-        addends = map(torch.mul, numbers, _steps(scales, layout.code))
+        addends = map(torch.mul, numbers, value_of_one(scales, layout.code))
     # sum rank by rank: the same rounding on every replica
     for rank, addend in enumerate(addends):
         (total.add_ if rank else total.copy_)(addend)
@@ -131,7 +125,7 @@ def _write_numbers(rows: Tensor, scales: Tensor, codes: Tensor, grid: Grid, seed
     noise = Noise(seed, rows.device) if code.has_noise else None
     numbers = levels(rows, scales, code, noise)
     pack_codes(numbers.to(torch.int8).view(-1), codes, code.bits)
-    return numbers.mul_(_steps(scales, code))
+    return numbers.mul_(value_of_one(scales, code))
 
 
 def _write_signs(rows: Tensor, scales: Tensor, codes: Tensor, grid: Grid) -> tuple[Finite, Tensor]:
@@ -154,8 +148,3 @@ def _write_signs(rows: Tensor, scales: Tensor, codes: Tensor, grid: Grid) -> tup
 def _plus_and_minus(scales: Tensor) -> tuple[Tensor, Tensor]:
     """The value of a set bit, and that of another, (..., count, 1) each."""
     return (scales, -scales) if scales.shape[-1] == 1 else (scales[..., 1:], scales[..., :1])
-
-
-def _steps(scales: Tensor, code: Code) -> Tensor:
-    """The value of a code of 1."""
-    return scales.float() if code.scale_bytes == 2 else scales / code.top
