@@ -139,6 +139,11 @@ class Device:
             torch.cuda.synchronize()
         return [(e.name, e.device_time) for e in found.events() if str(e.device_type).endswith("CUDA")]
 
+    @property
+    def capacity(self) -> int:
+        """Bytes of memory; on a CPU, as many as trainings are planned for."""
+        return torch.cuda.get_device_properties(0).total_memory if self.is_gpu else 80_000_000_000
+
     def facts(self) -> dict[str, Any]:
         """The card and all versions."""
         own: dict[str, Any] = {"card": "a CPU, which stands for one"}

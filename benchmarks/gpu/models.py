@@ -92,7 +92,7 @@ def _images(batch: int) -> Callable[[bool], Batch]:
 MODELS = {
     "bert": Model("BERT-base, 32 x 128 tokens", _words, _tokens(30522, 32, 128), (25.0, 10.0), 12),
     "resnet": Model("ResNet-50, 64 images", _resnet, _images(64), (10.0, 25.0), 20),
-    "gpt2": Model("GPT-2 medium, 8 x 256 tokens", _gpt2_medium, _tokens(50257, 8, 256), (25.0, 10.0), 4),
+    "gpt2": Model("GPT-2 medium, 8 x 256 tokens", _gpt2_medium, _tokens(50257, 8, 256), (25.0,), 4),
     "bert512": Model("BERT-base, 32 x 512 tokens", _words, _tokens(30522, 32, 512), (25.0,), 5),
 }
 """By the sections that train them."""

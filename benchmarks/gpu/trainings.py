@@ -23,7 +23,7 @@ from gradwire.transports.played_group import PlayedGroup
 
 WORLD, LATENCY_S = 8, 30e-6
 BATCHES = 4
-LEAST_WARM, MOST_WARM = 8, 24
+LEAST_WARM, MOST_WARM = 6, 24
 """Steps before those that are measured, until all that can be recorded is."""
 HOOKS = {
     "fp16 hook": TorchFP16(),

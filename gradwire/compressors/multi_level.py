@@ -131,7 +131,7 @@ class MultiLevel(MultiRound):
         # the norm of x and of each level, and how many of their elements are not zero
         torch.stack([self._norm(part, context) for part in (x, *values)], out=norms)
         torch.stack([part.count_nonzero() for part in values], out=elements[1:])
-        elements[0] = len(x)
+        elements[0].fill_(len(x))
         return norms
 
     def _norm(self, values: Tensor, context: GroupContext) -> Tensor:

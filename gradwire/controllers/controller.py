@@ -48,7 +48,8 @@ class StepView:
     wire_bytes: int
     """Sent since the job began."""
     wire_s: float
-    """Seconds of collectives since the job began."""
+    """Seconds of collectives since the job began; on a GPU an estimate, from one step of 16, unless the controller
+    `times` every step."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,8 @@ class Controller(Options, ABC):
     """`look` is called."""
     reduces: ClassVar[bool] = False
     """`reduced` is called."""
+    times: ClassVar[bool] = False
+    """`StepView.wire_s` is measured in every step."""
 
     def check(self, plan: Plan) -> None:
         """Raises ValueError, naming the call that works, where the plan's compressors do not fit this controller."""

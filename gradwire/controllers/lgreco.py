@@ -50,6 +50,7 @@ class LGreCo(Controller):
     """Of each layer; by default the ratio times 1/8 to 8, the rank times 1/4 to 4, for quantisers 2, 8 and 16 bits."""
     numbers: ClassVar[int] = MESSAGE_NUMBERS
     looks: ClassVar[bool] = True
+    times: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -31,7 +31,7 @@ class DDPFrontEnd:
        gradient into its bucket. So a gradient arrives when our next hook, or DDP's bucket hook, is called: then it lies
        in the bucket, where its mean goes. Groups need not follow DDP's buckets.
     3. `_bucket_ready`: a bucket is complete. Its slots that did not arrive have no gradient, or only one that was
-       accumulated before. DDP gets a future, which completes when all means are in its bucket.
+       accumulated before. The first bucket's future, for which DDP waits first, completes when all means are in place.
 
     On a GPU hooks on all gradients would take Python's lock from the threads that launch its work, hundreds of times a
     step: see `Buckets.wants_each`. Without them DDP's first bucket opens the step, and gradients arrive bucket by
@@ -188,7 +188,7 @@ class DDPFrontEnd:
         # hand the bucket over; DDP waits for the future before its backward pass ends
         if self._open:
             buckets.complete(bucket)
-            future = runtime.watch(bucket.buffer())
+            future = runtime.watch(bucket.buffer(), waits=bucket.index() == 0)  # DDP waits for this one first
         else:
             # a native plan, while DDP still has our hook
             future = reduce_dense(bucket, self.ddp.process_group)

@@ -86,6 +86,11 @@ class Control:
         """Whether the controller looks at what is encoded."""
         return self.controller is not None and self.controller.looks and not self.paused
 
+    @property
+    def times(self) -> bool:
+        """Whether every step is to be timed."""
+        return self.controller is not None and self.controller.times
+
     def look(self, context: GroupContext, vector: LazySum) -> None:
         """Shows the controller a group that is about to be encoded."""
         if self.looks:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from gradwire.runtime.active_plan import ActivePlan
-from gradwire.runtime.executor import Executor, Place
+from gradwire.runtime.executor import EPOCH, Executor, Place
 from gradwire.runtime.failures import BETWEEN, ELSEWHERE, WAITING, RankStatus
 from gradwire.runtime.job_error import JobError
 from gradwire.runtime.machine import NO_GROUP, Arrivals
@@ -40,12 +40,16 @@ class StepFutures:
 
     def __init__(self) -> None:
         self._changing = Lock()
-        self._futures: list[tuple[int, Future[Tensor], Tensor]] = []
+        self._futures: list[tuple[int, Future[Tensor] | None, Tensor]] = []
 
-    def add(self, step: int, future: Future[Tensor], buffer: Tensor) -> None:
-        """Adds a future that gets `buffer` when the means of `step` are in place."""
+    def add(self, step: int, buffer: Tensor, waits: bool, devices: list[torch.device] | None) -> Future[Tensor]:
+        """A future of `buffer`, which completes when the means of `step` are in place, or now if it does not `wait`."""
+        future: Future[Tensor] = Future(devices=devices)  # pyright: ignore[reportArgumentType]
         with self._changing:
-            self._futures.append((step, future, buffer))
+            self._futures.append((step, future if waits else None, buffer))
+        if not waits:
+            future.set_result(buffer)
+        return future
 
     def complete(self, ended: int, error: BaseException | None) -> None:
         """Completes the futures of the steps up to `ended`, and all others with the `error`, if there is one. An error
@@ -57,13 +61,15 @@ class StepFutures:
             self._futures = [each for each in self._futures if not error and each[0] > ended]
         # outside the lock: a callback may add another future
         for step, future, buffer in done:
-            if error is None or step <= ended:
-                future.set_result(buffer)
-            elif isinstance(error, Exception):
+            failed = error is not None and step > ended
+            if failed and not isinstance(error, Exception) and not buffer.is_sparse:
+                buffer.fill_(torch.nan)  # a torch future takes no SystemExit; the framework goes on with NaN
+            if future is None:
+                continue
+            if failed and isinstance(error, Exception):
                 future.set_exception(error)  # pyright: ignore[reportArgumentType]
             else:
-                # a torch future takes no SystemExit; the framework goes on with NaN
-                future.set_result(buffer if buffer.is_sparse else buffer.fill_(torch.nan))
+                future.set_result(buffer)
 
 
 class Point(NamedTuple):
@@ -250,4 +256,5 @@ class Intake:
                 self._known.add(group)
         # to the worker, in the order in which groups are complete
         missing = [members.index(slot) for slot in absent]
-        self._executor.post(partial(self._steps.complete, group, tensors, missing, fixed, self._recorder.mark()))
+        arrival = self._recorder.mark() if self.arrivals.all_there(self.groups) else EPOCH
+        self._executor.post(partial(self._steps.complete, group, tensors, missing, fixed, arrival))

@@ -51,21 +51,21 @@ class Pipeline:
 
     def start(self, exchange: GroupExchange, reduction: Reduction) -> None:
         """Encodes a group whose gradients are there, and starts the first collective of its `reduction`."""
-        self._go_on(UnderWay(exchange, reduction))
+        self._go_on(UnderWay(exchange, reduction), self.recorder.now())
 
     def advance(self, group: int) -> None:
         """Waits for a group's collective, and starts its next one, or decodes."""
         # wait for the collective before: the worker stands here
-        running = self._under_way.pop(group)
+        running, now = self._under_way.pop(group), None
         if running.op is not None and running.pending is not None:
             try:
                 running.pending.wait()
             except RuntimeError as error:
                 raise self._lost(running.exchange, error) from error
             label, wire_bytes = type(running.op).__name__, self._wire_bytes(running.op)
-            self.recorder.add("wire", running.started, group, label=label, wire_bytes=wire_bytes)
+            now = self.recorder.add("wire", running.started, group, label, wire_bytes)
         # decode, or encode for the next round and start it
-        self._go_on(running)
+        self._go_on(running, now or self.recorder.now())
 
     def open(self, device: torch.device) -> None:
         """Tries kernels, which a GPU may have to compile, and makes connections, all before the first step. All ranks
@@ -95,9 +95,9 @@ class Pipeline:
             if (axis in (REPLICA, HOST)) == reduced:
                 self.agree(partial(transport.run, Sum(Message.plain(numbers), axis)))
 
-    def _go_on(self, running: UnderWay) -> None:
-        # the group's own part: until it yields its next collective, or has written the means
-        start, exchange = self.recorder.mark(), running.exchange
+    def _go_on(self, running: UnderWay, start: Moment) -> None:
+        # the group's own part, from `start` on: until it yields its next collective, or has written the means
+        exchange = running.exchange
         running.turn += 1
         try:
             with in_profile(RANGE, running.turn - 1, exchange.index, exchange.group.compressor):

@@ -78,7 +78,7 @@ class Runtime:
         self._executor.fail = partial(_fail, weakref.ref(self))
         watch = Monitor(self.mesh, self._executor) if mesh.needs_polling else None
         # the parts of a step, all on the worker
-        self._recorder = recorder = Recorder(self._executor.mark, mesh.rank)
+        self._recorder = recorder = Recorder(self._executor, mesh.rank)
         self._pipeline = Pipeline(self.mesh, recorder)
         control = Control(options, self._active.trained, self._pipeline, self._executor)
         store = Store(self.slots, device, options.sparse, options.rows)
@@ -111,14 +111,14 @@ class Runtime:
         """The slots of the open step whose gradients have neither arrived nor are known to be absent."""
         return self._intake.arrivals.missing(self._intake.groups)
 
-    def watch(self, buffer: Tensor) -> Future[Tensor]:
-        """A future of `buffer`, complete when the step's means are in place."""
-        future: Future[Tensor] = Future(devices=self._executor.future_devices())  # pyright: ignore[reportArgumentType]
-        self._futures.add(self._intake.step, future, buffer)
+    def watch(self, buffer: Tensor, *, waits: bool) -> Future[Tensor]:
+        """A future of `buffer`. If it `waits`, it completes when the step's means are in place; else at once."""
+        future = self._futures.add(self._intake.step, buffer, waits, self._executor.future_devices())
         # the step may have ended, or the job failed, before the future was there
-        if (error := self.error) or self._intake.ended == self._intake.step:
+        if (error := self.error) or (waits and self._intake.ended == self._intake.step):
             self._complete_futures() if error else self._executor.post(self._complete_futures)
-        return future.then(Future.value)  # where `future` fails, only this way does DDP raise the error itself
+        # where it fails, only with `then` does DDP raise the error itself
+        return future.then(Future.value) if waits else future
 
     def finish(self, point: Point | None = None) -> None:
         """Returns when the means of all steps, or of those up to `point`, are in place; raises what went wrong, unless
@@ -286,7 +286,7 @@ class Runtime:
         self._reduced.count()
         if not self._steps.promised:
             self._active.step_ended()
-        self._recorder.add("wait", self._steps.last_arrival)
+        self._recorder.waited(self._steps.last_arrival)
         self._intake.ended = self._steps.opened
         self._complete_futures()
 

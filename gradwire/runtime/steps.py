@@ -171,10 +171,10 @@ class Steps:
                 for exchange in self._active:
                     exchange.forget()
                 self.promised = False
-        self.opened = opened
-        self._active = [self.exchanges[group] for group in groups]
+        self.opened, self._active = opened, [self.exchanges[group] for group in groups]
         self.float_residuals.begin(groups)
         self.executor.waits.step_begins()
+        self.pipeline.recorder.step_begins(self.control.times)
         # agree on the sum of weights, which every payload needs
         self._weights.agree(weight)
         self.machine.begin(groups, [exchange.rounds for exchange in self.exchanges])
@@ -182,8 +182,8 @@ class Steps:
     def complete(
         self, group: int, tensors: Sequence[Tensor] | None, absent: Sequence[int], fixed: bool, arrival: Moment
     ) -> None:
-        """Takes a complete group's gradients, in the order of its slots, which had arrived at `arrival`; those `absent`
-        are zeros. Without `tensors` they lie where they did when they were `fixed`."""
+        """Takes a complete group's gradients, in the order of its slots; those `absent` are zeros. Without `tensors`
+        they lie where they did when they were `fixed`. The step's last group had arrived at `arrival`."""
         # the group's input: where its gradients lie, and the loss scale that they have
         self.last_arrival, stored = arrival, self.store.groups[group]
         if tensors is not None:

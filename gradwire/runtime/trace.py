@@ -1,18 +1,19 @@
 """Times of a step: totals by name always, and every span while a trace is recorded."""
 
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from threading import Lock
 
 from gradwire.plans import Plan
-from gradwire.runtime.executor import EPOCH, Moment, elapsed_s, is_over
+from gradwire.runtime.executor import EPOCH, Executor, Moment, elapsed_s, is_over
 from gradwire.runtime.failures import BETWEEN
 from gradwire.schedule.timeline import Span, Timeline
 
 BATCH = 64
 """Spans that are read at once: asking a GPU whether one is over takes as long as reading it."""
+EVERY = 16
+"""On a GPU one of so many steps is timed, once so many have been: events are a third of what a group costs Python."""
 
 
 class Clock:
@@ -21,13 +22,13 @@ class Clock:
     def __init__(self) -> None:
         # spans that a GPU may not have come to yet, the oldest first
         self._totals: Counter[str] = Counter()
-        self._open: deque[tuple[str, Moment, Moment]] = deque()
+        self._open: deque[tuple[str, Moment, Moment, int]] = deque()
         self._reading = Lock()
 
-    def add(self, name: str, start: Moment, end: Moment) -> None:
-        """Adds the span from `start` to `end` to `name`."""
+    def add(self, name: str, start: Moment, end: Moment, times: int = 1) -> None:
+        """Adds the span from `start` to `end` to `name`, so many times."""
         with self._reading:
-            self._open.append((name, start, end))
+            self._open.append((name, start, end, times))
             # waits for nothing
             if len(self._open) >= BATCH and is_over(self._open[BATCH - 1][2]):
                 for _ in range(BATCH):
@@ -48,8 +49,8 @@ class Clock:
             return dict(self._totals)
 
     def _close(self) -> None:
-        name, start, end = self._open.popleft()
-        self._totals[name] += elapsed_s(start, end)  # pyright: ignore[reportArgumentType]
+        name, start, end, times = self._open.popleft()
+        self._totals[name] += times * elapsed_s(start, end)  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +140,26 @@ class Trace:
 
 class Recorder:
     """A rank's totals, and its trace while there is one. The thread that trains adds forward passes and gradients, the
-    worker the rest."""
+    worker the rest. On a GPU the groups of one step in EVERY are timed, and stand for those of all."""
 
     doing: str
     """Where the training thread is before a step's first gradient, for errors."""
 
-    def __init__(self, mark: Callable[[], Moment], rank: int) -> None:
-        self.mark, self._rank = mark, rank
+    def __init__(self, executor: Executor, rank: int) -> None:
+        self.mark, self._rank, self._every = executor.mark, rank, 1 if executor.is_immediate else EVERY
         self._clock = Clock()
         self._trace: Trace | None = None
         self.doing = BETWEEN
+        # steps so far; and for how many of them this one is timed, 0 where it is not
+        self._steps, self._stands_for = 0, 1
+
+    def step_begins(self, is_timed: bool) -> None:
+        """Chooses whether the groups of a step are timed, unless that is asked for. On the worker."""
+        number, self._steps = self._steps, self._steps + 1
+        if is_timed or self._trace or number < self._every:
+            self._stands_for = 1
+        else:
+            self._stands_for = 0 if number % self._every else self._every
 
     def trace(self, steps: int) -> Trace:
         """Records the next `steps` whole steps."""
@@ -163,19 +174,23 @@ class Recorder:
         """Seconds of a lane that are known to be over, without waiting for a GPU."""
         return self._clock.so_far(lane)
 
-    def add(
-        self,
-        lane: str,
-        start: Moment,
-        group: int = -1,
-        *,
-        label: str = "",
-        end: Moment | None = None,
-        wire_bytes: int = 0,
-    ) -> Moment:
-        """Adds a span that ends now, or at `end`; returns its end."""
-        end = self.mark() if end is None else end
-        self._clock.add(lane, start, end)
+    def waited(self, start: Moment) -> None:
+        """Adds the time from `start` until now for which training waits for the means."""
+        self._add("wait", start, 1)
+
+    def now(self) -> Moment:
+        """Where a group's span begins, if this step is timed."""
+        return self.mark() if self._stands_for else EPOCH
+
+    def add(self, lane: str, start: Moment, group: int, label: str = "", wire_bytes: int = 0) -> Moment:
+        """Adds a group's span that ends now, if this step is timed; returns its end."""
+        return self._add(lane, start, self._stands_for, group, label, wire_bytes) if self._stands_for else EPOCH
+
+    def _add(
+        self, lane: str, start: Moment, times: int, group: int = -1, label: str = "", wire_bytes: int = 0
+    ) -> Moment:  # fmt: skip
+        end = self.mark()
+        self._clock.add(lane, start, end, times)
         if trace := self._trace:  # the thread that trains may end it at any time
             trace.add(RecordedSpan(lane, start, end, group, label, wire_bytes))
         return end

@@ -1,6 +1,9 @@
 """On which GPU kernels run, and how often they are compiled; no GPU is needed."""
 
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, Lock
+from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +37,36 @@ def test_kernels_are_launched_on_the_gpu_of_their_tensors(monkeypatch: pytest.Mo
     x: Any = SimpleNamespace(is_cuda=True, get_device=lambda: 1)
     launching.launch({(3,): lambda *arguments: said.append(arguments)}, 3, x, 5)
     assert said == [1, (x, 5), 0]
+
+
+class Kernel:
+    """A kernel that is compiled only beside another one, and must not be launched beside one."""
+
+    def __init__(self):
+        self.compiling, self.launching, self.launched = Barrier(2), Lock(), list[bool]()
+
+    def warmup(self, *arguments: Any, grid: tuple[int]) -> None:
+        self.compiling.wait(10)
+
+    def __getitem__(self, grid: tuple[int]) -> Any:
+        return self.launch
+
+    def launch(self, *arguments: Any) -> None:
+        alone = self.launching.acquire(blocking=False)
+        sleep(0.01)
+        self.launched.append(alone)
+        if alone:
+            self.launching.release()
+
+
+def test_threads_compile_side_by_side_and_launch_one_at_a_time():
+    """Of two threads that load launchers at once, Triton 3.6 gives one the other's."""
+    kernel, x = Kernel(), torch.empty(1)
+    with launching.side_by_side(), ThreadPoolExecutor(2) as threads:
+        [*threads.map(lambda number: launching.launch(kernel, 1, x, number), range(2))]
+    with ThreadPoolExecutor(2) as threads:
+        [*threads.map(lambda number: launching.launch(kernel, 1, x, number), range(2))]
+    assert kernel.launched == [True] * 4
 
 
 SALT = """

@@ -285,7 +285,7 @@ def test_futures_of_buckets_end_with_the_error_too(late: bool):
             runtime = running.runtimes[rank]
             runtime.open_step()
             hand_over(runtime, draw(SLOTS, 2, 0)[rank])
-            return runtime.watch(torch.empty(1)).wait()
+            return runtime.watch(torch.empty(1), waits=True).wait()
 
         for error in together(2, train):
             assert isinstance(error, RuntimeError)
@@ -402,9 +402,9 @@ def test_bucket_futures_give_the_means():
         def train(rank: int) -> list[Tensor]:
             runtime = running.runtimes[rank]
             runtime.open_step()
-            early = runtime.watch(torch.empty(1))
+            early = runtime.watch(torch.empty(1), waits=True)
             means = hand_over(runtime, draw(SLOTS, 2, 0)[rank])
-            late = runtime.watch(torch.empty(1))
+            late = runtime.watch(torch.empty(1), waits=True)
             for future in (early, late):
                 future.wait()
             return means

@@ -1,6 +1,7 @@
 """Recorded steps: every gradient, collective and wait of a real step, in order and inside it."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.profiler import profile
 
 import gradwire as gw
 from gradwire.runtime.executor import HostMoment as at
-from gradwire.runtime.trace import RecordedSpan, Trace
+from gradwire.runtime.trace import EVERY, RecordedSpan, Recorder, Trace
 from gradwire.schedule.timeline import Timeline
 from gradwire.torch_private import profiling
 from tests.support.harness import SMALL, draw, hand_over, job, plan_of, raising, slots_of, together
@@ -115,6 +116,35 @@ def test_a_step_lasts_until_the_next_one_begins():
         ("decode", 8, 10, 3),
         ("optimizer", 8, 10, 3),
     ]
+
+
+class Later:
+    """An executor of a GPU, whose clock goes on by a second at each mark."""
+
+    is_immediate = False
+
+    def __init__(self):
+        self.marks = 0
+
+    def mark(self) -> at:
+        self.marks += 1
+        return at(self.marks)
+
+
+def test_on_a_gpu_one_step_of_some_stands_for_all():
+    executor: Any = Later()
+    recorder = Recorder(executor, 0)
+    for number in range(3 * EVERY):
+        recorder.step_begins(is_timed=number == EVERY + 3)
+        recorder.add("encode", recorder.now(), 0)
+    # all of the first, then one for each EVERY, and one that was asked for
+    assert executor.marks == 2 * (EVERY + 2 + 1)
+    assert recorder.totals() == {"encode": 3 * EVERY + 1}
+    # a trace has all
+    recorder.trace(2)
+    recorder.step_begins(is_timed=False)
+    recorder.add("encode", recorder.now(), 0)
+    assert recorder.totals() == {"encode": 3 * EVERY + 2}
 
 
 def test_a_trace_ends_by_itself_after_its_steps():

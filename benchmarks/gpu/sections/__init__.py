@@ -18,8 +18,8 @@ class Section(NamedTuple):
 
 SECTIONS = {
     "versions": Section(20),
-    "correct": Section(110, parts=5),
-    "waits": Section(110, parts=3),
+    "correct": Section(110, parts=8),
+    "waits": Section(110, parts=5),
     "nccl": Section(100, parts=7),
     "doctor": Section(100),
     "shared": Section(100),

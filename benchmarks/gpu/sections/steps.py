@@ -1,11 +1,12 @@
 """Whole steps of a model, in rounds that alternate, at the links that are played for it.
 
-As many trainings as fit stay on the card together, "no communication" always among them, which is timed before each of
-the others: `of none` is the median over the rounds of a step's time over that one's, and `host of none` the same of the
-training thread's time.
+As many trainings as fit stay on the card together, "no communication" always among them, which is timed before every
+few of the others: `of none` is the median over the rounds of a step's time over that one's, and `host of none` the same
+of the training thread's time. What is bound by its wire strays less, and has two rounds.
 """
 
 import gc
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from math import ceil
 from statistics import median
 from typing import Any
 
+import gradwire as gw
 from benchmarks.gpu.configurations import CONFIGURATIONS, PEERS
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.models import Model, model_of
@@ -21,8 +23,12 @@ from benchmarks.gpu.rows import Rows
 from benchmarks.gpu.trainings import Times, Training, all_recorded
 from gradwire.wire import ETHERNET
 
-ROUNDS, ROUND_S = 15, 0.25
+ROUNDS, ROUND_S = 15, 0.1
 """At most, as many as there is time for; and seconds of a configuration in each."""
+BETWEEN = 3
+"""Trainings that are timed behind one of no communication."""
+SLOW, SLOW_ROUNDS = 2.5, 2
+"""Times no communication; and the rounds of what takes longer."""
 COMPUTED = ["TopK 1 %", "ACP-SGD r4", "PowerSGD 1/6 in 4 bits"]
 """Those that are measured without recordings as well."""
 NONE, *OTHER_PEERS = PEERS
@@ -46,25 +52,26 @@ def run(rows: Rows, device: Device) -> None:
     computed = [Way(name, ", computed", {"records": False}) for name in COMPUTED]
     ways = [first, Way("torch PowerSGD r4"), *others, *computed]
     ways += [Way(name) for name in OTHER_PEERS if name != "torch PowerSGD r4"]
+    ways += [Way(name, ", 100 MB a group", {"groups": gw.groups.of(megabytes=100)}) for name in COMPUTED[:2]]
     measure(rows, device, model_of(rows.section), ways)
 
 
 def measure(rows: Rows, device: Device, model: Model, ways: Sequence[Way]) -> None:
     """Adds a row for each way and link."""
     ways = ways[:: len(ways) // 2] if device.tiny else ways
-    waiting, together = iter(rows.each(ways, needs_s=4)), model.at_once - 1
-    parts = ceil(len(ways) / together) * len(model.link_gbit)
+    waiting, together = iter(rows.each(ways, needs_s=4)), int(model.at_once * device.capacity / 80e9) - 1
+    parts = ceil(len(ways) / together)
     while chunk := list(islice(waiting, together)):
         with ExitStack() as stack:
             trainings = dict(_begun(rows, device, model, [Way(NONE), *chunk], stack))
             # garbage collection skips the objects of all these trainings: a job has those of one
             gc.collect()
             gc.freeze()
-            for gbit in model.link_gbit if str(NONE) in map(str, trainings) else ():
-                # an equal share of the time that is left
-                until_s, parts = rows.left_s * (1 - 1 / max(1, parts)), parts - 1
-                with rows.attempt(f"rounds of {chunk[0]} and others at {gbit:.0f} Gbit/s"):
-                    _rounds(rows, model, trainings, gbit, 0.0 if device.tiny else ROUND_S, until_s)
+            # an equal share of the time that is left, in which the links take turns
+            until_s, parts = rows.left_s * (1 - 1 / max(1, parts)), parts - 1
+            if str(NONE) in map(str, trainings):
+                with rows.attempt(f"rounds of {chunk[0]} and others", most_s=max(60.0, rows.left_s)):
+                    _rounds(rows, model, trainings, 0.0 if device.tiny else ROUND_S, until_s)
             trainings.clear()
         gc.unfreeze()
         device.free()
@@ -81,31 +88,49 @@ def _begun(
             yield way, training.warm_up()
 
 
-def _rounds(
-    rows: Rows, model: Model, trainings: dict[Way, Training], gbit: float, seconds: float, until_s: float
+def _rounds(rows: Rows, model: Model, trainings: dict[Way, Training], seconds: float, until_s: float) -> None:
+    """Adds a row for each of the trainings and links. Its rounds end where about `until_s` seconds are left."""
+    found: dict[float, dict[Way, list[tuple[Times, Times]]]] = {gbit: defaultdict(list) for gbit in model.link_gbit}
+    longest_s = 0.0
+    for _ in range(ROUNDS if seconds else 1):
+        began_s = rows.left_s
+        if longest_s and began_s < until_s + longest_s:
+            break
+        for gbit, pairs in found.items():
+            _round(trainings, gbit, seconds, pairs)
+        longest_s = max(longest_s, began_s - rows.left_s)
+    for gbit, pairs in found.items():
+        for way, training in trainings.items():
+            rows.add("steps", model=model.name, gbit=gbit, what=str(way), **cells(pairs[way]), **beside(training))
+
+
+def _round(
+    trainings: dict[Way, Training], gbit: float, seconds: float, pairs: dict[Way, list[tuple[Times, Times]]]
 ) -> None:  # fmt: skip
-    """Adds a row for each of the trainings. Its rounds end where about `until_s` seconds are left."""
+    """Times each of the trainings once, beside no communication."""
     none, *others = trainings
-    found: dict[Way, list[tuple[Times, Times]]] = {way: [] for way in others}
     for training in trainings.values():
         training.card.bytes_per_s = ETHERNET * 1e9 * gbit / 8
-    for number in range(ROUNDS if seconds else 1):
-        if number and rows.left_s < until_s + 2 * len(trainings) * seconds:
-            break
-        for way in others:
-            found[way].append((trainings[none].timed(seconds / 2), trainings[way].timed(seconds)))
-    found[none] = [(alone, alone) for pairs in found.values() for alone, _ in pairs]
-    for way, training in trainings.items():
-        rows.add("steps", model=model.name, gbit=gbit, what=str(way), **cells(found[way]), **beside(training))
+    wanted = [way for way in others if len(pairs[way]) < SLOW_ROUNDS or _of_none(pairs[way]) < SLOW]
+    for first in range(0, len(wanted), BETWEEN):
+        alone = trainings[none].timed(seconds)
+        pairs[none].append((alone, alone))
+        for way in wanted[first : first + BETWEEN]:
+            pairs[way].append((alone, trainings[way].timed(seconds)))
+
+
+def _of_none(pairs: list[tuple[Times, Times]]) -> float:
+    return median(each.ms / alone.ms for alone, each in pairs)
 
 
 def cells(pairs: list[tuple[Times, Times]]) -> dict[str, Any]:
-    """Medians of the second ones, and ratios of the second to the first."""
+    """Medians of the second ones, and ratios of the second to the first with their quartiles."""
     own = [each for _, each in pairs]
-    ratios = [each.ms / alone.ms for alone, each in pairs]
+    ratios = sorted(each.ms / alone.ms for alone, each in pairs)
     hosts = [each.host_ms / alone.host_ms for alone, each in pairs]
     return {
-        "ms": median(each.ms for each in own), "of none": median(ratios), "least": min(ratios), "most": max(ratios),
+        "ms": median(each.ms for each in own), "of none": median(ratios),
+        "lower": ratios[len(ratios) // 4], "upper": ratios[-1 - len(ratios) // 4],
         "host ms": median(each.host_ms for each in own), "host of none": median(hosts),
         "wire ms": median(each.wire_ms for each in own), "rounds": len(own),
     }  # fmt: skip

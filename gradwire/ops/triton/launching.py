@@ -1,6 +1,9 @@
 # pyright: basic, reportMissingImports=false
 """Launches of kernels."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, RLock
 from typing import Any
 
 import torch
@@ -10,11 +13,30 @@ ROUNDED = {"enable_fp_fusion": False}
 """For kernels that decode: each operation is rounded by itself, so that all ranks have what torch would compute."""
 
 
+_launching = RLock()
+"""Held at a launch. Triton 3.6 loads a kernel's launcher, the first time, as a module of a name that all kernels share:
+of two threads one may get the other kernel's, and pass wrong arguments for as long as the process lives."""
+_compiles_first = Event()
+
+
+@contextmanager
+def side_by_side() -> Iterator[None]:
+    """A context in which the kernels that several threads launch are compiled side by side."""
+    _compiles_first.set()
+    try:
+        yield
+    finally:
+        _compiles_first.clear()
+
+
 def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
     """Launches so many programs of a kernel, on the current stream of the device of its first argument, a tensor."""
     if programs:
         with torch.cuda.device_of(arguments[0]):
-            kernel[(programs,)](*arguments, **constants)
+            if _compiles_first.is_set():
+                kernel.warmup(*arguments, grid=(programs,), **constants)
+            with _launching:
+                kernel[(programs,)](*arguments, **constants)
 
 
 def programs_for(n: int, each: int) -> int:

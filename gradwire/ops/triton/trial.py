@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from math import inf
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from gradwire.ops.noise import Seed, hashed_draws
 from gradwire.ops.reference.low_rank import COLUMNS, ROWS
 from gradwire.ops.slices import SliceEntries, Slices
 from gradwire.ops.triton import TRITON
+from gradwire.ops.triton.launching import side_by_side
 
 N, RANKS = 5000, 6
 CODES = (nearest(4), nearest(8, 128), nearest(3), sign(), one_bit(1024))
@@ -42,7 +44,8 @@ def tried(device: torch.device) -> tuple[Backend, str]:
     host = torch.randn(2, N, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
     here = host.to(device)
     # compare, in threads, for compiling takes longest; Triton's interpreter does one after another
-    with ThreadPoolExecutor(1 if on_host(device) else os.cpu_count()) as threads:
+    count, compiling = (1, nullcontext()) if on_host(device) else (os.cpu_count(), side_by_side())
+    with compiling, ThreadPoolExecutor(count) as threads:
         differences = threads.map(lambda trial: _difference(trial, here, host), TRIALS.values())
         found = dict(zip(TRIALS, differences, strict=True))
     # compilers may not like threads
