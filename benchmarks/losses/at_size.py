@@ -43,7 +43,7 @@ from benchmarks.losses.size.ways import ROUND, WAYS
 from benchmarks.shared.provenance import CALLED, command, save
 from benchmarks.shared.tables import markdown
 
-TO_BEGIN = 0.4
+TO_BEGIN = 0.35
 """The share of the minutes after which a process that is not ready is left out."""
 TO_TRAIN = 0.9
 """The share of the seconds left that the steps are to take; evaluations need the rest."""
@@ -139,7 +139,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             cells = [beside, f"{last['training']:.4f}", f"{sent:.4f}", f"{DENSE / sent:.1f}", way.note]
         elif own:
             steps = max((row["step"] for row in own if row["kind"] == "curve"), default=0)
-            cells = ["", "", "", "", f"ended at step {steps} of a longer cosine, so it is no result"]
+            why = "; ".join(row.get("error") or row["why"] for row in own if row["kind"] in ("failed", "left out"))
+            cells = ["", "", "", "", f"no result: it ended at step {steps}, {why}"]
         else:
             continue
         lines.append([way.name, ", ".join(found), *cells])
@@ -151,7 +152,7 @@ def keep(folder: Path) -> None:
     """Writes benchmarks/results/at_size.json from a folder, with the commit whose sources were measured."""
     rows = read(folder)
     versions, text, steps = (row for row in rows if row["kind"] in ("versions", "text", "steps"))
-    kinds = "losses", "held out", "curve", "failed", "left out"
+    kinds = "losses", "held out", "curve", "ranks", "failed", "left out"
     kept = {kind: [_cells(row) for row in rows if row["kind"] == kind] for kind in kinds}
     machine = f"{versions['card']}, CUDA {versions.get('CUDA')}, torch {versions['torch']}, Triton {versions['Triton']}"
     called, notes = re.sub(r" --out \S+", "", versions["command"]), {n: way.note for n, way in WAYS.items() if way.note}

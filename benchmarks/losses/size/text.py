@@ -15,8 +15,8 @@ TRAIN, HELD_OUT = "train.npy", "held_out.npy"
 HELD_OUT_SHARE = 50
 """One of so many files is held out."""
 BYTES_PER_TOKEN = 4
-LARGEST = 1 << 20
-"""Bytes. Longer files are mostly tables that a program wrote."""
+SMALLEST, LARGEST = 1 << 10, 1 << 20
+"""Bytes. Longer files are mostly tables that a program wrote, shorter ones say little."""
 LEARNED_FROM = 2_000
 """Files from which the tokenizer's pairs are learned."""
 AT_ONCE = 256
@@ -49,7 +49,7 @@ def distinct(most: int) -> Iterator[str]:
         if most <= 0:
             return
         data = path.read_bytes()
-        if len(data) <= LARGEST and (digest := sha256(data).digest()) not in seen:
+        if SMALLEST <= len(data) <= LARGEST and (digest := sha256(data).digest()) not in seen:
             seen.add(digest)
             most -= len(data)
             yield data.decode(errors="replace")

@@ -2,11 +2,11 @@
 
     python -m benchmarks.losses.size.training NAME OUT TEXT cuda|cpu full|tiny RATE
 
-It is told four lines, and writes a row after each:
+It is told three lines, and writes rows after each:
 
-    text    the tokens lie in the folder TEXT                                               ready
-    go      all others are ready as well, so that these steps take as long as later ones    speed
-    N       the number of steps: only now does the rate's course need it                    curve, held out, losses
+    text    the tokens lie in the folder TEXT                                       ready
+    go      all others are ready: the next steps take as long as later ones         speed
+    N       the number of steps: only now does the course of the rate need it       curve, held out, losses, ranks
 
 The rate grows in the first steps, which are those that are measured, whatever N is.
 """
@@ -141,10 +141,9 @@ def main(name: str, out: str, text: str, kind: str, size: str, rate: str) -> Non
         if stop in evaluated_at(steps):
             held_out = training.evaluate()
             rows.add("held out", step=stop, loss=held_out)
-    rows.add(
-        "losses", name=WAYS[name].name, parameters=training.parameters, **training.curve_row(loss), held_out=held_out,
-        **training.ranks.facts(),
-    )  # fmt: skip
+    found = training.curve_row(loss)
+    rows.add("losses", name=WAYS[name].name, parameters=training.parameters, held_out=held_out, **found)
+    rows.add("ranks", **training.ranks.facts())
     training.ranks.close()
 
 
