@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -32,6 +33,22 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text")
     text.write(folder, 40_000, TINY.words)
     return folder
+
+
+def test_texts_differ_and_come_in_the_same_order_again():
+    texts = list(text.distinct(300_000))
+    assert len(set(texts)) == len(texts) > 1
+    assert texts == list(text.distinct(300_000))
+    assert 300_000 <= sum(len(each.encode()) for each in texts) <= 300_000 + text.LARGEST
+
+
+def test_without_a_tokenizer_bytes_are_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(text, "find_spec", lambda name: None)
+    found = text.write(tmp_path, 40_000, TINY.words)
+    train = numpy.load(tmp_path / text.TRAIN)
+    assert found["vocabulary"] == 256
+    texts = list(text.distinct(10_000_000))[1:]
+    assert bytes(train.astype(numpy.uint8)).decode().startswith(texts[0])
 
 
 @pytest.mark.parametrize("name", [n if n in SHORT else pytest.param(n, marks=pytest.mark.long) for n in WAYS])
@@ -144,3 +161,8 @@ def test_every_window_comes_once_then_again():
     assert len(steps[0]) == RANKS
     assert sorted(starts[:16]) == sorted(starts[16:]) == list(range(0, 64, 4))
     assert starts[:16] != starts[16:]
+
+
+def test_a_text_that_is_too_short_is_refused():
+    with pytest.raises(ValueError, match="100 tokens are too few for 4 x 4 windows of 32"):
+        next(batches(torch.arange(100), TINY))

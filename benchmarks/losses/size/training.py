@@ -44,18 +44,18 @@ class Training:
     """The steps of one configuration."""
 
     def __init__(self, name: str, text: Path, device: Device, rate: float) -> None:
-        self.size, self._device = TINY if device.tiny else FULL, device
-        self._train, self._held_out = (
+        self.size = TINY if device.tiny else FULL
+        train, self._held_out = (
             torch.from_numpy(numpy.load(text / part)).to(device.device) for part in (TRAIN, HELD_OUT)
         )
         torch.manual_seed(0)
-        vocabulary = 1 + max(int(part.max()) for part in (self._train, self._held_out))
+        vocabulary = 1 + max(int(part.max()) for part in (train, self._held_out))
         model = GPT(vocabulary, self.size).to(device.device)
         way = WAYS[name]
         self.ranks = (Rounds if way.rounds else EveryStep)(model, way, rate)
         self.parameters = sum(p.numel() for p in model.parameters())
         self._peaks = [group["lr"] for own in self.ranks.optimizers for group in own.param_groups]
-        self._batches = batches(self._train, self.size)
+        self._batches = batches(train, self.size)
         self.done, self._losses = 0, torch.zeros((), dtype=torch.float32, device=device.device)
 
     def steps(self, count: int, of: int = 0) -> float:
@@ -94,8 +94,10 @@ def windows(tokens: Tensor, context: int) -> Tensor:
 
 def batches(tokens: Tensor, size: Size) -> Iterator[Sequence[Tensor]]:
     """The windows of each rank (batch, context + 1), step by step; every window once, then all again in another
-    order."""
+    order. Raises ValueError for a text that is too short for a step."""
     found, draw = windows(tokens, size.context), torch.Generator().manual_seed(1)
+    if len(found) < RANKS * size.batch:
+        raise ValueError(f"{len(tokens)} tokens are too few for {RANKS} x {size.batch} windows of {size.context}")
     while True:
         order = torch.randperm(len(found), generator=draw).to(tokens.device)
         for index in order.split(RANKS * size.batch):
@@ -120,7 +122,7 @@ def main(name: str, out: str, text: str, kind: str, size: str, rate: str) -> Non
         # ranks would record at the same time, on threads of one process
         os.environ["GRADWIRE_GRAPHS"] = "0"
     # one rank may compile kernels for long, beside so many processes
-    threads.PATIENCE_S = 300.0
+    threads.PATIENCE_S = 120.0
     rows, device = Rows(Path(out), name, math.inf), Device.of(kind, size == "tiny")
     told = iter(sys.stdin.readline, "")
     next(told)
