@@ -23,8 +23,7 @@ class Process:
     def __init__(self, section: str, part: int, arguments: argparse.Namespace) -> None:
         self.section, self.part, self._out = section, part, arguments.out
         self._errors = arguments.out / f".{section}{part}.log"
-        command = [sys.executable, "-m", "benchmarks.gpu.sections", section, str(part)]
-        command += [str(arguments.out.resolve()), arguments.device, *["tiny"] * arguments.tiny]
+        command = [sys.executable, "-m", *self.module(arguments)]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         with self._errors.open("w") as errors:
             self._process = subprocess.Popen(
@@ -32,24 +31,34 @@ class Process:
                 cwd=ROOT, process_group=0, env=os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
             )  # fmt: skip
 
+    def module(self, arguments: argparse.Namespace) -> list[str]:
+        """The module that it runs, with its arguments."""
+        own = [self.section, str(self.part), str(arguments.out.resolve()), arguments.device]
+        return ["benchmarks.gpu.sections", *own, *["tiny"] * arguments.tiny]
+
     def run(self, seconds: float) -> bool:
         """Runs it for so long; returns whether it ended by itself."""
         self._tell(f"{seconds:.1f}\n")
+        return self.ends_within(seconds + GRACE_S)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Waits for its end, kills it after so long, and writes a row where it failed; returns whether it ended by
+        itself."""
         try:
-            code = self._process.wait(seconds + GRACE_S)
+            code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
-            self._kill()
+            self.kill()
             code = None
         printed = self._gather()
         if code:
             self._write(kind="failed", what="the process", error=f"exit code {code}", at=printed[: -LAST - 1 : -1])
         elif code is None:
-            self._write(kind="failed", what="the process", error=f"killed after {seconds + GRACE_S:.0f} s", at=[])
+            self._write(kind="failed", what="the process", error=f"killed after {seconds:.0f} s", at=[])
         return not code
 
     def leave_out(self, why: str) -> None:
         """Ends the process, and notes why the rest is not measured."""
-        self._kill()
+        self.kill()
         self._gather()
         self._write(kind="left out", what="the rest", why=why)
 
@@ -61,10 +70,13 @@ class Process:
         except BrokenPipeError:
             pass  # it crashed while it was imported: `wait` says so
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
         """Ends the process and those that it has started, which are of its group."""
+        assert self._process.stdin is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, 9)
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
 
     def _gather(self) -> list[str]:

@@ -70,7 +70,9 @@ class Rows:
 def read(folder: Path, section: str = "") -> list[dict[str, Any]]:
     """The rows so far, of one section or of all."""
     path = folder / ROWS
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    # up to the last end of a line: another process may be writing the next one
+    whole, _, _ = path.read_text().rpartition("\n") if path.exists() else ("", "", "")
+    rows = [json.loads(line) for line in whole.splitlines()]
     return [row for row in rows if not section or row["section"] == section]
 
 

@@ -1,0 +1,55 @@
+"""The processes of at_size.py, one for each configuration."""
+
+import argparse
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.gpu.processes import Process
+from benchmarks.gpu.rows import read
+
+LOOKS_S = 0.2
+"""Seconds from look to look."""
+
+
+class Trained(Process):
+    """The process of a configuration, which writes rows and is told lines."""
+
+    def module(self, arguments: argparse.Namespace) -> list[str]:
+        size = "tiny" if arguments.tiny else "full"
+        own = [str(arguments.out.resolve()), str(arguments.text), arguments.device, size, str(arguments.rate)]
+        return ["benchmarks.losses.size.training", self.section, *own]
+
+    def tell(self, line: str) -> None:
+        """Writes a line to it; one that has ended is told nothing."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+
+    def tell_last(self, line: str) -> None:
+        """Writes the last line to it."""
+        self._tell(line + "\n")
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+
+def have_written(processes: Sequence[Trained], kind: str, out: Path, end: float) -> list[Trained]:
+    """Waits for a row of this kind from each process, until the time `end` of `time.monotonic`. Returns those that
+    wrote one; the others are ended, and rows say why."""
+    while True:
+        there = {row["section"] for row in read(out) if row["kind"] == kind}
+        late = [process for process in processes if process.section not in there]
+        if time.monotonic() > end or not any(process.runs for process in late):
+            break
+        time.sleep(LOOKS_S)
+    for process in late:
+        if process.runs:
+            process.leave_out(f"not {kind} in time")
+        else:
+            process.ends_within(0.0)
+    return [process for process in processes if process not in late]
