@@ -31,6 +31,7 @@ SLOW, SLOW_ROUNDS = 2.5, 2
 """Times no communication; and the rounds of what takes longer."""
 COMPUTED = ["TopK 1 %", "ACP-SGD r4", "PowerSGD 1/6 in 4 bits"]
 """Those that are measured without recordings as well."""
+LARGE = ", 100 MB a group"
 NONE, *OTHER_PEERS = PEERS
 
 
@@ -50,9 +51,10 @@ def run(rows: Rows, device: Device) -> None:
     """The sections `bert`, `resnet`, `gpt2` and `bert512`."""
     first, *others = [Way(name) for name in CONFIGURATIONS]
     computed = [Way(name, ", computed", {"records": False}) for name in COMPUTED]
-    ways = [first, Way("torch PowerSGD r4"), *others, *computed]
+    ways = [first, Way("torch PowerSGD r4"), *others]
     ways += [Way(name) for name in OTHER_PEERS if name != "torch PowerSGD r4"]
-    ways += [Way(name, ", 100 MB a group", {"groups": gw.groups.of(megabytes=100)}) for name in COMPUTED[:2]]
+    if rows.section == "bert":
+        ways += [*computed, *(Way(name, LARGE, {"groups": gw.groups.of(megabytes=100)}) for name in COMPUTED[:2])]
     measure(rows, device, model_of(rows.section), ways)
 
 
