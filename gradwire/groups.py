@@ -13,11 +13,8 @@ from gradwire.communicators import AllReduce
 from gradwire.compressors import FP32, Compressor
 from gradwire.memories import NoMemory
 from gradwire.options import called_as, check_type
-from gradwire.plans import Group, Plan
+from gradwire.plans import MB, Group, Plan
 from gradwire.slots import Slot
-
-MB = 1 << 20
-"""As DDP counts its buckets."""
 
 
 class Grouping(ABC):

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
 from gradwire.compressors import FP32, Codec, Compressor, Predictable
@@ -15,14 +15,25 @@ from gradwire.plan_parts import from_dict, to_dict
 from gradwire.slots import Layout, Slot
 
 T = TypeVar("T")
-GROUP_BYTES = 8 << 20
-"""A group's gradient, at least; a collective of less is not worth its latency."""
-BULKY_BYTES = 4 << 20
-"""The same where the wire sets the pace."""
-EDGE_BYTES = 1 << 20
-"""The first or last group's gradient, at least."""
-MOST_GROUPS = 8
-"""The most groups that a plan has by default."""
+MB = 1 << 20
+"""As DDP counts its buckets."""
+
+
+class GroupSizes(NamedTuple):
+    """The sizes of a default plan's groups, in megabytes of gradient."""
+
+    least: int
+    """A group's; a collective of less is not worth its latency."""
+    bulky: int
+    """The same where the wire sets the pace."""
+    edge: int
+    """The first or last group's, at least."""
+    full: int
+    """The number of largest groups that hold a whole model."""
+
+
+SIZES = {"cpu": GroupSizes(8, 4, 1, 8), "cuda": GroupSizes(32, 16, 8, 4)}
+"""By kind of device. A GPU compresses 100 MB in less time than Python takes to launch that."""
 
 
 @dataclass(frozen=True)
@@ -183,9 +194,10 @@ def uniform(
     communicator: Communicator | None = None,
     dense: Callable[[Slot], bool] | None = None,
     ranks: int = 1,
+    sizes: GroupSizes = SIZES["cpu"],
 ) -> Plan:
-    """One way for all: slots in the given order, cut into groups of 8 MB of gradient or more, the last of them smaller;
-    where the wire sets the pace of 4 MB or more, the first of them smaller.
+    """One way for all: slots in the given order, cut into groups of the `least` size or more, the last of them smaller;
+    where the wire sets the pace of the `bulky` one or more, the first of them smaller.
 
     Slots for which `dense` holds travel uncompressed in a group of their own, sent last: their bytes do not
     matter, their accuracy does. By default these are the vectors, unless the compressor carries them itself.
@@ -198,7 +210,7 @@ def uniform(
     large = [slot for slot in slots if slot not in small]
     communicator = communicator or default_communicator(compressor, large, ranks)
     # the rest in groups that are worth a collective
-    groups = [Group(names, compressor, memory, communicator) for names in _cut(large, bulky(compressor, large))]
+    groups = [Group(names, compressor, memory, communicator) for names in _cut(large, bulky(compressor, large), sizes)]
     if small:
         groups.append(Group(tuple(slot.name for slot in small), FP32(), NoMemory(), AllReduce()))
     return Plan(tuple(groups))
@@ -243,19 +255,20 @@ def sizes_follow_from_shapes(compressor: Compressor) -> TypeGuard[Predictable]:
     return isinstance(compressor, Predictable)
 
 
-def _cut(slots: Sequence[Slot], early: bool) -> list[tuple[str, ...]]:
+def _cut(slots: Sequence[Slot], early: bool, sizes: GroupSizes) -> list[tuple[str, ...]]:
     """Groups that are worth a collective. Where `early`, smaller ones first, to have the wire busy early; else smaller
     ones last, for what is sent last hides under nothing."""
     # few groups, each of a size that hides its latency
-    full = max(BULKY_BYTES if early else GROUP_BYTES, 4 * sum(slot.numel for slot in slots) // MOST_GROUPS)
+    least, edge = MB * (sizes.bulky if early else sizes.least), MB * sizes.edge
+    full = max(least, 4 * sum(slot.numel for slot in slots) // sizes.full)
     if early:
-        return _grow(slots, full)
-    return [names[::-1] for names in reversed(_grow(slots[::-1], full))]
+        return _grow(slots, edge, full)
+    return [names[::-1] for names in reversed(_grow(slots[::-1], edge, full))]
 
 
-def _grow(slots: Sequence[Slot], full: int) -> list[tuple[str, ...]]:
-    """Neighbours together: a group of 1 MB of gradient or more, then of twice that, and so on up to `full` bytes; what
-    is left over, where it is less than 1 MB, joins the one before."""
+def _grow(slots: Sequence[Slot], edge: int, full: int) -> list[tuple[str, ...]]:
+    """Neighbours together: a group of `edge` bytes of gradient or more, then of twice that, and so on up to `full`;
+    what is left over, where it is less than `edge`, joins the one before."""
     groups: list[tuple[str, ...]] = []
     names: tuple[str, ...] = ()
     size = 0
@@ -263,11 +276,11 @@ def _grow(slots: Sequence[Slot], full: int) -> list[tuple[str, ...]]:
         names += (slot.name,)
         size += 4 * slot.numel
         # each group may be twice as large as the one before
-        if size >= min(full, EDGE_BYTES << len(groups)):
+        if size >= min(full, edge << len(groups)):
             groups.append(names)
             names, size = (), 0
     # a rest that is too small for a group of its own
-    if groups and size < EDGE_BYTES:
+    if groups and size < edge:
         groups[-1] += names
     elif names:
         groups.append(names)

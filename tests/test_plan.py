@@ -9,7 +9,7 @@ import torch
 
 import gradwire as gw
 from gradwire.compressors import Predictable
-from gradwire.plans import sizes_follow_from_shapes, uniform
+from gradwire.plans import SIZES, sizes_follow_from_shapes, uniform
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Layout
@@ -144,15 +144,20 @@ def test_the_default_plan_sends_small_tensors_dense_and_last():
 
 
 @pytest.mark.parametrize(
-    ("compressor", "megabytes"),
-    [(gw.TopK(0.01), [8, 8, 4, 2, 1]), (gw.PowerSGD(4), [8, 8, 4, 2, 1]), (gw.QSGD(), [1, 2, 4, 4, 4, 4, 4])],
+    ("compressor", "kind", "megabytes"),
+    [
+        (gw.TopK(0.01), "cpu", [8, 8, 4, 2, 1]), (gw.PowerSGD(4), "cpu", [8, 8, 4, 2, 1]),
+        (gw.QSGD(), "cpu", [1, 2, 4, 4, 4, 4, 4]),
+        (gw.TopK(0.01), "cuda", [32, 32, 16, 8]), (gw.QSGD(), "cuda", [8, 16, 20, 20, 16]),
+    ],
     ids=str,
-)
-def test_groups_are_small_where_nothing_hides_them(compressor, megabytes: list[int]):
-    """What is sent last; where the wire sets the pace what is sent first."""
+)  # fmt: skip
+def test_groups_are_small_where_nothing_hides_them(compressor, kind: str, megabytes: list[int]):
+    """What is sent last; where the wire sets the pace what is sent first. On a GPU they are larger."""
 
     def quarters(count: int) -> list[int]:
-        groups = uniform(slots_of({f"{i}.weight": torch.empty(256, 256) for i in range(count)}), compressor).groups
+        slots = slots_of({f"{i}.weight": torch.empty(256, 256, device="meta") for i in range(count)})
+        groups = uniform(slots, compressor, sizes=SIZES[kind]).groups
         assert [name for group in groups for name in group.slots] == [f"{i}.weight" for i in range(count)]
         return [len(group.slots) for group in groups]
 

@@ -107,7 +107,7 @@ class Training:
         most = 2 if self._device.tiny else MOST_AUTO if self.name == "Auto" else MOST_WARM
         for number in range(most):
             self.step()
-            if number >= LEAST_WARM and self._settled:
+            if self._settled and number >= LEAST_WARM:
                 break
         self._device.synchronize()
         return self
@@ -115,7 +115,7 @@ class Training:
     @property
     def _settled(self) -> bool:
         if self.handle is None or self.name in NATIVE:
-            return self.handle is None or "choosing a plan" not in self.handle.status
+            return self.handle is None or "choosing a plan" not in self.handle.status()
         return all_recorded(self.recorded)
 
     def step(self) -> None:

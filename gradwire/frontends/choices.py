@@ -19,10 +19,10 @@ from gradwire.frontends.weighted import Weight, asked, fitting, weighted
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.notation import read, way_of
-from gradwire.ops.host import number_in
+from gradwire.ops.host import kind_of, number_in
 from gradwire.ops.vectors import Scalar
 from gradwire.options import check_type, one_line
-from gradwire.plans import Group, Plan
+from gradwire.plans import SIZES, Group, Plan
 from gradwire.rules import Rule
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
@@ -110,9 +110,11 @@ class Choices:
         compressor: Any = self.compressor or FP32()
         is_dense = self.dense
         dense = None if is_dense is None else lambda slot: is_dense(slot.name, parameters[slot.name])
+        kinds = {kind_of(parameter.device) for parameter in parameters.values()}
+        sizes = SIZES["cuda" if "cuda" in kinds else "cpu"]
         if rules := self.by_layer:
-            return partial(planned_by, rules, dense, self.groups, ranks)
-        return partial(planned, compressor, self.memory, self.communicator, dense, self.groups, ranks)
+            return partial(planned_by, rules, dense, self.groups, sizes, ranks)
+        return partial(planned, compressor, self.memory, self.communicator, dense, self.groups, sizes, ranks)
 
     def mesh(self, own: Callable[[], Transport | Mesh], device: torch.device) -> Mesh:
         """The user's mesh, or one of the job's `own`. Raises ValueError where it cannot carry tensors on `device`."""

@@ -9,7 +9,7 @@ from gradwire.compressors import FP32, Compressor
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.notation import read_ways
-from gradwire.plans import Group, Plan, uniform
+from gradwire.plans import Group, GroupSizes, Plan, uniform
 from gradwire.rules import Rule, joined, sort_by
 from gradwire.slots import Slot
 
@@ -38,7 +38,12 @@ def facts_of(rules: Sequence[Rule]) -> Mapping[str, str]:
 
 
 def planned_by(
-    rules: Sequence[Rule], dense: Dense, groups: Grouping | None, ranks: Callable[[], int], slots: list[Slot]
+    rules: Sequence[Rule],
+    dense: Dense,
+    groups: Grouping | None,
+    sizes: GroupSizes,
+    ranks: Callable[[], int],
+    slots: list[Slot],
 ) -> Plan:
     """The plan in which each rule's slots have groups of their own; dense where the automatic plan is to choose."""
     chosen = all(rule.fixed for rule in rules)
@@ -48,7 +53,7 @@ def planned_by(
         # the one way of each rule, or dense at first
         way = rule.candidates[0] if chosen else FP32()
         parts = (way.compressor, way.memory, way.communicator) if isinstance(way, Group) else (way, None, None)
-        plan = planned(*parts, dense, groups, ranks, sorted_slots[rule.pattern])
+        plan = planned(*parts, dense, groups, sizes, ranks, sorted_slots[rule.pattern])
         plans.append(Plan(tuple(replace(group, rule=rule.pattern) for group in plan.groups)))
     return joined(plans, slots)
 
@@ -59,11 +64,12 @@ def planned(
     communicator: Communicator | None,
     dense: Dense,
     groups: Grouping | None,
+    sizes: GroupSizes,
     ranks: Callable[[], int],
     slots: list[Slot],
 ) -> Plan:
     """The plan in which all slots are sent in one way among so many ranks."""
-    plan = uniform(slots, compressor, memory, communicator, dense, ranks())
+    plan = uniform(slots, compressor, memory, communicator, dense, ranks(), sizes)
     return groups.regroup(plan, slots, compressor) if groups and slots else plan
 
 
