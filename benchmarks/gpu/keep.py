@@ -1,7 +1,7 @@
-"""Keeps what gpu.py found in a folder as a result: `gpu_steps` and `gpu_kernels` are those that
-docs/benchmarks/gpu.md shows, which `make benchmarks` then writes.
+"""Keeps what gpu.py found in a folder as a result: `gpu_h200` is what docs/benchmarks/gpu.md shows, which
+`make benchmarks` then writes.
 
-    python benchmarks/gpu/keep.py runs/gpu gpu_steps
+    python benchmarks/gpu/keep.py runs/gpu gpu_h200
 
 The commit is the one here whose sources are those that were measured.
 """
@@ -23,6 +23,8 @@ from benchmarks.shared.provenance import ROOT, save
 
 TABLES = ("steps", "kernels", "one group", "bytes a parameter", "first steps")
 """The kinds of rows that are kept whole; of the others it is kept how many were right."""
+ENDED = ("the section", "the process")
+"""What a row says that a failure has ended, beside the one that failed."""
 
 
 def main(folder: Path, name: str) -> None:
@@ -31,7 +33,8 @@ def main(folder: Path, name: str) -> None:
     names = "card", "CUDA", "NCCL", "torch", "Triton"
     card, *others = [versions[name] if name == "card" else f"{name} {versions[name]}" for name in names]
     kept = {kind: [_cells(row) for row in rows if row["kind"] == kind] for kind in TABLES}
-    right = Counter((row["section"], row["kind"], row["ok"]) for row in rows if "ok" in row)
+    counted = [row for row in rows if "ok" in row or (row["kind"] == "failed" and row["what"] not in ENDED)]
+    right = Counter((row["section"], row["kind"], row.get("ok", False)) for row in counted)
     checks = [{"section": s, "what": kind, "right": ok, "rows": count} for (s, kind, ok), count in right.items()]
     save(
         f"{name}.json", commit=commit_of(versions["sources"]), machine=", ".join([card, *others]),

@@ -13,7 +13,7 @@ from gradwire.schedule.timeline import Span, Timeline
 BATCH = 64
 """Spans that are read at once: asking a GPU whether one is over takes as long as reading it."""
 EVERY = 16
-"""On a GPU one of so many steps is timed, once so many have been: events are a third of what a group costs Python."""
+"""On a GPU one of so many steps is timed, once so many have been: a group's six events take Python time."""
 
 
 class Clock:
