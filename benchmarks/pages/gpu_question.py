@@ -21,6 +21,8 @@ FAST = ("TopK 1 %", "ACP-SGD r4", "PowerSGD r4")
 VERDICT = "BERT-base, 32 x 512 tokens"
 """The model of the verdict: the one of most rounds."""
 GBIT = 25.0
+QUARTILES = 4
+"""Rounds of which quartiles are shown."""
 KINDS = ("planned", "layer by layer", "one group")
 """The groups of the table of layers."""
 
@@ -54,7 +56,7 @@ def _checks() -> Shown:
 
 
 def _groups(found: dict[str, Any]) -> Shown:
-    names = "recorded ms", "device ms", "host ms", "recorded host ms"
+    names = "recorded ms", "host ms", "recorded host ms"
     rows = [
         [row["what"], *(f"{row[name]:.2f}" for name in names), str(row["launches"]), f"{row['wire MB']:.1f}"]
         for row in found["one group"]
@@ -97,7 +99,7 @@ def _cell(row: dict[str, Any] | None) -> str:
         return ""
     if row["what"] == NONE:
         return f"{row['ms']:.0f}"
-    quartiles = f", {row['lower']:.2f}–{row['upper']:.2f}" if row["rounds"] > 1 else ""
+    quartiles = f", {row['lower']:.2f}–{row['upper']:.2f}" if row["rounds"] >= QUARTILES else ""
     return f"{row['ms']:.0f} ({row['of none']:.2f}{quartiles}); {row['wire ms']:.0f}"
 
 
