@@ -30,20 +30,18 @@ from gradwire.tuner.candidate_plans import (
     ways_by,
     with_efficiencies,
 )
-from gradwire.tuner.trials import FAR, SETTLE, STILL_CLOSE, TRIED, Trials, step_s, turns_in
+from gradwire.tuner.trials import STILL_CLOSE, Trials, step_s
+from gradwire.tuner.watch import LOOK_STEPS, WINDOW, Watch
 
 WARM, TIMED, TRACED = 2, 6, 6
-WINDOW, PATIENCE, DRIFT = 40, 2, 1.25
-MOST_LEARNT, WORTH_TRYING, CLEARLY = 1, 1.25, 0.97
 CHOOSING_STEPS, BEFORE_TRIALS = 150, WARM + TIMED + TRACED + 8
 """The most steps that choosing takes; the steps before the trials."""
-LEFT_FOR_DUEL = 2
-LEFT_TO_LEARN = LEFT_FOR_DUEL + 1 + MOST_LEARNT
-"""Turns that the first trials leave for those after them."""
+WORTH_TRYING, LEARNT_AFTER = 1.25, 2
+"""How far from the best a plan may be by the profile; rounds of trials after which the profile is corrected."""
 EPS = {"progress": 0.01, "step": 1e-4}
 """How far from the best a plan may be by the profile, where that can be proven in time."""
 
-Phase = Literal["begin", "dense", "profile", "first trials", "more trials", "duel", "watch"]
+Phase = Literal["begin", "dense", "profile", "first trials", "more trials", "watch", "looking again"]
 _logger = logging.getLogger("gradwire")
 
 
@@ -89,21 +87,27 @@ class Auto(Controller):
         self.profile: Profile | None = None
         self.regime = Worker()
         self.found: Solution | None = None
-        self.dense_s, self.expected_s, self.predicted_s = float("inf"), 0.0, 0.0
+        self.dense_s, self.predicted_s = float("inf"), 0.0
         self.dense_plan: Plan | None = None
         self._phase: Phase = "begin"
-        self._trials, self._turns_left = Trials([], [], 0), 0
+        self._trials, self._watch = Trials([], [], has_dense=False, steps=0, delay=0), Watch()
         self.tried: list[Trials] = []
         self._seconds: list[float] = []
-        self._strange, self._last_s = 0, 0.0
+        self._last_s = 0.0
 
     @property
     def chosen(self) -> bool:
-        return self._phase == "watch"
+        return self._phase in ("watch", "looking again")
+
+    @property
+    def expected_s(self) -> float:
+        return self._watch.expected_s
 
     @property
     def status(self) -> str:
-        return "" if self.chosen else f"choosing a plan ({self._phase})"
+        if self._phase == "watch":
+            return ""
+        return "comparing its plan with another again" if self.chosen else f"choosing a plan ({self._phase})"
 
     @property
     def account(self) -> str:
@@ -136,7 +140,7 @@ class Auto(Controller):
             case "profile":
                 return self._profiled(seen, seen.answer) if seen.answer else None
             case "watch":
-                return self._watch(seen)
+                return self._watch_steps(seen)
             case _:
                 return self._try(seen)
 
@@ -173,100 +177,93 @@ class Auto(Controller):
         self.profile = allowed(self.measured, self.fidelity)
         self.found = search_profile(self.profile, self.regime, EPS[self.objective])
         self.predicted_s = self.found.step_s
-        self._turns_left = turns_in(CHOOSING_STEPS - BEFORE_TRIALS, seen.next_step - seen.step)
         self._log(seen, messages.efficiencies(self.measured, self.profile))
-        plans = shortlist(self.profile, self.found, self.regime, WORTH_TRYING)
-        return self._begin_trials("first trials", plans, LEFT_TO_LEARN, seen)
+        return self._begin_trials(seen, shortlist(self.profile, self.found, self.regime, WORTH_TRYING))
 
     # Trials
 
-    def _begin_trials(self, phase: Phase, plans: list[Plan], left: int, seen: Observation) -> Change | None:
-        """Begins rounds of trials that leave so many turns."""
+    def _begin_trials(self, seen: Observation, plans: list[Plan]) -> Change | None:
+        """Begins rounds of trials of these plans, and of dense where that may be chosen."""
         assert self.measured
+        dense = (NATIVE if seen.can_be_native else self.dense_plan) if self._may_be_dense else None
+        plans = list(dict.fromkeys([dense, *plans] if dense else plans))
         efficiencies = [efficiency_of_plan(self.measured, plan) for plan in plans]
-        self._phase, self._trials = phase, Trials(plans, efficiencies, self._turns_left - left)
+        steps, delay = CHOOSING_STEPS - BEFORE_TRIALS, seen.next_step - seen.step
+        self._phase, self._trials = "first trials", Trials(plans, efficiencies, dense is not None, steps, delay)
         self.tried.append(self._trials)
-        self._log(seen, messages.tried(phase, plans))
+        self._log(seen, messages.tried(self._phase, plans))
         return self._turn(seen)
 
     def _turn(self, seen: Observation) -> Change | None:
         plan = self._trials.current
         if plan.native:
-            return NativeRequest(SETTLE + TRIED)
+            return NativeRequest(self._trials.turn_steps)
         return None if plan == seen.plan else plan
 
     def _try(self, seen: Observation) -> Change | None:
-        tried = self._trials.index
-        if not self._trials.add(step_s(seen)):
+        trials = self._trials
+        if not trials.add(step_s(seen)):
             return None
-        self._turns_left -= 1
-        self._log(seen, messages.turn(self._trials, tried))
-        if not self._trials.done:
+        if not trials.between_rounds:
             return self._turn(seen)
-        if self._phase == "first trials":
-            return self._learn(seen)
-        if self._phase == "more trials":
-            return self._compare_with_dense(seen)
-        return self._settle(seen, self._winner_of_duel())
+        self._log(seen, messages.round_of(trials))
+        if self._phase == "first trials" and (trials.done or len(trials.rounds) == LEARNT_AFTER):
+            self._learn(seen)
+        return self._settle(seen) if trials.done else self._turn(seen)
 
-    def _learn(self, seen: Observation) -> Change | None:
-        """Corrects the profile by the tried plans, and tries others that look better by it."""
-        tried, rivals = self._trials, shortlist(*self._search_again(), self.regime, STILL_CLOSE)
-        if new := [plan for plan in rivals if plan not in tried.plans][:MOST_LEARNT]:
-            return self._begin_trials("more trials", [tried.plans[tried.best], *new], LEFT_FOR_DUEL, seen)
-        return self._compare_with_dense(seen)
+    def _learn(self, seen: Observation) -> None:
+        """Corrects the profile by the tried plans, and has the first that looks better by it take turns too."""
+        assert self.measured
+        self._phase = "more trials"
+        rivals = shortlist(*self._search_again(), self.regime, STILL_CLOSE)
+        if new := [plan for plan in rivals if plan not in self._trials.plans]:
+            self._trials.join(new[0], efficiency_of_plan(self.measured, new[0]))
+            self._log(seen, messages.tried(self._phase, new[:1]))
 
     def _search_again(self) -> tuple[Profile, Solution]:
         assert self.measured
-        tried = self._trials
-        profile, seconds = allowed(self.measured, self.fidelity), [*map(tried.step_s, range(len(tried.plans)))]
-        self.profile = learnt(profile, self.regime, tried.plans, seconds, tried.best)
+        self.profile = learnt(allowed(self.measured, self.fidelity), self.regime, *self._trials.of_the_runtime)
         self.found = search_profile(self.profile, self.regime, EPS[self.objective])
         return self.profile, self.found
 
-    def _compare_with_dense(self, seen: Observation) -> Change | None:
-        if self._phase == "more trials":
+    def _settle(self, seen: Observation) -> Change | None:
+        """Puts the best plan in force, or dense where that is not clearly slower."""
+        trials, looked = self._trials, self.chosen
+        if trials.has_dense:
+            self.dense_s = trials.step_s(0)
+        if not looked and None in trials.rounds[0]:  # a plan has joined, of which the profile knows nothing
             self._search_again()
-        trials = self._trials
-        best, rate = trials.plans[trials.best], trials.rate(trials.best)
-        dense = NATIVE if seen.can_be_native else self.dense_plan
-        if dense is None or not self._may_be_dense or best == dense or rate * self.dense_s >= FAR:
-            return self._settle(seen, best)
-        self._decide_on(seen, "no plan is far better than dense steps were: the best and dense in turns")
-        return self._begin_trials("duel", [dense, best], 0, seen)
-
-    def _winner_of_duel(self) -> Plan:
-        trials = self._trials
-        self.dense_s = trials.step_s(0)
-        return trials.plans[CLEARLY * trials.rate(1) > trials.rate(0)]
-
-    def _settle(self, seen: Observation, plan: Plan) -> Change | None:
-        self.expected_s = median(self._trials.seconds[self._trials.plans.index(plan)])
-        self._decide_on(seen, messages.chosen(self._trials, plan, self.predicted_s, self.dense_s))
-        if self.objective == "step" and self.found:
+        self._decide_on(seen, messages.chosen(trials, self.predicted_s, self.dense_s))
+        if not looked and self.objective == "step" and self.found:
             self._decide_on(seen, messages.proved(self.found))
-        self._phase, self._seconds, self._strange = "watch", [], 0
+        before = self._watch if looked else Watch()
+        self._phase, plan = "watch", trials.plans[trials.choice]
+        self._watch = before.after(seen.step, trials.step_s(trials.choice), trials.challenger is not None)
         if plan.native:
             return NativeRequest(WINDOW)
         return None if plan == seen.plan else plan
 
     # Afterwards
 
-    def _watch(self, seen: Observation) -> Change | None:
+    def _watch_steps(self, seen: Observation) -> Change | None:
         """Begins anew when steps have long taken another time than they did."""
-        self._seconds.append(seen.seconds or step_s(seen))
-        if len(self._seconds) < WINDOW and not seen.plan.native:
+        if not self._watch.add(seen.seconds or step_s(seen), whole=seen.plan.native):
             return None
-        now, self._seconds = median(self._seconds), []
-        self.expected_s = self.expected_s or now
-        self._strange = self._strange + 1 if max(now / self.expected_s, self.expected_s / now) > DRIFT else 0
-        if self._strange < PATIENCE:
-            return NativeRequest(WINDOW) if seen.plan.native else None
-        expected = 1e3 * self.expected_s
-        self._decide_on(seen, f"steps take {1e3 * now:.0f} ms, not {expected:.0f} ms any more: planning anew")
+        if not self._watch.has_changed:
+            return self._look_again(seen) or (NativeRequest(WINDOW) if seen.plan.native else None)
+        now, expected = 1e3 * self._watch.now_s, 1e3 * self.expected_s
+        self._decide_on(seen, f"steps take {now:.0f} ms, not {expected:.0f} ms any more: planning anew")
         if seen.can_be_native:  # meanwhile memories keep what they hold, which a dense plan would send at once
             return self._time_dense(seen)
         return self._ask_for_profile(seen, seen.plan)
+
+    def _look_again(self, seen: Observation) -> Change | None:
+        """Begins further pairs of the plan and its challenger, where it is time."""
+        if not self._watch.is_due(seen.step) or seen.plan != self._trials.plans[self._trials.choice]:
+            return None
+        self._phase = "looking again"
+        self._trials.go_on(LOOK_STEPS)
+        return self._turn(seen)
 
     def _decide_on(self, seen: Observation, decision: str) -> None:
         self.decisions.append(Decision(seen.step, decision))
@@ -286,8 +283,8 @@ class Auto(Controller):
             "trials": self._trials.to_json(),
             "measured": self.measured.to_json() if self.measured else None,
             "contention": self.regime.contention,
-            "seconds": self._seconds,
-            "numbers": [self.dense_s, self.expected_s, self.predicted_s, self._strange, self._turns_left],
+            "numbers": [self.dense_s, self.predicted_s],
+            "watch": vars(self._watch),
         }
         return {"auto": torch.frombuffer(bytearray(json.dumps(known).encode()), dtype=torch.uint8)}
 
@@ -295,6 +292,5 @@ class Auto(Controller):
         known = json.loads(bytes(state["auto"].tolist()))
         self._phase, self._trials = known["phase"], Trials.from_json(known["trials"])
         self.measured = Profile.from_json(known["measured"]) if known["measured"] else None
-        self.regime, self._seconds = Worker(known["contention"]), known["seconds"]
-        self.dense_s, self.expected_s, self.predicted_s, *counts = known["numbers"]
-        self._strange, self._turns_left = map(int, counts)
+        self.regime, self._watch = Worker(known["contention"]), Watch(**known["watch"])
+        self.dense_s, self.predicted_s = known["numbers"]

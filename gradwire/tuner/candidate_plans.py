@@ -49,8 +49,14 @@ def check_wanted(candidates: Sequence[Compressor | Group], fidelity: float | Non
         )
     if objective not in get_args(Objective):
         raise ValueError(f"objective={objective!r} is neither 'progress', per second, nor 'step', the shortest one")
-    if any(isinstance(compressor_of(candidate), MultiLevel) for candidate in candidates):
-        raise ValueError("MultiLevel() costs what the gradient makes it; name its sparsifier, such as TopK(0.1)")
+    for compressor in map(compressor_of, candidates):
+        if isinstance(compressor, MultiLevel):
+            raise ValueError("MultiLevel() costs what the gradient makes it; name its sparsifier, such as TopK(0.1)")
+        if compressor.is_update or compressor.sign_vote:
+            raise ValueError(
+                f"{compressor} makes no mean of gradients, which the dense steps beside it do; "
+                "name e.g. PowerSGD(1 / 6) or EFSignSGD(), or attach it alone"
+            )
 
 
 def unasked(candidates: Sequence[Compressor | Group]) -> list[Compressor | Group]:

@@ -24,25 +24,45 @@ def tried(phase: str, plans: Sequence[Plan]) -> str:
     return f"{phase}: {'; '.join(map(name, plans))}"
 
 
+def round_of(trials: Trials) -> str:
+    """Results of the plans that had a turn in the last round."""
+    took = [plan for plan, seconds in enumerate(trials.rounds[-1]) if seconds is not None]
+    return f"round {len(trials.rounds)}: {'; '.join(turn(trials, plan) for plan in took)}"
+
+
 def turn(trials: Trials, plan: int) -> str:
-    """Result of a plan's turn."""
+    """Result of a plan's turns."""
     return f"{name(trials.plans[plan])}: {_rate(trials, plan)}"
 
 
-def chosen(trials: Trials, plan: Plan, predicted_s: float, dense_s: float) -> str:
+def chosen(trials: Trials, predicted_s: float, dense_s: float) -> str:
     """The chosen plan, beside the others that were tried."""
-    best = trials.plans.index(plan)
-    others = [f"{1e3 * trials.step_s(index):.0f}" for index in range(len(trials.plans)) if index != best]
+    choice = trials.choice
+    others = [f"{1e3 * trials.step_s(plan):.0f}" for plan in trials.ran if plan != choice]
     rest = f"; others took {', '.join(others)} ms" if others else ""
     dense = f"; dense took {1e3 * dense_s:.0f} ms" if isfinite(dense_s) else ""
     predicted = f"at first {1e3 * predicted_s:.0f} ms was predicted for the best"
-    return f"{name(plan)}: {_rate(trials, best)} ({predicted}{rest}{dense})"
+    return f"{turn(trials, choice)} ({predicted}{rest}{dense}){_compared(trials)}"
+
+
+def _compared(trials: Trials) -> str:
+    """The best plan's time beside dense's, or that of the other one that is left, as a clause."""
+    best, left = trials.best, [plan for plan in trials.alive if plan != trials.best]
+    other = 0 if trials.has_dense else (left or [best])[0]
+    if other == best:
+        return ""
+    whose = "dense's time" if trials.has_dense else f"the time of {name(trials.plans[other])}"
+    stays = "" if trials.choice == best else ", not clearly less: dense stays"
+    progress = "" if set(trials.efficiencies) == {1.0} else " for the same progress"
+    ratio = trials.ratio(best, other)
+    took = f"{name(trials.plans[best])} takes {ratio.middle:.2f} of {whose}{progress} ({ratio.interval})"
+    return f"; {took}{stays}"
 
 
 def account(dense_s: float, tried: Sequence[Trials], decisions: Sequence[Decision]) -> str:
     """The time of a dense step, the result of each plan that was tried, and the decisions, a line each."""
     dense = [f"a dense step took {1e3 * dense_s:.0f} ms"] if isfinite(dense_s) else []
-    timed = [(trials, plan) for trials in tried for plan, seconds in enumerate(trials.seconds) if seconds]
+    timed = [(trials, plan) for trials in tried for plan in trials.ran]
     lines = [f"tried {turn(trials, plan)}" for trials, plan in timed]
     return "\n".join([*dense, *lines, *(f"step {each.step}: {each.decision}" for each in decisions)])
 

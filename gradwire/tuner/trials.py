@@ -1,24 +1,27 @@
-"""Trials: plans take turns, their steps are timed, and the one with the most progress per second wins."""
+"""Trials: plans take turns in rounds, plans far behind drop out, and the last two go on until one is clearly better."""
 
 import json
 from dataclasses import dataclass, field
+from math import log
 from statistics import median
 from typing import NamedTuple, Self
 
 from gradwire.controllers import Observation
 from gradwire.plans import Plan
 from gradwire.schedule import most
+from gradwire.tuner.pairs import Ratio
 
-SETTLE, TRIED, ROUNDS = 1, 5, 4
-"""Steps of a turn that do not count, and that do; rounds of turns at most."""
+SETTLE, TRIED = 1, 3
+"""Steps after a change of plan that do not count, and the steps of a turn that do."""
 FAR, STILL_CLOSE = 1.5, 1.15
-"""So far behind drops out after the first round, and after the second. A turn's median strays by a tenth, and by a half
-where the machine does something else meanwhile."""
-
-
-def turns_in(steps: int, delay: int) -> int:
-    """The number of turns in so many steps, where decisions are in force `delay` steps later."""
-    return steps // (SETTLE + TRIED + delay - 1)
+"""So far behind drops out after the first round, and after later ones; dense, so far as the former after two. A turn's
+median strays by a tenth, and by a half where the machine does something else meanwhile."""
+KEPT = (3, 2, 2, 1)
+"""Plans beside dense that are left after each of the first rounds."""
+CLEARLY = 0.97
+"""A plan that takes more of dense's time than this is not worth its thread."""
+LEAST_EFFICIENCY = 1e-9
+"""Of plans that harm training, which rules can ask for."""
 
 
 def step_s(seen: Observation) -> float:
@@ -30,36 +33,50 @@ class Tried(NamedTuple):
     """A plan's steps in a trial."""
 
     step_s: float
-    """Of its fastest turn."""
+    """Beside the plans that were left."""
     progress: float
     """Per second, over that of the plan that was chosen."""
 
 
 @dataclass
 class Trials:
-    """Plans in turns, while there are turns left for two of them. Plans far behind drop out, as do the last where a
-    round would have more turns than are left; the last one has won."""
+    """Plans in turns, forwards in one round and backwards in the next, so that a trend cancels out. Plans are compared
+    by the rounds in which both ran. Those far behind drop out, until two are left; these go on, in pairs of turns,
+    until the interval of their ratio is clear, or no steps are left."""
 
     plans: list[Plan]
+    """The first is dense, where that may be chosen."""
     efficiencies: list[float]
     """Of each plan's steps."""
-    turns: int
-    """Left for all of them."""
-    seconds: list[list[float]] = field(default_factory=list)
-    """The median steps of each plan's turns."""
+    has_dense: bool
+    steps: int
+    """Left for all turns."""
+    delay: int
+    """Steps from a decision to the first step with the new plan, at most."""
+    rounds: list[list[float | None]] = field(default_factory=list)
+    """The median step of each plan's turn in each round that is over; None of a plan that had none."""
     alive: list[int] = field(default_factory=list)
     """Indices of the plans that have not dropped out."""
-    round: int = 0
-    """Rounds that are over."""
-    at: int = 0
-    """Index in `alive` of the plan in force."""
+    medians: list[float] = field(default_factory=list)
+    """The median step of each turn in this round."""
     turn: list[float] = field(default_factory=list)
     """Seconds of the steps in this turn; of a native plan one number, their median."""
+    before: int = -1
+    """Index of the plan in force before this turn."""
 
     def __post_init__(self) -> None:
-        if not self.seconds:
-            self.seconds = [[] for _ in self.plans]
-            self.alive = list(range(len(self.plans)))
+        self.alive = self.alive or list(range(len(self.plans)))
+        self.efficiencies = [max(LEAST_EFFICIENCY, each) for each in self.efficiencies]
+
+    @property
+    def order(self) -> list[int]:
+        """Indices of the plans as they take turns in this round."""
+        return self.alive[::-1] if len(self.rounds) % 2 else self.alive
+
+    @property
+    def index(self) -> int:
+        """Index of the plan in force."""
+        return self.order[len(self.medians)]
 
     @property
     def current(self) -> Plan:
@@ -67,61 +84,117 @@ class Trials:
         return self.plans[self.index]
 
     @property
-    def index(self) -> int:
-        """Index of the plan in force."""
-        return self.alive[self.at]
+    def turn_steps(self) -> int:
+        """Steps of this turn with its plan in force."""
+        return TRIED + SETTLE * (self.index != self.before)
+
+    @property
+    def between_rounds(self) -> bool:
+        return not (self.medians or self.turn)
 
     @property
     def done(self) -> bool:
-        enough = self.round == ROUNDS or len(self.alive) == 1 or self.turns < len(self.alive)
-        return self.round > 0 and self.at == 0 and enough
+        """Whether a round is over, and no other follows."""
+        if not self.between_rounds or not self.rounds:
+            return False
+        return len(self.alive) == 1 or self.is_clear or self.steps < self._round_steps
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether one of the last two is clearly better."""
+        if len(self.alive) != 2 or not self._logs(*self.alive):
+            return False
+        ratio = self.last_ratio()
+        return self._is_better(ratio) or ratio.low > (CLEARLY if self.dense_is_left else 1)
+
+    @property
+    def challenger(self) -> int | None:
+        """Index of the plan that is to meet the chosen one once more: dense, else the nearest, of those that are not
+        clearly 3 % worse beside it."""
+        chosen = self.choice
+        ratios = {plan: self.ratio(plan, chosen) for plan in self.ran if plan != chosen and self._logs(plan, chosen)}
+        near = [plan for plan, ratio in ratios.items() if CLEARLY * ratio.low <= 1 and ratio.middle <= FAR]
+        return 0 if self.has_dense and 0 in near else min(near, key=lambda plan: ratios[plan].middle, default=None)
+
+    @property
+    def dense_is_left(self) -> bool:
+        return self.has_dense and self.alive[0] == 0
 
     @property
     def best(self) -> int:
-        """Index of the plan with the most progress per second, of those that did not drop out."""
-        return self.alive[
-            most([self.rate(plan) for plan in self.alive], [self.efficiencies[plan] for plan in self.alive])
-        ]
+        """Index of the plan with the most progress per second of those that are left, dense only where no other is."""
+        ran = [plan for plan in self.alive if self.seconds(plan)]
+        left = ran[1:] if self.dense_is_left and len(ran) > 1 else ran
+        return left[most([self.rate(plan) for plan in left], [self.efficiencies[plan] for plan in left])]
+
+    @property
+    def choice(self) -> int:
+        """Index of the plan to choose: the best, where dense is not left or is clearly slower."""
+        return self.best if not self.dense_is_left or self._is_better(self.ratio(self.best, 0)) else 0
+
+    def last_ratio(self) -> Ratio:
+        """Of the last two plans, the second over the first."""
+        first, second = self.alive
+        return self.ratio(second, first)
+
+    def ratio(self, plan: int, other: int) -> Ratio:
+        """How many times as long a plan takes as another for a dense step's progress."""
+        return Ratio.of(self._logs(plan, other))
 
     def step_s(self, plan: int) -> float:
-        """The seconds of a step in the plan's fastest turn: what else a machine does makes turns slower only."""
-        return min(self.seconds[plan])
+        """The seconds of a step with a plan that ran, beside the first of those that are left: plans ran in different
+        rounds, and what else the machine did then made all of them slower."""
+        first = self.alive[0]
+        if not (logs := self._logs(plan, first)):
+            return median(self.seconds(plan))
+        return median(self.seconds(first)) / self.efficiencies[first] * Ratio.of(logs).middle * self.efficiencies[plan]
+
+    def seconds(self, plan: int) -> list[float]:
+        """The median steps of a plan's turns."""
+        return [own for each in self.rounds if (own := each[plan]) is not None]
 
     def rate(self, plan: int) -> float:
         """Progress per second with the plan, in dense steps."""
         return self.efficiencies[plan] / self.step_s(plan)
 
+    @property
+    def ran(self) -> list[int]:
+        """Indices of the plans that had a turn."""
+        return [plan for plan in range(len(self.plans)) if self.seconds(plan)]
+
+    @property
+    def of_the_runtime(self) -> tuple[list[Plan], list[float], int]:
+        """The plans that ran and are not native, the seconds of their steps, and the index among them of the best."""
+        ran = [plan for plan in self.ran if not self.plans[plan].native]
+        best = max(ran, key=self.rate)
+        return [self.plans[plan] for plan in ran], [self.step_s(plan) for plan in ran], ran.index(best)
+
     def add(self, seconds: float) -> bool:
         """Counts one more step of the plan in force; True when its turn is over."""
         self.turn.append(seconds)
         # plain DDP gives one median of its steps; plans settle first
-        if self.current.native:
-            self._pass_on(seconds)
-        elif len(self.turn) == SETTLE + TRIED:
-            self._pass_on(median(self.turn[SETTLE:]))
+        if self.current.native or len(self.turn) == self.turn_steps:
+            self._pass_on(median(self.turn[-TRIED:]))
         return not self.turn
 
-    def _pass_on(self, seconds: float) -> None:
-        self.seconds[self.index].append(seconds)
-        self.turn, self.turns, self.at = [], self.turns - 1, self.at + 1
-        if self.at < len(self.alive):
-            return
-        # a round is over: drop the plans far behind
-        self.at, self.round = 0, self.round + 1
-        margin, best = FAR if self.round == 1 else STILL_CLOSE, self.rate(self.best)
-        near = sorted((plan for plan in self.alive if margin * self.rate(plan) >= best), key=self.rate, reverse=True)
-        self.alive = sorted(near[: self.turns] if self.turns > 1 else near)
+    def join(self, plan: Plan, efficiency: float) -> None:
+        """Has one more plan take turns, beside the best and dense alone, between two rounds."""
+        self.alive = [*dict.fromkeys([*self.alive[: self.dense_is_left], self.best]), len(self.plans)]
+        self.plans.append(plan)
+        self.efficiencies.append(max(LEAST_EFFICIENCY, efficiency))
+        self.rounds = [[*each, None] for each in self.rounds]
 
-    def beside(self, chosen: Plan) -> dict[Plan, "Tried"]:
+    def go_on(self, steps: int) -> None:
+        """Begins further pairs of the chosen plan, which is in force, and its challenger, for so many steps."""
+        assert self.challenger is not None
+        self.steps, self.before, self.alive = steps, self.choice, sorted([self.choice, self.challenger])
+
+    def beside(self, chosen: Plan) -> dict[Plan, Tried]:
         """The plans that ran, beside the chosen one, or the best where that did not run."""
-        # plans that had a turn
-        ran = [plan for plan, seconds in enumerate(self.seconds) if seconds]
-        own = next((plan for plan in ran if self.plans[plan] == chosen), None)
-        if not ran:
+        if not self.ran:
             return {}
-        # progress over that of the chosen one
-        rate = self.rate(self.best if own is None else own)
-        return {self.plans[plan]: Tried(self.step_s(plan), self.rate(plan) / rate) for plan in ran}
+        own = next((plan for plan in self.ran if self.plans[plan] == chosen), self.best)
+        return {self.plans[plan]: Tried(self.step_s(plan), self.rate(plan) / self.rate(own)) for plan in self.ran}
 
     def to_json(self) -> str:
         return json.dumps(vars(self) | {"plans": [plan.to_json() for plan in self.plans]})
@@ -130,3 +203,46 @@ class Trials:
     def from_json(cls, text: str) -> Self:
         data = json.loads(text)
         return cls(**data | {"plans": [Plan.from_json(plan) for plan in data["plans"]]})
+
+    def _pass_on(self, seconds: float) -> None:
+        self.steps -= TRIED + self._change_steps * (self.index != self.before)
+        self.before, self.turn, self.medians = self.index, [], [*self.medians, seconds]
+        if len(self.medians) < len(self.alive):
+            return
+        # a round is over
+        took = dict(zip(self.order, self.medians, strict=True))
+        self.rounds.append([took.get(plan) for plan in range(len(self.plans))])
+        self.medians = []
+        if len(self.rounds) <= len(KEPT):
+            self._drop(KEPT[len(self.rounds) - 1])
+
+    def _drop(self, kept: int) -> None:
+        """Drops who was far behind the best in every round, dense after two of them alone; and of the others all but
+        the `kept` best. Two are left."""
+        first, best = len(self.rounds) == 1, max(self.alive, key=self.rate)
+        behind = {plan: min(self._logs(plan, best)) for plan in self.alive}
+        dense = [0] if self.dense_is_left and (first or behind[0] <= log(FAR)) else []
+        margin = log(FAR if first else STILL_CLOSE)
+        near = [plan for plan in self.alive[self.dense_is_left :] if behind[plan] <= margin]
+        others = sorted(near, key=self.rate, reverse=True)
+        self.alive = [*dense, *sorted(others[: max(kept, 2 - len(dense))])]
+
+    @property
+    def _change_steps(self) -> int:
+        """Steps that pass, when another plan is to be in force, until one counts."""
+        return SETTLE + self.delay - 1
+
+    @property
+    def _round_steps(self) -> int:
+        """Steps of the next round."""
+        return len(self.alive) * (TRIED + self._change_steps) - self._change_steps * (self.before == self.order[0])
+
+    def _is_better(self, ratio: Ratio) -> bool:
+        """Whether a plan is clearly better than another, and worth its thread where that is dense."""
+        return ratio.high < 1 and (ratio.middle < CLEARLY or not self.dense_is_left)
+
+    def _logs(self, plan: int, other: int) -> list[float]:
+        """Logarithms of how many times as long a plan takes as another for a dense step's progress, by round."""
+        pairs = [(each[plan], each[other]) for each in self.rounds]
+        ratios = [own / its for own, its in pairs if own is not None and its is not None]
+        return [log(each * self.efficiencies[other] / self.efficiencies[plan]) for each in ratios]

@@ -318,8 +318,8 @@ def a_plan_is_shown_where_ddp_by_itself_is_faster() -> None:
     spec = plan_job.PlanSpec(task="digits", options=["width=4"], candidates=[])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuner.auto, "WORTH_TRYING", 1e9)
-        patch.setattr(tuner.auto, "CLEARLY", 0.0)
-        patch.setattr(tuner.auto, "FAR", float("inf"))
+        patch.setattr(tuner.trials, "CLEARLY", 0.0)
+        patch.setattr(tuner.trials, "FAR", float("inf"))
         plan_job.plan(spec, peers, lines.append)
     planned = plan_job.Planned.from_line(lines[-1])
     assert "DDP by itself" in planned.decisions[-1]

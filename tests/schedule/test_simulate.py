@@ -236,6 +236,8 @@ MISTAKES = [
     (["plan", "--candidates", "topk+allreduce"], "cannot be added by an all-reduce"),
     (["plan", "--candidates", "dense"], "'dense' is no candidate"),
     (["plan", "--candidates", "bf16,topk:0.01@4"], "is no candidate"),
+    (["plan", "--candidates", "dion"], "name e.g. PowerSGD(1 / 6)"),
+    (["plan", "--candidates", "bf16,signsgd"], "name e.g. PowerSGD(1 / 6)"),
     (["plan", "--rule", "dim<2"], "'dim<2' is no rule: write PATTERN=COMPRESSOR"),
     (["plan", "--rule", "*.norm.*=fp3"], "did you mean fp32?"),
     (["plan", "--rule", "*=fp32"], "two rules are for '*'"),

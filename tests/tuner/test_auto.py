@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from gradwire.tuner import CHOOSING_STEPS, Auto
 from gradwire.tuner.auto import TIMED, TRACED, WARM
 from gradwire.tuner.candidate_plans import quiet, safe, ways_by, ways_of
 from gradwire.tuner.profiler import ReductionTimes, _collectives
-from gradwire.tuner.trials import SETTLE, TRIED, Trials
+from gradwire.tuner.trials import SETTLE, TRIED
 from tests.support.harness import SMALL, Job, draw, hand_over, hosts, raising, slots_of, together, total
 
 SLOTS = slots_of(SMALL)
@@ -178,6 +178,14 @@ def test_a_compressor_whose_cost_nobody_knows_is_no_candidate():
         Auto([gw.MultiLevel()])
 
 
+@pytest.mark.parametrize("compressor", [gw.Dion(), gw.SignSGD(), gw.Signum()], ids=str)
+def test_what_makes_no_mean_of_gradients_is_no_candidate(compressor: gw.Compressor):
+    """The steps before it is chosen are dense, and efficiency is a share of the mean that it does not make."""
+    for given in ({"candidates": [compressor]}, {"rules": [Rule("*", (compressor,))]}):
+        with pytest.raises(ValueError, match=r"makes no mean of gradients.* name e\.g\. PowerSGD\(1 / 6\)"):
+            Auto(**given)
+
+
 def test_a_dense_candidate_is_always_there():
     def candidates(given: gw.Compressor) -> list[gw.Compressor]:
         return [way.compressor for way in ways_by(Auto([given]).rules, 2)]
@@ -199,63 +207,6 @@ def test_the_plan_that_leaves_backward_alone_keeps_every_slots_way():
     assert ways[0] == ways[1]
     assert mixed.groups[-1].slots[-1] in few.groups[0].slots
     assert len(few.groups) == len(set(ways[0].values()))
-
-
-def run(trials: Trials, seconds_of: Callable[[Plan], float]) -> None:
-    """All turns, where steps with a plan take `seconds_of` it."""
-    while not trials.done:
-        trials.add(seconds_of(trials.current))
-
-
-def test_a_turn_that_the_machine_made_slow_decides_nothing():
-    """The best plan's first turn takes 1.4 times as long, as does another's second."""
-    plans = [uniform(SLOTS, way) for way in (gw.FP32(), gw.BF16(), gw.FP16())]
-    takes = dict(zip(plans, (0.1, 0.112, 0.16), strict=True))
-    trials = Trials(plans, [1.0] * 3, turns=9)
-    slow = {(0, 0), (1, 1)}
-    run(trials, lambda plan: takes[plan] * (1.4 if (trials.round, trials.index) in slow else 1))
-    assert trials.best == 0
-    assert list(map(len, trials.seconds)) == [3, 3, 2]
-
-
-def test_who_is_far_behind_drops_out_and_turns_end_where_none_is_left_for_a_round():
-    plans = [uniform(SLOTS, way) for way in (gw.FP32(), gw.BF16(), gw.FP16())]
-    takes = dict(zip(plans, (0.1, 0.11, 0.17), strict=True))
-    trials = Trials(plans, [1.0] * 3, turns=6)
-    run(trials, takes.__getitem__)
-    assert list(map(len, trials.seconds)) == [2, 2, 1]
-    assert trials.turns == 1
-
-
-def test_tried_plans_are_shown_beside_the_chosen_one_by_what_it_was_chosen_by():
-    """By the fastest turn and by progress, in the same trials: a median would call the second plan faster."""
-    plans = [uniform(SLOTS, way) for way in (gw.FP32(), gw.BF16(), gw.FP16())]
-    trials = Trials(plans, [1.0, 1.0, 0.5], turns=0, seconds=[[0.1, 0.16], [0.12, 0.121], [0.1]], alive=[0, 1])
-    tried = trials.beside(plans[0])
-    assert {plan: each.step_s for plan, each in tried.items()} == dict(zip(plans, (0.1, 0.12, 0.1), strict=True))
-    assert [each.progress for each in tried.values()] == pytest.approx([1, 0.1 / 0.12, 0.5])
-    assert trials.beside(gw.NATIVE) == tried, "beside the best where the chosen one did not run"
-    assert Trials(plans, [1.0] * 3, turns=3).beside(plans[0]) == {}
-
-
-def test_the_turns_that_are_left_go_to_the_best():
-    plans = [uniform(SLOTS, way) for way in (gw.FP32(), gw.BF16(), gw.FP16())]
-    takes = dict(zip(plans, (0.11, 0.12, 0.1), strict=True))
-    trials = Trials(plans, [1.0] * 3, turns=5)
-    run(trials, takes.__getitem__)
-    assert list(map(len, trials.seconds)) == [2, 1, 2]
-    assert trials.best == 2
-
-
-def test_trials_go_on_from_text_wherever_they_were():
-    plans = [uniform(SLOTS, way) for way in (gw.FP32(), gw.BF16())] + [gw.NATIVE]
-    whole, broken = (Trials(list(plans), [1.0, 1.0, 0.5], turns=9) for _ in range(2))
-    run(whole, lambda plan: 1.0 + plans.index(plan) / 100)
-    while not broken.done:
-        broken = Trials.from_json(broken.to_json())
-        broken.add(1.0 + plans.index(broken.current) / 100)
-    assert broken == whole
-    assert whole.best == 0
 
 
 def test_contradictions_are_refused():
