@@ -1,11 +1,12 @@
 """How often Auto chooses a plan that is more than 5 % slower than the best one, on machines that disturb its trials.
 
-    python benchmarks/scheduler/noisy_choices.py   # half a minute, under any load: time is simulated
+    python benchmarks/scheduler/noisy_choices.py   # three minutes, under any load: time is simulated
 
 The plans of a cell are DDP and the five fastest candidates of a measured one (benchmarks/results/choices.json), whose
 medians are taken for the truth. Steps vary as `Noise` says. Auto itself decides, without learning; beside it what it
 did before plans were compared in pairs: whoever has the fastest turn of five steps wins, and dense stays where the best
-is not 3 % faster. Later comparisons are the three that a job makes within 21,000 steps.
+is not 3 % faster. Later comparisons are the three that a job makes within 21,000 steps. In one more cell all plans are
+slower than dense: there the question is how often it is left.
 
 Writes benchmarks/results/noisy_choices.json and prints a Markdown table.
 """
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from math import exp
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -32,6 +33,8 @@ from gradwire.plans import NATIVE, Group, Plan
 from gradwire.tuner.watch import WINDOW
 
 SEEDS, DENSE, LOOKS = 50, "ddp", 3
+SLOWER = (0.02, 0.0205, 0.021, 0.021, 0.0215, 0.022)
+"""Seconds of DDP, and of plans that are all slower, by 2.5 to 10 %."""
 DELAY = 2
 """Steps from a decision to the first step with another plan, on a CPU."""
 PLANS = (NATIVE, *(Plan((Group((f"{index}",), gw.BF16(), gw.NoMemory(), gw.AllReduce()),)) for index in range(5)))
@@ -227,11 +230,11 @@ def main() -> None:
     for name, noise in NOISES.items():
         for rule, choose in RULES.items():
             found = [(own, own[choose(noise, own, seed)]) for own in cells for seed in range(SEEDS)]
-            share = sum(took > 1.05 * min(own) for own, took in found) / len(found)
-            slower = sum(took > 1.02 * own[0] for own, took in found) / len(found)
-            rows.append({"noise": name, "rule": rule, "choices": len(found), "far": share, "slower": slower})
-    save("noisy_choices.json", seeds=SEEDS, rows=rows)
-    heads = ["noise", "rule", "more than 5 % from the best", "more than 2 % slower than dense"]
+            far = sum(took > 1.05 * min(own) for own, took in found) / len(found)
+            slower = [choose(noise, SLOWER, seed) != 0 for seed in range(len(found))]
+            rows.append({"noise": name, "rule": rule, "choices": len(found), "far": far, "slower": fmean(slower)})
+    save("noisy_choices.json", seeds=SEEDS, slower=SLOWER, rows=rows)
+    heads = ["machine", "rule", "more than 5 % slower than the best", "slower than dense"]
     print(markdown(heads, [[r["noise"], r["rule"], f"{r['far']:.1%}", f"{r['slower']:.1%}"] for r in rows]))
 
 

@@ -27,10 +27,11 @@ from gradwire.tuner.candidate_plans import (
     may_be_dense,
     quiet,
     shortlist,
+    slots_of,
     ways_by,
     with_efficiencies,
 )
-from gradwire.tuner.trials import STILL_CLOSE, Trials, step_s
+from gradwire.tuner.trials import STILL_CLOSE, Trials, change_to, step_s
 from gradwire.tuner.watch import LOOK_STEPS, WINDOW, Watch
 
 WARM, TIMED, TRACED = 2, 6, 6
@@ -51,9 +52,10 @@ class Auto(Controller):
     It traces some dense steps, has each candidate measured on the job's own network between two steps, and rehearses
     each on these steps' gradients for its efficiency: the progress of a step, in dense steps. It searches the plan with
     the most predicted progress per second, tries the best few in turn, and keeps the one that was best in reality; of
-    several that are equally good, the most efficient: dense, where nothing beats it. With `fidelity`, say 0.01, steps
-    may lose that share of a dense step's progress, and no more. Choosing takes 150 steps at most. When steps later take
-    much longer or shorter than they did, it measures and searches anew.
+    several that are equally good, the most efficient: dense, where nothing beats it clearly. With `fidelity`, say 0.01,
+    steps may lose that share of a dense step's progress, and no more. Choosing takes 150 steps at most. Where another
+    plan is close, it meets the chosen one again after 3,000 steps, then after 6,000 and so on, for 60 steps each time.
+    When steps later take much longer or shorter than they did, it measures and searches anew.
 
     A candidate is a compressor, or a `Group` without slots that names memory and communicator as well. By default
     those that need no tuning: fp32, bf16, and 8 bits with a residual. With the objective "step" it is the plan with the
@@ -61,7 +63,7 @@ class Auto(Controller):
 
     With `rules` each has candidates of its own, or one way; plans are searched rule by rule, and tried as a whole.
 
-    Where nothing beats DDP without a hook, the plan is native: DDP reduces alone, and Auto only watches steps' times.
+    Where nothing clearly beats DDP without a hook, the plan is native: DDP reduces alone, and Auto watches its steps.
 
     `chosen` says whether it has settled on a plan, with which it expects steps of `expected_s`, where dense ones took
     `dense_s`; `profile` and `regime` are the last search's input and `found` its result, `measured` the profile before
@@ -123,6 +125,9 @@ class Auto(Controller):
 
     def begin(self, plan: Plan) -> Plan:
         if is_dense(plan):  # a user may replan to any
+            if self.dense_plan and slots_of(plan) != slots_of(self.dense_plan):
+                # other parameters are trained now, which tried plans lack
+                self._phase, self.measured = "begin", None
             self.dense_plan = plan
         return plan
 
@@ -195,10 +200,7 @@ class Auto(Controller):
         return self._turn(seen)
 
     def _turn(self, seen: Observation) -> Change | None:
-        plan = self._trials.current
-        if plan.native:
-            return NativeRequest(self._trials.turn_steps)
-        return None if plan == seen.plan else plan
+        return change_to(self._trials.current, seen, self._trials.turn_steps)
 
     def _try(self, seen: Observation) -> Change | None:
         trials = self._trials
@@ -239,9 +241,7 @@ class Auto(Controller):
         before = self._watch if looked else Watch()
         self._phase, plan = "watch", trials.plans[trials.choice]
         self._watch = before.after(seen.step, trials.step_s(trials.choice), trials.challenger is not None)
-        if plan.native:
-            return NativeRequest(WINDOW)
-        return None if plan == seen.plan else plan
+        return change_to(plan, seen, WINDOW)
 
     # Afterwards
 
@@ -250,7 +250,7 @@ class Auto(Controller):
         if not self._watch.add(seen.seconds or step_s(seen), whole=seen.plan.native):
             return None
         if not self._watch.has_changed:
-            return self._look_again(seen) or (NativeRequest(WINDOW) if seen.plan.native else None)
+            return self._look_again(seen) or change_to(seen.plan, seen, WINDOW)
         now, expected = 1e3 * self._watch.now_s, 1e3 * self.expected_s
         self._decide_on(seen, f"steps take {now:.0f} ms, not {expected:.0f} ms any more: planning anew")
         if seen.can_be_native:  # meanwhile memories keep what they hold, which a dense plan would send at once

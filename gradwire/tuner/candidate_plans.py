@@ -203,6 +203,11 @@ def quiet(plan: Plan) -> Plan:
     return Plan(tuple(replace(way, slots=tuple(own)) for way, own in slots.items()))
 
 
+def slots_of(plan: Plan) -> set[str]:
+    """The names of all its slots."""
+    return {name for group in plan.groups for name in group.slots}
+
+
 def is_dense(plan: Plan) -> bool:
     """Whether all its compressors are casts."""
     return all(group.compressor.is_cast for group in plan.groups)

@@ -7,6 +7,7 @@ from statistics import median
 from typing import NamedTuple, Self
 
 from gradwire.controllers import Observation
+from gradwire.controllers.requests import Change, NativeRequest
 from gradwire.plans import Plan
 from gradwire.schedule import most
 from gradwire.tuner.pairs import Ratio
@@ -27,6 +28,13 @@ LEAST_EFFICIENCY = 1e-9
 def step_s(seen: Observation) -> float:
     """Seconds of a step, or of the median step where the framework reduced by itself."""
     return seen.seconds if seen.plan.native else float(seen.sums[0] / seen.sums[1])
+
+
+def change_to(plan: Plan, seen: Observation, native_steps: int) -> Change | None:
+    """The change that puts a plan in force, a native one for so many steps; None where it is."""
+    if plan.native:
+        return NativeRequest(native_steps)
+    return None if plan == seen.plan else plan
 
 
 class Tried(NamedTuple):

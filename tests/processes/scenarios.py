@@ -1677,6 +1677,27 @@ def layers_that_are_frozen_and_thawed_train_as_with_plain_torch() -> None:
         optimizer.handle.detach()
 
 
+@scenario(2)
+def layers_that_are_thawed_while_plans_are_tried_are_in_the_plan_that_is_chosen() -> None:
+    model, controller = network(), gw.Auto([gw.TopK(0.1)])
+    freeze(model, {0})
+    options = {"compressor": gw.FP32(), "controller": controller}
+    optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, **options)
+    for step in range(2 * tuner.CHOOSING_STEPS):
+        if "trials" in optimizer.handle.status():
+            freeze(model, set())
+        plain_step(model, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        if controller.chosen:
+            break
+    assert {
+        name for trials in controller.tried[1:] for plan in trials.plans for g in plan.groups for name in g.slots
+    } == {name for name, _ in model.named_parameters()}
+    assert same_on_all_ranks(flat(model))
+    optimizer.handle.detach()
+
+
 @scenario(2, 3)
 def layers_that_are_thawed_on_some_ranks_alone_end_the_job_on_all() -> None:
     model = network()
