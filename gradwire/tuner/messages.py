@@ -38,7 +38,8 @@ def turn(trials: Trials, plan: int) -> str:
 def chosen(trials: Trials, predicted_s: float, dense_s: float) -> str:
     """The chosen plan, beside the others that were tried."""
     choice = trials.choice
-    others = [f"{1e3 * trials.step_s(plan):.0f}" for plan in trials.ran if plan != choice]
+    rivals = [plan for plan in trials.ran if plan != choice and not (trials.has_dense and plan == 0)]
+    others = [f"{1e3 * trials.step_s(plan):.0f}" for plan in rivals]
     rest = f"; others took {', '.join(others)} ms" if others else ""
     dense = f"; dense took {1e3 * dense_s:.0f} ms" if isfinite(dense_s) else ""
     predicted = f"at first {1e3 * predicted_s:.0f} ms was predicted for the best"
@@ -46,17 +47,17 @@ def chosen(trials: Trials, predicted_s: float, dense_s: float) -> str:
 
 
 def _compared(trials: Trials) -> str:
-    """The best plan's time beside dense's, or that of the other one that is left, as a clause."""
-    best, left = trials.best, [plan for plan in trials.alive if plan != trials.best]
-    other = 0 if trials.has_dense else (left or [best])[0]
-    if other == best:
+    """The best plan's time beside that of the other one that is left, or of dense, as a clause."""
+    best = trials.best
+    others = [plan for plan in trials.alive if plan != best and plan in trials.ran] or [0] * trials.has_dense
+    if others in ([], [best]):
         return ""
-    whose = "dense's time" if trials.has_dense else f"the time of {name(trials.plans[other])}"
-    stays = "" if trials.choice == best else ", not clearly less: dense stays"
+    is_dense = trials.has_dense and others[0] == 0
+    whose = "dense's time" if is_dense else f"the time of {name(trials.plans[others[0]])}"
     progress = "" if set(trials.efficiencies) == {1.0} else " for the same progress"
-    ratio = trials.ratio(best, other)
-    took = f"{name(trials.plans[best])} takes {ratio.middle:.2f} of {whose}{progress} ({ratio.interval})"
-    return f"; {took}{stays}"
+    ratio = trials.ratio(best, others[0])
+    stays = "" if trials.choice == best else ", not clearly less: dense stays"
+    return f"; {name(trials.plans[best])} takes {ratio.middle:.2f} of {whose}{progress} ({ratio.interval}){stays}"
 
 
 def account(dense_s: float, tried: Sequence[Trials], decisions: Sequence[Decision]) -> str:

@@ -8,7 +8,7 @@ import pytest
 import gradwire as gw
 from benchmarks.scheduler.noisy_choices import NOISES, SLOWER, Machine, PlayedJob, chosen_by_pairs, shuffled
 from gradwire.plans import NATIVE, uniform
-from gradwire.tuner import CHOOSING_STEPS
+from gradwire.tuner import CHOOSING_STEPS, messages
 from gradwire.tuner import trials as trials_module
 from gradwire.tuner.auto import BEFORE_TRIALS
 from gradwire.tuner.trials import SETTLE, TRIED, Trials
@@ -116,6 +116,8 @@ def test_a_plan_that_joins_when_no_steps_are_left_never_ran():
     assert trials.done
     assert trials.ran == [0, 1]
     assert trials.choice == 0
+    said = messages.chosen(trials, predicted_s=0.08, dense_s=0.1)
+    assert said.endswith("takes 0.90 of dense's time (1 pair, too few for an interval), not clearly less: dense stays")
 
 
 def test_trials_are_won_by_progress_and_not_by_time():
