@@ -224,7 +224,9 @@ class Auto(Controller):
 
     def _search_again(self) -> tuple[Profile, Solution]:
         assert self.measured
-        self.profile = learnt(allowed(self.measured, self.fidelity), self.regime, *self._trials.of_the_runtime)
+        profile = allowed(self.measured, self.fidelity)
+        tried = self._trials.in_ways({each.way for each in profile.candidates})  # dense may be no candidate
+        self.profile = learnt(profile, self.regime, *tried)
         self.found = search_profile(self.profile, self.regime, EPS[self.objective])
         return self.profile, self.found
 

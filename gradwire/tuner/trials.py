@@ -1,14 +1,15 @@
 """Trials: plans take turns in rounds, plans far behind drop out, and the last two go on until one is clearly better."""
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from math import log
 from statistics import median
 from typing import NamedTuple, Self
 
 from gradwire.controllers import Observation
 from gradwire.controllers.requests import Change, NativeRequest
-from gradwire.plans import Plan
+from gradwire.plans import Group, Plan
 from gradwire.schedule import most
 from gradwire.tuner.pairs import Ratio
 
@@ -170,10 +171,10 @@ class Trials:
         """Indices of the plans that had a turn."""
         return [plan for plan in range(len(self.plans)) if self.seconds(plan)]
 
-    @property
-    def of_the_runtime(self) -> tuple[list[Plan], list[float], int]:
-        """The plans that ran and are not native, the seconds of their steps, and the index among them of the best."""
-        ran = [plan for plan in self.ran if not self.plans[plan].native]
+    def in_ways(self, ways: Collection[Group]) -> tuple[list[Plan], list[float], int]:
+        """The plans that ran and send in these ways alone, the seconds of their steps, and the index of the best."""
+        sends = {plan: {replace(group, slots=()) for group in self.plans[plan].groups} for plan in self.ran}
+        ran = [plan for plan in self.ran if sends[plan] and sends[plan] <= set(ways)]
         best = max(ran, key=self.rate)
         return [self.plans[plan] for plan in ran], [self.step_s(plan) for plan in ran], ran.index(best)
 

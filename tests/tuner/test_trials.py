@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -107,6 +108,17 @@ def test_one_more_plan_meets_the_best_and_dense():
     assert trials.alive == [0, 1, 3]
     run(trials, takes.__getitem__)
     assert (trials.choice, trials.rounds[0][3]) == (3, None)
+
+
+def test_what_is_learnt_from_sends_as_the_profiles_candidates_do():
+    """Dense need not be one of them, nor is a native plan, however fast they are."""
+    for dense in (PLANS[0], NATIVE):
+        trials = Trials([dense, *PLANS[1:3]], [1.0] * 3, has_dense=True, steps=200, delay=2)
+        run(trials, (0.1, 0.12, 0.11).__getitem__)
+        ways = {replace(group, slots=()) for plan in PLANS[1:3] for group in plan.groups}
+        plans, seconds, best = trials.in_ways(ways)
+        assert (plans, best) == (PLANS[1:3], 1)
+        assert seconds == pytest.approx([0.12, 0.11])
 
 
 def test_a_plan_that_joins_when_no_steps_are_left_never_ran():
