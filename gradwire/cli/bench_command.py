@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gradwire.cli.console import console, mistakes, progress_bars, show
+from gradwire.cli.option_groups import Compared
 from gradwire.cli.run_setup import cuts_here, leads, named_if_full, ranks_of, run_folder, writing_to
 from gradwire.cli.wanted import texts
 from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
@@ -29,15 +30,7 @@ from gradwire.report.timing import summarize
 from gradwire.report.training_cost import TrainingCost
 
 
-def bench(
-    model: dict[str, Any],
-    configurations: list[str] | None,
-    controller: str | None,
-    rules: list[str] | None,
-    plan: Path | None,
-    timed: TimingOptions,
-    json_file: Path | None,
-) -> None:
+def bench(model: dict[str, Any], compared: Compared, timed: TimingOptions, json_file: Path | None) -> None:
     """Times configurations on one model; `model` has a set-up's values, None where they are not given."""
     with mistakes():
         # refuse before anything is measured
@@ -46,7 +39,7 @@ def bench(
         if json_file and json_file.is_dir():
             raise ValueError(f"{json_file} is a folder: name a file for --json")
         setup = Setup(**model | {"ranks": ranks_of(model["ranks"], model["shard"]), "link": model["link"] or LOOPBACK})
-        named = texts(configurations, controller, rules, plan)
+        named = texts(compared)
         cluster, spec = setup.cluster(timed.device), setup.spec(named, timed)
     with runner(cluster) as ranks:
         time_turns(spec, ranks, partial(_show_setup, setup, cluster, timed, json_file))
@@ -56,10 +49,7 @@ def bench_played(
     model: dict[str, Any],
     cluster: tuple[str, int, str, float],
     others: dict[str, Any],
-    configurations: list[str] | None,
-    controller: str | None,
-    rules: list[str] | None,
-    plan: Path | None,
+    compared: Compared,
     timed: TimingOptions,
     json_file: Path | None,
     training: tuple[int | None, float | None],
@@ -75,7 +65,7 @@ def bench_played(
         setup = Setup(
             **model | {"ranks": played.ranks, "link": LOOPBACK, "play": played, "others": OtherRanks(**others)}
         )
-        named = texts(configurations, controller, rules, plan)
+        named = texts(compared)
         running, spec = setup.cluster(timed.device), setup.spec(named, timed)
         cost = _cost(played.ranks, *training)
     with runner(running) as ranks:

@@ -9,6 +9,7 @@ import typer
 
 import gradwire
 from gradwire.cli import arguments as a
+from gradwire.cli.option_groups import Compared, Pictures, RecipeChanges, with_groups
 from gradwire.lab.network.link import LATENCY_US, NVLINK, PCIE_3
 
 app = typer.Typer(
@@ -42,8 +43,10 @@ def list_(name: a.Name = None) -> None:
 
 
 @app.command()
+@with_groups
 def train(
-    configurations: a.Configurations = None,
+    *,
+    compared: Compared,
     task: a.TrainTask = None,
     model: a.OwnModel = None,
     preset: a.Preset = None,
@@ -54,40 +57,20 @@ def train(
     options: a.TaskOptions = None,
     folder: a.Folder = None,
     pretrained: a.Pretrained = None,
-    steps: a.Steps = None,
-    epochs: a.Epochs = None,
-    optimizer: a.Optimizer = None,
-    lr: a.LearningRate = None,
-    momentum: a.Momentum = None,
-    weight_decay: a.WeightDecay = None,
-    schedule: a.Schedule = None,
-    warm_up: a.WarmUp = None,
-    clip: a.Clip = None,
-    autocast: a.Autocast = None,
+    recipe: RecipeChanges,
     checkpoint_every: a.CheckpointEvery = None,
     resume: a.Resume = None,
-    controller: a.ControllerName = None,
-    rules: a.RuleTexts = None,
-    plan: a.PlanFile = None,
     seed: a.Seed = 0,
     device: a.Device = "cpu",
     out: a.Out = Path("runs"),
-    pdf: a.Pdf = False,
-    svg: a.Svg = False,
+    pictures: Pictures,
 ) -> None:
     """Train configurations on one task, a published training or a suite; write metrics, pictures and a report to
     runs/."""
     from gradwire.cli import train_command
     from gradwire.cli.wanted import Wanted
 
-    recipe = {
-        "steps": steps, "epochs": epochs, "optimizer": optimizer, "lr": lr, "momentum": momentum,
-        "weight_decay": weight_decay, "schedule": schedule, "warm_up": warm_up, "clip": clip, "autocast": autocast,
-    }  # fmt: skip
-    wanted = Wanted(
-        configurations, options, controller, rules, plan, model, preset, pretrained, task, folder, recipe, seed,
-        checkpoint_every,
-    )  # fmt: skip
+    wanted = Wanted(compared, options, model, preset, pretrained, task, folder, recipe, seed, checkpoint_every)
     if resume:
         defaults = [(shard, 1), (device, "cpu"), (out, Path("runs"))]
         others = [hosts, link, suite, *(given for given, default in defaults if given != default)]
@@ -100,8 +83,10 @@ def train(
 
 
 @app.command()
+@with_groups
 def bench(
-    configurations: a.Configurations = None,
+    *,
+    compared: Compared,
     model: a.BenchModel = None,
     suite: a.BenchSuite = None,
     hosts: a.Hosts = None,
@@ -122,15 +107,11 @@ def bench(
     steps: a.StepsToTime = 20,
     repeats: a.Repeats = 3,
     json_file: a.JsonFile = None,
-    controller: a.ControllerName = None,
-    rules: a.RuleTexts = None,
-    plan: a.PlanFile = None,
     autocast: a.Autocast = None,
     seed: a.Seed = 0,
     device: a.Device = "cpu",
     out: Annotated[Path, typer.Option(help="where the folder of a suite, or of --play, goes")] = Path("runs"),
-    pdf: a.Pdf = False,
-    svg: a.Svg = False,
+    pictures: Pictures,
 ) -> None:
     """Time the steps of configurations that take turns, always with `nocomm`: no communication at all. With --play, on
     a cluster of which this machine plays one rank."""
@@ -144,21 +125,21 @@ def bench(
         bench_command.check_not_played(others, training)
     # a suite has configurations of its own
     if suite:
-        own = [configurations, json_file, controller, rules, plan, play]
+        own = [*vars(compared).values(), json_file, play]
         return bench_command.bench_suite(
             suite, {"model": model, "ranks": hosts, "link": link, **sizes}, timed, out, own
         )
     setup = {"model": model or "tiny-vgg16", "ranks": hosts, "link": link, "shard": shard, **sizes}
     if play:
         cluster = play, gpus_per_host, inside, latency_us
-        return bench_command.bench_played(
-            setup, cluster, others, configurations, controller, rules, plan, timed, json_file, training, out
-        )
-    return bench_command.bench(setup, configurations, controller, rules, plan, timed, json_file)
+        return bench_command.bench_played(setup, cluster, others, compared, timed, json_file, training, out)
+    return bench_command.bench(setup, compared, timed, json_file)
 
 
 @app.command()
+@with_groups
 def plan(
+    *,
     task: a.Task = None,
     model: a.OwnModel = None,
     hosts: a.Hosts = None,
@@ -176,8 +157,7 @@ def plan(
     inside: a.Inside = NVLINK,
     latency_us: a.PlayLatency = LATENCY_US,
     out: a.Out = Path("runs"),
-    pdf: a.Pdf = False,
-    svg: a.Svg = False,
+    pictures: Pictures,
 ) -> None:
     """Find the plan for a task on a network with the most progress per second, or with the shortest step; write it and
     its profile to runs/."""
@@ -189,7 +169,9 @@ def plan(
 
 
 @app.command()
+@with_groups
 def simulate(
+    *,
     job: a.Job,
     ranks: a.RankCounts = None,
     link: a.Links = None,
@@ -206,8 +188,7 @@ def simulate(
     seed: a.Seed = 0,
     device: a.Device = "cpu",
     out: a.Out = Path("runs"),
-    pdf: a.Pdf = False,
-    svg: a.Svg = False,
+    pictures: Pictures,
 ) -> None:
     """Predict a job's step time on clusters that you do not have, from its profile. With --play, on one cluster, of
     which this machine then plays one rank: predicted steps beside played ones."""
