@@ -9,8 +9,7 @@ import typer
 
 import gradwire
 from gradwire.cli import arguments as a
-from gradwire.cli.option_groups import Compared, Pictures, RecipeChanges, with_groups
-from gradwire.lab.network.link import LATENCY_US, NVLINK, PCIE_3
+from gradwire.cli.option_groups import Compared, Pictures, Play, PricedTraining, RecipeChanges, with_groups
 
 app = typer.Typer(
     help="Compressed data-parallel training, compared with dense on real tasks and slow links.",
@@ -92,15 +91,8 @@ def bench(
     hosts: a.Hosts = None,
     link: a.Rate = None,
     shard: a.Shard = 1,
-    play: a.Play = None,
-    gpus_per_host: a.GpusPerHost = 1,
-    inside: a.Inside = NVLINK,
-    latency_us: a.PlayLatency = LATENCY_US,
-    different: a.Different = False,
-    jitter: a.Jitter = 0.0,
-    slow: a.SlowRank = 1.0,
-    training_steps: a.TrainingSteps = None,
-    price: a.Price = None,
+    play: Play,
+    training: PricedTraining,
     layers: a.Layers = None,
     batch: a.Batch = None,
     size: a.Size = None,
@@ -120,19 +112,17 @@ def bench(
 
     timed = TimingOptions(steps, repeats, seed, device, autocast)
     sizes = {"layers": layers, "batch": batch, "size": size}
-    others, training = {"different": different, "jitter": jitter, "slow": slow}, (training_steps, price)
-    if not play:
-        bench_command.check_not_played(others, training)
+    if not play.play:
+        bench_command.check_not_played(play, training)
     # a suite has configurations of its own
     if suite:
-        own = [*vars(compared).values(), json_file, play]
+        own = [*vars(compared).values(), json_file, play.play]
         return bench_command.bench_suite(
             suite, {"model": model, "ranks": hosts, "link": link, **sizes}, timed, out, own
         )
     setup = {"model": model or "tiny-vgg16", "ranks": hosts, "link": link, "shard": shard, **sizes}
-    if play:
-        cluster = play, gpus_per_host, inside, latency_us
-        return bench_command.bench_played(setup, cluster, others, compared, timed, json_file, training, out)
+    if play.play:
+        return bench_command.bench_played(setup, play, compared, timed, json_file, training, out)
     return bench_command.bench(setup, compared, timed, json_file)
 
 
@@ -152,10 +142,7 @@ def plan(
     folder: a.Folder = None,
     seed: a.Seed = 0,
     device: a.Device = "cpu",
-    play: a.Play = None,
-    gpus_per_host: a.GpusPerHost = 1,
-    inside: a.Inside = NVLINK,
-    latency_us: a.PlayLatency = LATENCY_US,
+    play: Play,
     out: a.Out = Path("runs"),
     pictures: Pictures,
 ) -> None:
@@ -164,8 +151,7 @@ def plan(
     from gradwire.cli import scheduler_commands
 
     wanted = {"candidates": candidates, "fidelity": fidelity, "objective": objective, "rules": rules or []}
-    there = (play, gpus_per_host, inside, latency_us) if play else None
-    scheduler_commands.find_plan(task, model, hosts, link, wanted, options, folder, seed, device, there, out)
+    scheduler_commands.find_plan(task, model, hosts, link, wanted, options, folder, seed, device, play, out)
 
 
 @app.command()
@@ -175,12 +161,10 @@ def simulate(
     job: a.Job,
     ranks: a.RankCounts = None,
     link: a.Links = None,
-    gpus_per_host: a.GpusPerHost = 1,
-    inside: a.SimulatedInside = None,
-    latency_us: a.Latency = None,
     every: a.Every = 1,
     objective: a.ProfilesObjective = None,
-    play: a.PlayCheck = None,
+    play: Play,
+    training: PricedTraining,
     task: a.Task = None,
     model: a.OwnModel = None,
     options: a.TaskOptions = None,
@@ -197,18 +181,14 @@ def simulate(
 
     trained = task, model, folder, options
     with mistakes():
-        if play and (ranks or link or every > 1):
+        if play.play and (ranks or link or every > 1):
             raise ValueError("--play says ranks and link, and plays every step: leave --ranks, --link and --every out")
-        if not play and any(trained):
+        if not play.play and any(trained):
             raise ValueError("a profile says all of a job; --task, --model, --set and --data are for --play")
-    if play:
-        # as in `bench` and `plan`
-        there = play, gpus_per_host, inside or NVLINK, LATENCY_US if latency_us is None else latency_us
-        return check_command.check(job, there, objective, trained, seed, device, out)
+    if play.play:
+        return check_command.check(job, play, objective, trained, seed, device, training, out)
     clusters = ranks or "8,64,512", link or "1gbit,10gbit,25gbit,100gbit"
-    return scheduler_commands.predict(
-        job, *clusters, gpus_per_host, inside or PCIE_3, latency_us, every, objective, out
-    )
+    return scheduler_commands.predict(job, *clusters, play, every, objective, training, out)
 
 
 @app.command()

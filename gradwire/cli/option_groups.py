@@ -36,6 +36,27 @@ class RecipeChanges:
 
 
 @dataclass(frozen=True)
+class Play:
+    """A cluster of which this machine plays one rank; the fields are the arguments of `PlaySpec.read`."""
+
+    play: a.Play = None
+    gpus_per_host: a.GpusPerHost = 1
+    inside: a.Inside = None
+    latency_us: a.Latency = None
+    different: a.Different = False
+    jitter: a.Jitter = 0.0
+    slow_rank: a.SlowRank = 1.0
+
+
+@dataclass(frozen=True)
+class PricedTraining:
+    """The training whose hours or cost are asked for; the fields are the arguments of `TrainingCost.of`."""
+
+    training_steps: a.TrainingSteps = None
+    price: a.Price = None
+
+
+@dataclass(frozen=True)
 class Pictures:
     """Formats of pictures beside PNG; their callbacks do the rest."""
 
@@ -43,7 +64,7 @@ class Pictures:
     svg: a.Svg = False
 
 
-GROUPS = (Compared, RecipeChanges, Pictures)
+GROUPS = (Compared, RecipeChanges, Play, PricedTraining, Pictures)
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,6 +1,7 @@
 """The ranks beside a played one: who is late by how much, and which payloads they send."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -8,14 +9,17 @@ import torch
 
 import gradwire as gw
 from gradwire.lab.other_ranks import OtherRanks
-from gradwire.lab.played_cluster import PlayedCluster, read
+from gradwire.lab.play_spec import PlaySpec
+from gradwire.lab.played_cluster import PlayedCluster
 from gradwire.transports import Done
 from gradwire.transports.card import CPU
+
+SPEC = PlaySpec.read("8@1gbit")
 
 
 def test_the_slowest_rank_is_agreed_and_seeded() -> None:
     assert OtherRanks().behind(64, 0, 0) == 0.0
-    assert OtherRanks(slow=1.25).behind(64, 0, 7) == pytest.approx(0.25)
+    assert OtherRanks(slow_rank=1.25).behind(64, 0, 7) == pytest.approx(0.25)
     own = [OtherRanks(jitter=0.1).behind(64, 0, step) for step in range(200)]
     assert own == [OtherRanks(jitter=0.1).behind(64, 0, step) for step in range(200)]
     assert own != [OtherRanks(jitter=0.1).behind(64, 1, step) for step in range(200)]
@@ -26,7 +30,9 @@ def test_the_slowest_rank_is_agreed_and_seeded() -> None:
     assert sum(few) / len(few) == pytest.approx(0.04, rel=0.1)
 
 
-@pytest.mark.parametrize("options", [{"jitter": -0.1}, {"jitter": inf}, {"slow": 0.5}, {"slow": float("nan")}])
+@pytest.mark.parametrize(
+    "options", [{"jitter": -0.1}, {"jitter": inf}, {"slow_rank": 0.5}, {"slow_rank": float("nan")}]
+)
 def test_what_cannot_be_is_refused(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="such as"):
         OtherRanks(**options)  # pyright: ignore[reportArgumentType]
@@ -40,16 +46,16 @@ def test_a_step_waits_for_the_slowest_rank() -> None:
         waited.append(seconds)
         return Done()
 
-    for others in (OtherRanks(), OtherRanks(slow=1.5)):
-        played = PlayedCluster(read("8@1gbit"), others)
+    for others in (OtherRanks(), OtherRanks(slow_rank=1.5)):
+        played = PlayedCluster(replace(SPEC, others=others))
         played._slowest.carry = carry  # pyright: ignore[reportAttributeAccessIssue]
         played.wait_for_slowest(0.04, 0, CPU)
     assert waited == [pytest.approx(0.02)]
 
 
 def test_batches_take_turns_where_payloads_are_to_differ() -> None:
-    group = gw.Group(("w",), gw.Interleaved(gw.TopK(0.1), gw.TopK(0.2), 3), gw.Residual(), gw.AllGather())
-    plan = gw.Plan((group, gw.Group(("v",), gw.ACPSGD(4), gw.Residual(), gw.AllReduce())))
-    assert PlayedCluster(read("8@1gbit")).begin(plan) == 1
-    assert PlayedCluster(read("8@1gbit"), OtherRanks(different=True)).begin(plan) == 4 * 6 + 1
-    assert PlayedCluster(read("8@1gbit"), OtherRanks(different=True)).begin(None) == 5
+    compressors = gw.Interleaved(gw.TopK(0.1), gw.TopK(0.2), 3), gw.ACPSGD(4)
+    different = PlayedCluster(replace(SPEC, others=OtherRanks(different=True)))
+    assert PlayedCluster(SPEC).begin(compressors) == 1
+    assert different.begin(compressors) == 4 * 6 + 1
+    assert different.begin([]) == 5
