@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from gradwire.lab.names import TIMED_STEPS, TURNS
 from gradwire.options import called_as, check_type
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ def bench(
     different: bool = False,
     jitter: float = 0.0,
     slow_rank: float = 1.0,
-    steps: int = 20,
-    repeats: int = 3,
+    steps: int = TIMED_STEPS,
+    repeats: int = TURNS,
     seed: int = 0,
     device: str = "cpu",
 ) -> "list[Timing]":

@@ -17,7 +17,7 @@ from gradwire.lab.experiments.training import Training
 from gradwire.lab.jobs.bench_job import BenchSpec, TimedSteps
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.runner import runner
-from gradwire.lab.names import NOCOMM, PLAN
+from gradwire.lab.names import NOCOMM, PLAN, TIMED_STEPS, TURNS
 from gradwire.lab.play_spec import PlaySpec
 from gradwire.lab.workloads.make_task import make_task
 from gradwire.report import check_report
@@ -25,9 +25,6 @@ from gradwire.report.report_files import write_json
 from gradwire.report.timing import summarize
 from gradwire.report.training_cost import TrainingCost
 from gradwire.schedule.simulate import Outcome, simulate
-
-STEPS, REPEATS = 20, 3
-"""As `bench` times by default."""
 
 
 def check(
@@ -70,8 +67,8 @@ def _spec(training: Training, played: PlaySpec, plans: list[str], seed: int) -> 
         task=training.task,
         options=list(training.options),
         configurations=[NOCOMM, *plans],
-        steps=STEPS,
-        repeats=REPEATS,
+        steps=TIMED_STEPS,
+        repeats=TURNS,
         seed=seed,
         play=asdict(played),
     )

@@ -10,6 +10,7 @@ import typer
 import gradwire
 from gradwire.cli import arguments as a
 from gradwire.cli.option_groups import Compared, Pictures, Play, PricedTraining, RecipeChanges, with_groups
+from gradwire.lab.names import TIMED_STEPS, TURNS
 
 app = typer.Typer(
     help="Compressed data-parallel training, compared with dense on real tasks and slow links.",
@@ -96,8 +97,8 @@ def bench(
     layers: a.Layers = None,
     batch: a.Batch = None,
     size: a.Size = None,
-    steps: a.StepsToTime = 20,
-    repeats: a.Repeats = 3,
+    steps: a.StepsToTime = TIMED_STEPS,
+    repeats: a.Repeats = TURNS,
     json_file: a.JsonFile = None,
     autocast: a.Autocast = None,
     seed: a.Seed = 0,
