@@ -10,10 +10,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors import Compressor
 from gradwire.controllers import Controller, Decision, Observation, StepView
 from gradwire.controllers.requests import Change, NativeRequest, Profiled, ProfileRequest
-from gradwire.plans import NATIVE, Group, Plan
+from gradwire.plans import NATIVE, Plan, Way
 from gradwire.rules import Rule
 from gradwire.schedule import Objective, Profile, Solution, Worker, search_profile
 from gradwire.tuner import messages
@@ -75,7 +74,7 @@ class Auto(Controller):
 
     def __init__(
         self,
-        candidates: Sequence[Compressor | Group] = (),
+        candidates: Sequence[Way] = (),
         fidelity: float | None = None,
         objective: Objective = "progress",
         rules: Sequence[Rule] = (),

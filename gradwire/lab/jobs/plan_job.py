@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.checkpoint import letters, text_of
-from gradwire.compressors import FP32, Compressor
+from gradwire.compressors import FP32
 from gradwire.frontends import Handle, attach
 from gradwire.frontends.ruled import GivenRule, rules_of
 from gradwire.lab.configuration import parse
@@ -27,7 +27,7 @@ from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.make_task import make_task
 from gradwire.lab.workloads.to_device import to_device
 from gradwire.notation import read_rule, way_of
-from gradwire.plans import Group, Plan
+from gradwire.plans import Plan, Way
 from gradwire.schedule import Objective, Profile, Timeline
 from gradwire.transports import Mesh
 from gradwire.tuner import CHOOSING_STEPS, Auto
@@ -130,7 +130,7 @@ def candidates(text: str) -> list[str]:
     return found
 
 
-def candidate(text: str) -> Compressor | Group:
+def candidate(text: str) -> Way:
     """One candidate: a compressor, or with the memory and communicator that it names."""
     read = parse(text)
     if not read.compressor or read.grouping or read.rules or read.controller or read.local:
