@@ -1,18 +1,22 @@
 """The ranks beside a played one: who is late by how much, and which payloads they send."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import inf
 
 import pytest
 import torch
 
 import gradwire as gw
+from gradwire.lab.jobs.plan_job import PlanSpec, _played
+from gradwire.lab.launch.rank_job import Peers
 from gradwire.lab.other_ranks import OtherRanks
 from gradwire.lab.play_spec import PlaySpec
 from gradwire.lab.played_cluster import PlayedCluster
-from gradwire.transports import Done
+from gradwire.lab.workloads.make_task import make_task
+from gradwire.transports import Done, Mesh
 from gradwire.transports.card import CPU
+from tests.lab import test_played
 
 SPEC = PlaySpec.read("8@1gbit")
 
@@ -59,3 +63,22 @@ def test_batches_take_turns_where_payloads_are_to_differ() -> None:
     assert PlayedCluster(SPEC).begin(compressors) == 1
     assert different.begin(compressors) == 4 * 6 + 1
     assert different.begin([]) == 5
+
+
+@pytest.mark.parametrize(("others", "waits"), [(OtherRanks(different=True), False), (OtherRanks(slow_rank=1.5), True)])
+def test_planning_has_the_same_other_ranks(others: OtherRanks, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[tuple[bool, int]] = []
+    monkeypatch.setattr(
+        PlayedCluster, "wait_for_slowest", lambda self, alone_s, step, device: waited.append((alone_s > 0, step))
+    )
+    options = [f"function={test_played.__file__}:make"]
+    play = asdict(replace(SPEC, others=others))
+    spec = PlanSpec(task="own", options=options, seed=0, candidates=["acpsgd:4"], play=play)
+    running = Peers(0, 1, CPU, gw.Recording(world=2))
+    peers, late = _played(spec, make_task("own", options), spec.controller(), running)
+    late(3, CPU)
+    assert (peers.world, waited) == (8, [(waits, 3)])
+    between = Mesh.of(peers.transport).replica
+    assert isinstance(between, gw.Played)
+    # payloads of ACP-SGD have two forms in turn
+    assert (between.others.period if between.others else None) == (None if waits else 2)
