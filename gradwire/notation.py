@@ -17,8 +17,9 @@ from gradwire.construct import check_options, construct, exported
 from gradwire.controllers import Controller
 from gradwire.importing import imported
 from gradwire.memories import Memory
-from gradwire.plans import Group, Pair, Way, default_memory
+from gradwire.plans import Group, default_memory
 from gradwire.unknown import unknown
+from gradwire.ways import Pair, Way
 
 AUTO = "auto"
 """In place of a compressor: the automatic plan chooses one."""

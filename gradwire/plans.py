@@ -71,22 +71,6 @@ class Group(Options):
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A compressor with a memory, over the communicator that suits ranks and slots. Raises ValueError where the memory
-    cannot work with the compressor."""
-
-    compressor: Compressor
-    memory: Memory
-
-    def __post_init__(self) -> None:
-        self.memory.check(self.compressor)
-
-
-Way = Compressor | Pair | Group
-"""How slots are sent: what a user leaves out is what suits. A group here has no slots."""
-
-
-@dataclass(frozen=True)
 class Plan:
     """Groups in the order in which they are sent; every slot is in exactly one. Without groups it is `native`: the
     framework, such as DDP, reduces all gradients by itself."""

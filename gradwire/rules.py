@@ -10,7 +10,8 @@ from fnmatch import fnmatchcase
 from itertools import accumulate
 from typing import Protocol, TypeVar
 
-from gradwire.plans import Group, Plan, Way
+from gradwire.plans import Group, Plan
+from gradwire.ways import Way
 
 _BOUND = re.compile(r"(numel|dim)([<>])(\d+)")
 

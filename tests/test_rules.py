@@ -14,7 +14,7 @@ from gradwire.frontends.choices import Choices, StepChoices, slots_of
 from gradwire.frontends.ruled import planned_by, rules_of
 from gradwire.frontends.summary import table
 from gradwire.notation import way_of
-from gradwire.plans import Plan, uniform
+from gradwire.plans import SIZES, Plan, uniform
 from gradwire.rules import Rule, matches
 from gradwire.runtime.stats import Stats
 from gradwire.slots import Slot
@@ -95,7 +95,7 @@ def test_what_no_rule_matches_goes_by_the_compressor():
 def test_where_a_rule_names_only_a_memory_the_communicator_suits_the_ranks(ranks: int, communicator: Communicator):
     slots = [slot("weight", 64, 64)]
     for given, rest in (([("*", "quantized:8+residual")], None), ([], way_of(gw.Quantized(8), gw.Residual(), None))):
-        (group,) = planned_by(rules_of(given, rest), None, None, lambda: ranks, slots).groups
+        (group,) = planned_by(rules_of(given, rest), None, None, SIZES["cpu"], lambda: ranks, slots).groups
         assert (group.memory, group.communicator) == (gw.Residual(), communicator)
 
 

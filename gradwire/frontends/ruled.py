@@ -9,9 +9,10 @@ from gradwire.compressors import FP32, Compressor
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.notation import read_ways
-from gradwire.plans import Group, GroupSizes, Pair, Plan, Way, uniform
+from gradwire.plans import Group, GroupSizes, Plan, uniform
 from gradwire.rules import Rule, joined, sort_by
 from gradwire.slots import Slot
+from gradwire.ways import Pair, Way
 
 GivenWay = Way | str
 GivenRule = tuple[str, GivenWay | Sequence[GivenWay]]

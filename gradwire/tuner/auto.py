@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradwire.controllers import Controller, Decision, Observation, StepView
 from gradwire.controllers.requests import Change, NativeRequest, Profiled, ProfileRequest
-from gradwire.plans import NATIVE, Plan, Way
+from gradwire.plans import NATIVE, Plan
 from gradwire.rules import Rule
 from gradwire.schedule import Objective, Profile, Solution, Worker, search_profile
 from gradwire.tuner import messages
@@ -30,6 +30,7 @@ from gradwire.tuner.candidate_plans import (
     with_efficiencies,
 )
 from gradwire.tuner.trials import FAR, SETTLE, STILL_CLOSE, TRIED, Trials, step_s, turns_in
+from gradwire.ways import Way
 
 WARM, TIMED, TRACED = 2, 6, 6
 WINDOW, PATIENCE, DRIFT = 40, 2, 1.25

@@ -12,7 +12,7 @@ from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterRe
 from gradwire.compressors import BF16, FP32, QSGD, Compressor, MultiLevel
 from gradwire.memories import NoMemory, Residual
 from gradwire.options import check_type
-from gradwire.plans import Group, Pair, Plan, Way, default_memory
+from gradwire.plans import Group, Plan, default_memory
 from gradwire.rules import Rule, joined
 from gradwire.schedule import (
     Objective,
@@ -27,6 +27,7 @@ from gradwire.schedule import (
     theil_sen,
     timeline,
 )
+from gradwire.ways import Pair, Way
 
 MOST_TRIED = 5
 """Plans that are tried in the first trials."""

@@ -27,12 +27,13 @@ from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.make_task import make_task
 from gradwire.lab.workloads.to_device import to_device
 from gradwire.notation import read_rule, way_of
-from gradwire.plans import Plan, Way
+from gradwire.plans import Plan
 from gradwire.schedule import Objective, Profile, Timeline
 from gradwire.transports import Mesh
 from gradwire.tuner import CHOOSING_STEPS, Auto
 from gradwire.tuner.candidate_plans import ways_by
 from gradwire.tuner.trials import SETTLE, Tried
+from gradwire.ways import Way
 
 SHOWN = 5
 """Traced steps, of which the median is shown."""
