@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from gradwire.lab.names import TIMED_STEPS, TURNS
 from gradwire.options import called_as, check_type
 
 if TYPE_CHECKING:
@@ -13,10 +14,10 @@ if TYPE_CHECKING:
     from gradwire.lab.launch.lab_cluster import LabCluster
     from gradwire.lab.launch.rank_job import Spec
     from gradwire.lab.launch.runner import Job
+    from gradwire.lab.play_spec import PlaySpec
     from gradwire.plans import Plan
     from gradwire.report.timing import Timing
     from gradwire.schedule import Objective
-    from gradwire.schedule.simulate import Cluster
 
 
 @called_as('gw.bench(make, ["dense", gw.TopK(0.01)], hosts=2)')
@@ -28,8 +29,13 @@ def bench(
     link: str = "loopback",
     play: str | None = None,
     gpus_per_host: int = 1,
-    steps: int = 20,
-    repeats: int = 3,
+    inside: str | None = None,
+    latency_us: float | None = None,
+    different: bool = False,
+    jitter: float = 0.0,
+    slow_rank: float = 1.0,
+    steps: int = TIMED_STEPS,
+    repeats: int = TURNS,
     seed: int = 0,
     device: str = "cpu",
 ) -> "list[Timing]":
@@ -37,7 +43,8 @@ def bench(
 
     `make`, a function at the top of a file, returns model, batches and loss; see docs/tasks.md. A configuration is a
     compressor, or a text as on the command line. `hosts` ranks (2) are started, with a `link` each such as "1gbit"; or
-    one rank is played of a cluster such as play="64@25gbit", with `gpus_per_host`.
+    one rank is played of a cluster such as play="64@25gbit", to which belong `gpus_per_host`, `inside`, `latency_us`,
+    `different`, `jitter` and `slow_rank`, as on the command line.
 
     Raises ValueError for what the command line refuses, and where this process is a rank itself.
     """
@@ -49,10 +56,10 @@ def bench(
     from gradwire.report.timing import summarize
 
     # the same steps as `gradwire bench`, on ranks that are started here
-    played = _played(play, gpus_per_host, hosts, link)
-    setup = Setup(
-        model=named(make), ranks=played.ranks if played else 2 if hosts is None else hosts, link=link, play=played
-    )
+    others = {"different": different, "jitter": jitter, "slow_rank": slow_rank}
+    played = _played(hosts, link, play, gpus_per_host=gpus_per_host, inside=inside, latency_us=latency_us, **others)
+    ranks = played.cluster.ranks if played else 2 if hosts is None else hosts
+    setup = Setup(model=named(make), ranks=ranks, link=link, play=played)
     spec = setup.spec(texts_of("configurations", configurations), TimingOptions(steps, repeats, seed, device))
     return summarize([TimedSteps.from_line(line) for line in _run(job, spec, setup.cluster(device))])
 
@@ -68,15 +75,20 @@ def plan(
     link: str = "loopback",
     play: str | None = None,
     gpus_per_host: int = 1,
+    inside: str | None = None,
+    latency_us: float | None = None,
+    different: bool = False,
+    jitter: float = 0.0,
+    slow_rank: float = 1.0,
     seed: int = 0,
     device: str = "cpu",
 ) -> "Plan":
     """The plan with the most progress per second for `make`'s model on `hosts` ranks (2) with a `link` each, or on a
     cluster to `play`, or with the objective "step" that of the shortest steps, to give to `attach`; found by training.
 
-    `make`, `play` and `gpus_per_host` as in `bench`; `candidates` are compressors or texts, by default those that need
-    no tuning, and `fidelity` is what may be lost of dense training's progress, as in `Auto`. Raises ValueError for what
-    the command line refuses, and where this process is a rank itself.
+    `make`, `play` and what belongs to it are as in `bench`; `candidates` are compressors or texts, by default those
+    that need no tuning, and `fidelity` is what may be lost of dense training's progress, as in `Auto`. Raises
+    ValueError for what the command line refuses, and where this process is a rank itself.
     """
     from gradwire.construct import texts_of
     from gradwire.importing import named
@@ -87,13 +99,14 @@ def plan(
     from gradwire.lab.workloads import Own
     from gradwire.tuner.candidate_plans import check_wanted
 
-    played = _played(play, gpus_per_host, hosts, link)
+    others = {"different": different, "jitter": jitter, "slow_rank": slow_rank}
+    played = _played(hosts, link, play, gpus_per_host=gpus_per_host, inside=inside, latency_us=latency_us, **others)
     # what cannot be is refused before ranks are started
     texts = texts_of("candidates", candidates)
     check_wanted([candidate(text) for text in texts], fidelity, objective)
     own = Own(function=named(make))
     ranks = 2 if hosts is None else hosts
-    next(own.batches(0, played.ranks if played else ranks, seed))
+    next(own.batches(0, played.cluster.ranks if played else ranks, seed))
     wanted = {"candidates": texts, "fidelity": fidelity, "objective": objective}
     wanted |= {"play": asdict(played) if played else None}
     spec = PlanSpec(task=own.name, options=[f"function={own.function}"], seed=seed, **wanted)
@@ -101,14 +114,14 @@ def plan(
     return Planned.from_line(_run(job, spec, cluster)[-1]).plan
 
 
-def _played(play: str | None, gpus_per_host: int, hosts: int | None, link: str) -> "Cluster | None":
+def _played(hosts: int | None, link: str, play: str | None, **options: Any) -> "PlaySpec | None":
     """The cluster of which a rank is played, if one is given in place of hosts and a link."""
-    from gradwire.lab.played_cluster import read
+    from gradwire.lab.play_spec import PlaySpec
 
     check_type("hosts", hosts, (int,), "2")
     if play and (hosts or link != "loopback"):
         raise ValueError(f"play={play!r} says ranks and link: leave hosts and link out")
-    return read(play, gpus_per_host) if play else None
+    return PlaySpec.of(play, **options)
 
 
 def _run(job: "Job", spec: "Spec", cluster: "LabCluster") -> list[dict[str, Any]]:

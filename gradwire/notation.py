@@ -17,8 +17,9 @@ from gradwire.construct import check_options, construct, exported
 from gradwire.controllers import Controller
 from gradwire.importing import imported
 from gradwire.memories import Memory
-from gradwire.plans import Group, default_communicator, default_memory
+from gradwire.plans import Group, default_memory
 from gradwire.unknown import unknown
+from gradwire.ways import Pair, Way
 
 AUTO = "auto"
 """In place of a compressor: the automatic plan chooses one."""
@@ -82,10 +83,10 @@ def read_rule(text: str) -> tuple[str, str]:
     return pattern, way
 
 
-def read_ways(text: str) -> list[Compressor | Group]:
+def read_ways(text: str) -> list[Way]:
     """Reads a rule's way, such as `topk:0.01+residual`; with `|` between them several; `auto` has none. Raises
     ValueError for anything else, and for a controller or a grouping, which are for all rules."""
-    ways: list[Compressor | Group] = []
+    ways: list[Way] = []
     for word in map(lowered, text.split("|")) if text.lower() != AUTO else ():
         head, *others = word.partition("@")[0].split("+")
         parts = read_parts(word, head, others, (AUTO,))
@@ -95,12 +96,11 @@ def read_ways(text: str) -> list[Compressor | Group]:
     return ways
 
 
-def way_of(compressor: Compressor, memory: Memory | None, communicator: Communicator | None) -> Compressor | Group:
+def way_of(compressor: Compressor, memory: Memory | None, communicator: Communicator | None) -> Way:
     """A way to send: the compressor, which goes with what suits it, or with the parts that are named."""
-    if not (memory or communicator):
-        return compressor
-    memory, communicator = memory or default_memory(compressor), communicator or default_communicator(compressor)
-    return Group((), compressor, memory, communicator)
+    if communicator:
+        return Group((), compressor, memory or default_memory(compressor), communicator)
+    return Pair(compressor, memory) if memory else compressor
 
 
 def read_grouping(text: str) -> groups.Grouping:

@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 from itertools import accumulate
 from typing import Protocol, TypeVar
 
-from gradwire.compressors import Compressor
 from gradwire.plans import Group, Plan
+from gradwire.ways import Way
 
 _BOUND = re.compile(r"(numel|dim)([<>])(\d+)")
 
@@ -39,7 +39,7 @@ class Rule:
     pattern: str
     """Conditions with `&` between them: names as fnmatch has them, where `*.` may stand for none, and sizes such as
     `numel<4096` and `dim>1`. Without rules it is empty."""
-    candidates: tuple[Compressor | Group, ...] = ()
+    candidates: tuple[Way, ...] = ()
     """One way, or those among which the automatic plan chooses; without any, those that need no tuning."""
 
     def __post_init__(self) -> None:

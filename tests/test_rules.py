@@ -8,10 +8,13 @@ import torch
 from torch import nn
 
 import gradwire as gw
+from gradwire.communicators import Communicator
 from gradwire.controllers.recompress import recompress
 from gradwire.frontends.choices import Choices, StepChoices, slots_of
+from gradwire.frontends.ruled import planned_by, rules_of
 from gradwire.frontends.summary import table
-from gradwire.plans import Plan, uniform
+from gradwire.notation import way_of
+from gradwire.plans import SIZES, Plan, uniform
 from gradwire.rules import Rule, matches
 from gradwire.runtime.stats import Stats
 from gradwire.slots import Slot
@@ -86,6 +89,14 @@ def test_what_no_rule_matches_goes_by_the_compressor():
     rest = [group for group in plan.groups if group.rule == "*" and group.compressor == gw.TopK(0.1)]
     assert {name for group in rest for name in group.slots} >= {"embedding.weight", "layers.0.linear.weight"}
     assert all(group.memory == gw.Residual(0.5) for group in rest)
+
+
+@pytest.mark.parametrize(("ranks", "communicator"), [(2, gw.AllGather()), (64, gw.ScatterReduce())])
+def test_where_a_rule_names_only_a_memory_the_communicator_suits_the_ranks(ranks: int, communicator: Communicator):
+    slots = [slot("weight", 64, 64)]
+    for given, rest in (([("*", "quantized:8+residual")], None), ([], way_of(gw.Quantized(8), gw.Residual(), None))):
+        (group,) = planned_by(rules_of(given, rest), None, None, SIZES["cpu"], lambda: ranks, slots).groups
+        assert (group.memory, group.communicator) == (gw.Residual(), communicator)
 
 
 def test_groups_are_cut_within_each_rule():

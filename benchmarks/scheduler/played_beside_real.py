@@ -61,9 +61,9 @@ def cell(model: str, ranks: int, link: str, arguments: argparse.Namespace) -> Ce
     """The real and the played ranks in turns."""
     from gradwire.lab.experiments.bench_setup import Setup
     from gradwire.lab.launch.lab_cluster import LabCluster
-    from gradwire.lab.played_cluster import read
+    from gradwire.lab.play_spec import PlaySpec
 
-    there = read(f"{ranks}@{link}", latency_us=arguments.latency_us)
+    there = PlaySpec.read(f"{ranks}@{link}", latency_us=arguments.latency_us)
     real, played = Setup(model=model, ranks=ranks, link=link), Setup(model=model, ranks=ranks, play=there)
     found: Cell = {}, {}, {}
     for _ in range(arguments.repeats):
@@ -89,9 +89,9 @@ def timed(setup: Any, cluster: Any, arguments: argparse.Namespace) -> list[Any]:
 
 def compared(model: str, ranks: int, link: str, cells: dict[str, Cell], latency_us: float) -> list[dict[str, Any]]:
     """A row for each configuration: its steps, and the ratios of the played ones and of the curves to the real ones."""
-    from gradwire.lab.played_cluster import read
+    from gradwire.lab.play_spec import PlaySpec
 
-    network = read(f"{ranks}@{link}", latency_us=latency_us).network
+    network = PlaySpec.read(f"{ranks}@{link}", latency_us=latency_us).cluster.network
     real, played, _ = cells[link]
     rows: list[dict[str, Any]] = []
     for name, steps in real.items():

@@ -34,7 +34,8 @@ _SCHEDULE = "constant, cosine, linear, or drop:30,60 (to a tenth after 30 and 60
 _WARM_UP = "steps, or with --epochs epochs, in which the rate rises; by default 20 steps"
 _JOB = "profile.json, or a plan.json beside one, as `plan` writes them; or resnet50, resnet101 or bert-base"
 _OBJECTIVE = "step: the shortest step of the candidates alone; progress: the most progress per second"
-_SIMULATED_INSIDE = f"what the ranks of a host are joined by; by default {PCIE_3}, with --play {NVLINK}"
+_INSIDE = f"what the ranks of a host are joined by; by default {NVLINK}, to `simulate` without --play {PCIE_3}"
+_LATENCY = "microseconds of a message beside its bytes; by default 50, to `simulate` without --play the profile's"
 _CANDIDATES = "separated by commas, such as bf16,topk:0.01; by default those that need no tuning"
 
 Configurations = Annotated[
@@ -116,11 +117,6 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="write all figures
 Play = Annotated[
     str | None, typer.Option(help="play one rank of a cluster, such as 64@25gbit, in place of ranks on a link")
 ]
-PlayCheck = Annotated[
-    str | None, typer.Option("--play", help="predict one cluster, such as 64@25gbit, and play one rank of it")
-]
-PlayLatency = Annotated[float, typer.Option("--latency-us", help="microseconds of a message beside its bytes")]
-
 Different = Annotated[
     bool,
     typer.Option("--different", help="with --play: other ranks send payloads of other batches, not this rank's own"),
@@ -133,7 +129,7 @@ SlowRank = Annotated[
 ]
 
 TrainingSteps = Annotated[
-    int | None, typer.Option(help="with --play: also show the hours of a training of so many steps")
+    int | None, typer.Option(help="also show the hours of a training of so many steps, on a cluster that is not here")
 ]
 Price = Annotated[
     float | None, typer.Option(help="the price of an hour of one GPU: with --training-steps, show the cost, not hours")
@@ -151,21 +147,12 @@ Links = Annotated[
     typer.Option(help="links between hosts; by default 1gbit,10gbit,25gbit,100gbit", callback=early(e.links)),
 ]
 GpusPerHost = Annotated[int, typer.Option(help="ranks that share a host and its link")]
-Inside = Annotated[
-    str, typer.Option(help="what the ranks of a host are joined by; PCIe 3 has 96gbit", callback=early(e.links))
-]
-SimulatedInside = Annotated[
-    str | None,
-    typer.Option("--inside", help=_SIMULATED_INSIDE, callback=early(e.links)),
-]
+Inside = Annotated[str | None, typer.Option(help=_INSIDE, callback=early(e.links))]
 Every = Annotated[
     int,
     typer.Option(min=1, help="with 30: also by local steps, what moved is sent every 30 of them; see gw.LocalSteps"),
 ]
-Latency = Annotated[
-    float | None,
-    typer.Option(help="microseconds of a message beside its bytes; by default as in the profile, with --play 50"),
-]
+Latency = Annotated[float | None, typer.Option(help=_LATENCY)]
 
 ImageSet = Annotated[str, typer.Argument(metavar="SET", help="mnist, fashion-mnist, cifar10 or cifar100")]
 Into = Annotated[Path, typer.Argument(metavar="FOLDER", help="where its files go")]

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gradwire.cli.console import console, mistakes, progress_bars, show
+from gradwire.cli.option_groups import Compared, Play, PricedTraining
 from gradwire.cli.run_setup import cuts_here, leads, named_if_full, ranks_of, run_folder, writing_to
 from gradwire.cli.wanted import texts
 from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
@@ -21,23 +22,14 @@ from gradwire.lab.jobs.bench_job import bench as time_steps
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.runner import Runner, runner
 from gradwire.lab.network.link import LOOPBACK, REAL
-from gradwire.lab.other_ranks import OtherRanks
-from gradwire.lab.played_cluster import read
+from gradwire.lab.play_spec import PlaySpec
 from gradwire.report import played_report, text_table
 from gradwire.report import suite_report as suites
 from gradwire.report.timing import summarize
 from gradwire.report.training_cost import TrainingCost
 
 
-def bench(
-    model: dict[str, Any],
-    configurations: list[str] | None,
-    controller: str | None,
-    rules: list[str] | None,
-    plan: Path | None,
-    timed: TimingOptions,
-    json_file: Path | None,
-) -> None:
+def bench(model: dict[str, Any], compared: Compared, timed: TimingOptions, json_file: Path | None) -> None:
     """Times configurations on one model; `model` has a set-up's values, None where they are not given."""
     with mistakes():
         # refuse before anything is measured
@@ -46,7 +38,7 @@ def bench(
         if json_file and json_file.is_dir():
             raise ValueError(f"{json_file} is a folder: name a file for --json")
         setup = Setup(**model | {"ranks": ranks_of(model["ranks"], model["shard"]), "link": model["link"] or LOOPBACK})
-        named = texts(configurations, controller, rules, plan)
+        named = texts(compared)
         cluster, spec = setup.cluster(timed.device), setup.spec(named, timed)
     with runner(cluster) as ranks:
         time_turns(spec, ranks, partial(_show_setup, setup, cluster, timed, json_file))
@@ -54,64 +46,49 @@ def bench(
 
 def bench_played(
     model: dict[str, Any],
-    cluster: tuple[str, int, str, float],
-    others: dict[str, Any],
-    configurations: list[str] | None,
-    controller: str | None,
-    rules: list[str] | None,
-    plan: Path | None,
+    play: Play,
+    compared: Compared,
     timed: TimingOptions,
     json_file: Path | None,
-    training: tuple[int | None, float | None],
+    training: PricedTraining,
     out: Path,
 ) -> None:
-    """Times configurations on a `cluster` (see `played_cluster.read`) of which one rank is played, and writes what they
-    take on other links and ranks. `others` has `OtherRanks`' values; `training` the steps and the price of a GPU-hour,
-    if its cost is asked for."""
+    """Times configurations on a cluster of which one rank is played, and writes what they take on other links and
+    ranks, and what a training costs if that is asked for."""
     with mistakes():
         if json_file or model["ranks"] or model["link"]:
             raise ValueError("--play says ranks and link, and writes played.json: leave --hosts, --link and --json out")
-        played = read(*cluster)
-        setup = Setup(
-            **model | {"ranks": played.ranks, "link": LOOPBACK, "play": played, "others": OtherRanks(**others)}
-        )
-        named = texts(configurations, controller, rules, plan)
+        played = PlaySpec.read(**vars(play))
+        setup = Setup(**model | {"ranks": played.cluster.ranks, "link": LOOPBACK, "play": played})
+        named = texts(compared)
         running, spec = setup.cluster(timed.device), setup.spec(named, timed)
-        cost = _cost(played.ranks, *training)
+        cost = TrainingCost.of(**vars(training))
     with runner(running) as ranks:
         folder = run_folder(out, "played", ranks.leads)
         with writing_to(folder, ranks.leads):
             time_turns(spec, ranks, partial(_show_played, setup, running, folder, cost), "playing")
 
 
-def check_not_played(others: dict[str, Any], training: tuple[int | None, float | None]) -> None:
+def check_not_played(play: Play, training: PricedTraining) -> None:
     """Refuses options of a cluster that is played, where none is."""
     with mistakes():
-        if OtherRanks(**others) != OtherRanks() or training != (None, None):
-            raise ValueError(
-                "--different, --jitter, --slow-rank, --training-steps and --price are for clusters that are played: "
-                "give --play as well"
-            )
-
-
-def _cost(gpus: int, steps: int | None, price: float | None) -> TrainingCost | None:
-    if price is not None and steps is None:
-        raise ValueError("--price is for the steps of a training: give --training-steps as well")
-    return None if steps is None else TrainingCost(steps, gpus, price)
+        PlaySpec.of(**vars(play))
+        if training != PricedTraining():
+            raise ValueError("--training-steps and --price are for clusters that are played: give --play as well")
 
 
 def _show_played(
     setup: Setup, running: LabCluster, folder: Path, cost: TrainingCost | None, samples: list[TimedSteps]
 ) -> None:
     assert setup.play
-    title, times = f"{setup.title}: {setup.place(running)}", played_report.PlayedTimes.of(setup.play, samples)
+    title, times = f"{setup.title}: {setup.play}", played_report.PlayedTimes.of(setup.play.cluster, samples)
     console().print(f"{title}; ms per step", highlight=False, markup=False)
-    show(played_report.steps(summarize(samples), cost))
+    show(played_report.steps(summarize(samples), setup.play.cluster.ranks, cost))
     show(played_report.winners(times))
     # hosts and ranks are those that are played, which the place says
     real = ("hosts", "ranks")
     facts = {name: str(fact) for name, fact in circumstances(running).items() if name not in real and fact is not None}
-    facts |= {"place": setup.place(running), "parameters": str(setup.parameters())}
+    facts |= {"place": str(setup.play), "parameters": str(setup.parameters())}
     print(*played_report.write(folder, title, times, samples, facts, cost), sep="\n")
 
 

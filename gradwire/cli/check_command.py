@@ -8,6 +8,7 @@ from typing import Any
 
 from gradwire.cli.bench_command import time_turns
 from gradwire.cli.console import console, mistakes, show
+from gradwire.cli.option_groups import Play, PricedTraining
 from gradwire.cli.run_setup import run_folder, writing_to
 from gradwire.cli.scheduler_commands import read_job
 from gradwire.cli.wanted import described
@@ -16,58 +17,60 @@ from gradwire.lab.experiments.training import Training
 from gradwire.lab.jobs.bench_job import BenchSpec, TimedSteps
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.runner import runner
-from gradwire.lab.names import NOCOMM, PLAN
-from gradwire.lab.played_cluster import described as in_words
-from gradwire.lab.played_cluster import read
+from gradwire.lab.names import NOCOMM, PLAN, TIMED_STEPS, TURNS
+from gradwire.lab.play_spec import PlaySpec
 from gradwire.lab.workloads.make_task import make_task
 from gradwire.report import check_report
 from gradwire.report.report_files import write_json
 from gradwire.report.timing import summarize
-from gradwire.schedule.simulate import Cluster, Outcome, simulate
-
-STEPS, REPEATS = 20, 3
-"""As `bench` times by default."""
+from gradwire.report.training_cost import TrainingCost
+from gradwire.schedule.simulate import Outcome, simulate
 
 
 def check(
     job: str,
-    play: tuple[str, int, str, float],
+    play: Play,
     objective: Any,
     trained: tuple[str | None, str | None, Path | None, list[str] | None],
     seed: int,
     device: str,
+    priced: PricedTraining,
     out: Path,
 ) -> None:
-    """Predicts a job's steps on a cluster to `play` (see `played_cluster.read`), and plays the same plans; `trained` is
-    what was profiled: a task or a function of the user's, the task's folder and options."""
+    """Predicts a job's steps on a cluster to play, and plays the same plans; `trained` is what was profiled: a task or
+    a function of the user's, the task's folder and options. Shows what a training costs if that is asked for."""
     task, model, folder, options = trained
     with mistakes():
         if not (task or model):
             raise ValueError(f"--play trains what {job} was measured on: give its --task or --model")
         profile, chosen = read_job(job, objective)
-        cluster, running = read(*play), LabCluster(1, device=device)
+        played, running, cost = (
+            PlaySpec.read(**vars(play)),
+            LabCluster(1, device=device),
+            TrainingCost.of(**vars(priced)),
+        )
         training = described(task, model, None, folder).altered(options=options or [])
-        outcomes = list(simulate(profile, cluster, plan=chosen))
+        outcomes = list(simulate(profile, played.cluster, plan=chosen))
         # refuse before anything is played
         planned = [Configuration(each.way, plan=each.plan) for each in outcomes]
         check_plans(planned, lambda: make_task(training.task, training.options).build_model(seed))
     with runner(running) as ranks:
         home = run_folder(out, "simulate", ranks.leads)
         with writing_to(home, ranks.leads):
-            spec = _spec(training, cluster, [_saved(each, home) for each in outcomes], seed)
-            title = f"{Path(job).stem}: {in_words(cluster)}"
-            time_turns(spec, ranks, partial(_show, home, title, outcomes), "playing")
+            spec = _spec(training, played, [_saved(each, home) for each in outcomes], seed)
+            title = f"{Path(job).stem}: {played}"
+            time_turns(spec, ranks, partial(_show, home, title, outcomes, cost), "playing")
 
 
-def _spec(training: Training, cluster: Cluster, plans: list[str], seed: int) -> BenchSpec:
+def _spec(training: Training, played: PlaySpec, plans: list[str], seed: int) -> BenchSpec:
     return BenchSpec(
         task=training.task,
         options=list(training.options),
         configurations=[NOCOMM, *plans],
-        steps=STEPS,
-        repeats=REPEATS,
+        steps=TIMED_STEPS,
+        repeats=TURNS,
         seed=seed,
-        play=asdict(cluster),
+        play=asdict(played),
     )
 
 
@@ -79,7 +82,9 @@ def _saved(outcome: Outcome, home: Path) -> str:
     return f"{PLAN}{path}"
 
 
-def _show(home: Path, title: str, outcomes: list[Outcome], samples: list[TimedSteps]) -> None:
+def _show(
+    home: Path, title: str, outcomes: list[Outcome], cost: TrainingCost | None, samples: list[TimedSteps]
+) -> None:
     alone, *timings = summarize(samples)
     predicted = [("no communication", outcomes[0].alone_s), *((each.way, each.step_s) for each in outcomes)]
     rows = [
@@ -87,7 +92,7 @@ def _show(home: Path, title: str, outcomes: list[Outcome], samples: list[TimedSt
         for (way, step_s), timing in zip(predicted, [alone, *timings], strict=False)
     ]
     console().print(title, highlight=False, markup=False)
-    show(check_report.table(rows))
+    show(check_report.table(rows, outcomes[0].cluster.ranks, cost))
     console().print(check_report.verdict(rows), highlight=False)
     path = home / "check.json"
     write_json(path, {"title": title, "rows": [asdict(row) for row in rows]})

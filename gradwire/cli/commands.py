@@ -9,7 +9,8 @@ import typer
 
 import gradwire
 from gradwire.cli import arguments as a
-from gradwire.lab.network.link import LATENCY_US, NVLINK, PCIE_3
+from gradwire.cli.option_groups import Compared, Pictures, Play, PricedTraining, RecipeChanges, with_groups
+from gradwire.lab.names import TIMED_STEPS, TURNS
 
 app = typer.Typer(
     help="Compressed data-parallel training, compared with dense on real tasks and slow links.",
@@ -42,8 +43,10 @@ def list_(name: a.Name = None) -> None:
 
 
 @app.command()
+@with_groups
 def train(
-    configurations: a.Configurations = None,
+    *,
+    compared: Compared,
     task: a.TrainTask = None,
     model: a.OwnModel = None,
     preset: a.Preset = None,
@@ -54,40 +57,20 @@ def train(
     options: a.TaskOptions = None,
     folder: a.Folder = None,
     pretrained: a.Pretrained = None,
-    steps: a.Steps = None,
-    epochs: a.Epochs = None,
-    optimizer: a.Optimizer = None,
-    lr: a.LearningRate = None,
-    momentum: a.Momentum = None,
-    weight_decay: a.WeightDecay = None,
-    schedule: a.Schedule = None,
-    warm_up: a.WarmUp = None,
-    clip: a.Clip = None,
-    autocast: a.Autocast = None,
+    recipe: RecipeChanges,
     checkpoint_every: a.CheckpointEvery = None,
     resume: a.Resume = None,
-    controller: a.ControllerName = None,
-    rules: a.RuleTexts = None,
-    plan: a.PlanFile = None,
     seed: a.Seed = 0,
     device: a.Device = "cpu",
     out: a.Out = Path("runs"),
-    pdf: a.Pdf = False,
-    svg: a.Svg = False,
+    pictures: Pictures,
 ) -> None:
     """Train configurations on one task, a published training or a suite; write metrics, pictures and a report to
     runs/."""
     from gradwire.cli import train_command
     from gradwire.cli.wanted import Wanted
 
-    recipe = {
-        "steps": steps, "epochs": epochs, "optimizer": optimizer, "lr": lr, "momentum": momentum,
-        "weight_decay": weight_decay, "schedule": schedule, "warm_up": warm_up, "clip": clip, "autocast": autocast,
-    }  # fmt: skip
-    wanted = Wanted(
-        configurations, options, controller, rules, plan, model, preset, pretrained, task, folder, recipe, seed,
-        checkpoint_every,
-    )  # fmt: skip
+    wanted = Wanted(compared, options, model, preset, pretrained, task, folder, recipe, seed, checkpoint_every)
     if resume:
         defaults = [(shard, 1), (device, "cpu"), (out, Path("runs"))]
         others = [hosts, link, suite, *(given for given, default in defaults if given != default)]
@@ -100,37 +83,28 @@ def train(
 
 
 @app.command()
+@with_groups
 def bench(
-    configurations: a.Configurations = None,
+    *,
+    compared: Compared,
     model: a.BenchModel = None,
     suite: a.BenchSuite = None,
     hosts: a.Hosts = None,
     link: a.Rate = None,
     shard: a.Shard = 1,
-    play: a.Play = None,
-    gpus_per_host: a.GpusPerHost = 1,
-    inside: a.Inside = NVLINK,
-    latency_us: a.PlayLatency = LATENCY_US,
-    different: a.Different = False,
-    jitter: a.Jitter = 0.0,
-    slow: a.SlowRank = 1.0,
-    training_steps: a.TrainingSteps = None,
-    price: a.Price = None,
+    play: Play,
+    training: PricedTraining,
     layers: a.Layers = None,
     batch: a.Batch = None,
     size: a.Size = None,
-    steps: a.StepsToTime = 20,
-    repeats: a.Repeats = 3,
+    steps: a.StepsToTime = TIMED_STEPS,
+    repeats: a.Repeats = TURNS,
     json_file: a.JsonFile = None,
-    controller: a.ControllerName = None,
-    rules: a.RuleTexts = None,
-    plan: a.PlanFile = None,
     autocast: a.Autocast = None,
     seed: a.Seed = 0,
     device: a.Device = "cpu",
     out: Annotated[Path, typer.Option(help="where the folder of a suite, or of --play, goes")] = Path("runs"),
-    pdf: a.Pdf = False,
-    svg: a.Svg = False,
+    pictures: Pictures,
 ) -> None:
     """Time the steps of configurations that take turns, always with `nocomm`: no communication at all. With --play, on
     a cluster of which this machine plays one rank."""
@@ -139,26 +113,24 @@ def bench(
 
     timed = TimingOptions(steps, repeats, seed, device, autocast)
     sizes = {"layers": layers, "batch": batch, "size": size}
-    others, training = {"different": different, "jitter": jitter, "slow": slow}, (training_steps, price)
-    if not play:
-        bench_command.check_not_played(others, training)
+    if not play.play:
+        bench_command.check_not_played(play, training)
     # a suite has configurations of its own
     if suite:
-        own = [configurations, json_file, controller, rules, plan, play]
+        own = [*vars(compared).values(), json_file, play.play]
         return bench_command.bench_suite(
             suite, {"model": model, "ranks": hosts, "link": link, **sizes}, timed, out, own
         )
     setup = {"model": model or "tiny-vgg16", "ranks": hosts, "link": link, "shard": shard, **sizes}
-    if play:
-        cluster = play, gpus_per_host, inside, latency_us
-        return bench_command.bench_played(
-            setup, cluster, others, configurations, controller, rules, plan, timed, json_file, training, out
-        )
-    return bench_command.bench(setup, configurations, controller, rules, plan, timed, json_file)
+    if play.play:
+        return bench_command.bench_played(setup, play, compared, timed, json_file, training, out)
+    return bench_command.bench(setup, compared, timed, json_file)
 
 
 @app.command()
+@with_groups
 def plan(
+    *,
     task: a.Task = None,
     model: a.OwnModel = None,
     hosts: a.Hosts = None,
@@ -171,34 +143,29 @@ def plan(
     folder: a.Folder = None,
     seed: a.Seed = 0,
     device: a.Device = "cpu",
-    play: a.Play = None,
-    gpus_per_host: a.GpusPerHost = 1,
-    inside: a.Inside = NVLINK,
-    latency_us: a.PlayLatency = LATENCY_US,
+    play: Play,
     out: a.Out = Path("runs"),
-    pdf: a.Pdf = False,
-    svg: a.Svg = False,
+    pictures: Pictures,
 ) -> None:
     """Find the plan for a task on a network with the most progress per second, or with the shortest step; write it and
     its profile to runs/."""
     from gradwire.cli import scheduler_commands
 
     wanted = {"candidates": candidates, "fidelity": fidelity, "objective": objective, "rules": rules or []}
-    there = (play, gpus_per_host, inside, latency_us) if play else None
-    scheduler_commands.find_plan(task, model, hosts, link, wanted, options, folder, seed, device, there, out)
+    scheduler_commands.find_plan(task, model, hosts, link, wanted, options, folder, seed, device, play, out)
 
 
 @app.command()
+@with_groups
 def simulate(
+    *,
     job: a.Job,
     ranks: a.RankCounts = None,
     link: a.Links = None,
-    gpus_per_host: a.GpusPerHost = 1,
-    inside: a.SimulatedInside = None,
-    latency_us: a.Latency = None,
     every: a.Every = 1,
     objective: a.ProfilesObjective = None,
-    play: a.PlayCheck = None,
+    play: Play,
+    training: PricedTraining,
     task: a.Task = None,
     model: a.OwnModel = None,
     options: a.TaskOptions = None,
@@ -206,8 +173,7 @@ def simulate(
     seed: a.Seed = 0,
     device: a.Device = "cpu",
     out: a.Out = Path("runs"),
-    pdf: a.Pdf = False,
-    svg: a.Svg = False,
+    pictures: Pictures,
 ) -> None:
     """Predict a job's step time on clusters that you do not have, from its profile. With --play, on one cluster, of
     which this machine then plays one rank: predicted steps beside played ones."""
@@ -216,18 +182,14 @@ def simulate(
 
     trained = task, model, folder, options
     with mistakes():
-        if play and (ranks or link or every > 1):
+        if play.play and (ranks or link or every > 1):
             raise ValueError("--play says ranks and link, and plays every step: leave --ranks, --link and --every out")
-        if not play and any(trained):
+        if not play.play and any(trained):
             raise ValueError("a profile says all of a job; --task, --model, --set and --data are for --play")
-    if play:
-        # as in `bench` and `plan`
-        there = play, gpus_per_host, inside or NVLINK, LATENCY_US if latency_us is None else latency_us
-        return check_command.check(job, there, objective, trained, seed, device, out)
+    if play.play:
+        return check_command.check(job, play, objective, trained, seed, device, training, out)
     clusters = ranks or "8,64,512", link or "1gbit,10gbit,25gbit,100gbit"
-    return scheduler_commands.predict(
-        job, *clusters, gpus_per_host, inside or PCIE_3, latency_us, every, objective, out
-    )
+    return scheduler_commands.predict(job, *clusters, play, every, objective, training, out)
 
 
 @app.command()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.cli.console import console, mistakes, progress_bars, show
+from gradwire.cli.option_groups import Play, PricedTraining
 from gradwire.cli.run_setup import cluster_of, run_folder, writing_to
 from gradwire.cli.wanted import described
 from gradwire.lab.configuration import saved_plan
@@ -16,13 +17,13 @@ from gradwire.lab.jobs.plan_job import MOST_STEPS, Planned, PlanSpec, plan
 from gradwire.lab.jobs.plan_job import candidates as candidates_of
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.runner import Runner, runner
-from gradwire.lab.network.link import Link
-from gradwire.lab.played_cluster import described as in_words
-from gradwire.lab.played_cluster import read
+from gradwire.lab.network.link import PCIE_3, Link
+from gradwire.lab.play_spec import PlaySpec
 from gradwire.lab.scheduling.profiles import MODELS, profile
 from gradwire.lab.workloads.make_task import make_task
 from gradwire.plans import Plan, from_file
 from gradwire.report import plan_report, simulation_report
+from gradwire.report.training_cost import TrainingCost
 from gradwire.schedule.profile import Profile
 from gradwire.schedule.simulate import Cluster, Outcome, latency_of, simulate
 from gradwire.tuner.candidate_plans import check_wanted
@@ -39,11 +40,11 @@ def find_plan(
     folder: Path | None,
     seed: int,
     device: str,
-    play: tuple[str, int, str, float] | None,
+    play: Play,
     out: Path,
 ) -> None:
-    """Finds the plan for a task on a network, or on a cluster to `play` (see `played_cluster.read`); `wanted` has
-    `candidates`, `fidelity`, `objective` and `rules`."""
+    """Finds the plan for a task on a network, or on a cluster to play; `wanted` has `candidates`, `fidelity`,
+    `objective` and `rules`."""
     with mistakes():
         # what can be refused is refused before ranks start
         cluster, played = _where(hosts, link, device, play)
@@ -54,15 +55,13 @@ def find_plan(
         spec = PlanSpec(task=trained.task, options=list(trained.options), seed=seed, play=there, **wanted)
         # refuses what plans cannot be chosen by
         spec.controller()
-        next(make_task(spec.task, spec.options).batches(0, played.ranks if played else cluster.ranks, seed))
+        next(make_task(spec.task, spec.options).batches(0, (played.cluster if played else cluster).ranks, seed))
     # ranks measure; the process that leads writes and shows
     with runner(cluster) as ranks:
         home = run_folder(out, f"plan-{spec.task}", ranks.leads)
         with writing_to(home, ranks.leads):
             if planned := _plan(spec, ranks, home):
-                paths = plan_report.write(
-                    home, f"A plan for {spec.task}: {in_words(played) if played else cluster}", planned
-                )
+                paths = plan_report.write(home, f"A plan for {spec.task}: {played or cluster}", planned)
                 show(plan_report.why(planned))
                 print(*paths, sep="\n")
 
@@ -71,18 +70,22 @@ def predict(
     job: str,
     ranks: str,
     links: str,
-    gpus_per_host: int,
-    inside: str,
-    latency_us: float | None,
+    play: Play,
     every: int,
     objective: Any,
+    training: PricedTraining,
     out: Path,
 ) -> None:
-    """Predicts a job's step time on clusters, its plans by an objective, if one is given."""
+    """Predicts a job's step time on clusters, whose hosts are as `play` says, its plans by an objective, if one is
+    given, and what a training costs if that is asked for."""
+    gpus_per_host, inside = play.gpus_per_host, play.inside or PCIE_3
     with mistakes():
+        # nothing is played
+        PlaySpec.of(None, different=play.different, jitter=play.jitter, slow_rank=play.slow_rank)
+        cost = TrainingCost.of(**vars(training))
         # the profile, and the clusters to predict
         measured, chosen = read_job(job, objective)
-        latency_s = latency_of(measured) if latency_us is None else 1e-6 * latency_us
+        latency_s = latency_of(measured) if play.latency_us is None else 1e-6 * play.latency_us
         clusters = [
             Cluster(count, bytes_per_s, gpus_per_host, latency_s, Link.parse(inside).bits_per_second / 8)
             for bytes_per_s in [Link.parse(text).bits_per_second / 8 for text in links.split(",")]
@@ -100,20 +103,18 @@ def predict(
     home = run_folder(out, "simulate")
     with writing_to(home):
         outcomes = _simulated(measured, clusters, chosen, every)
-        show(simulation_report.table(outcomes))
+        show(simulation_report.table(outcomes, cost))
         if sentence := simulation_report.per_step_or_rounds(outcomes):
             console().print(sentence, highlight=False)
-        print(*simulation_report.write(home, title, outcomes, facts), sep="\n")
+        print(*simulation_report.write(home, title, outcomes, facts, cost), sep="\n")
 
 
-def _where(
-    hosts: int | None, link: str | None, device: str, play: tuple[str, int, str, float] | None
-) -> tuple[LabCluster, Cluster | None]:
+def _where(hosts: int | None, link: str | None, device: str, play: Play) -> tuple[LabCluster, PlaySpec | None]:
     """The ranks that run, and the cluster of which each plays one rank, if they do. Raises ValueError for both."""
-    if play and (hosts or link):
+    if play.play and (hosts or link):
         raise ValueError("--play says ranks and link: leave --hosts and --link out")
-    if play:
-        return LabCluster(1, device=device), read(*play)
+    if played := PlaySpec.of(**vars(play)):
+        return LabCluster(1, device=device), played
     cluster = cluster_of(hosts, link, device)
     if cluster.ranks < 2:
         raise ValueError("1 rank sends nothing and needs no plan: give 2 or more --hosts")

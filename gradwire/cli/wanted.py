@@ -1,10 +1,10 @@
 """Options of `gradwire train`, as the user typed them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from gradwire.cli.option_groups import Compared, RecipeChanges
 from gradwire.lab.experiments.comparison import Comparison
 from gradwire.lab.experiments.presets import preset as preset_of
 from gradwire.lab.experiments.training import Training
@@ -18,29 +18,25 @@ from gradwire.lab.workloads import Own
 class Wanted:
     """Options of `gradwire train`, None where they were not given."""
 
-    configurations: Sequence[str] | None
+    compared: Compared
     options: Sequence[str] | None
-    controller: str | None
-    rules: Sequence[str] | None
-    plan: Path | None
     model: str | None
     preset: str | None
     pretrained: Path | None
     task: str | None
     folder: Path | None
-    recipe: dict[str, Any]
+    recipe: RecipeChanges
     seed: int
     checkpoint_every: int | None
 
     @property
     def nothing(self) -> bool:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return not any(value for name, value in values.items() if name != "recipe") and not self._recipe()
+        given = vars(self) | vars(self.compared) | {"compared": None, "recipe": self.recipe != RecipeChanges()}
+        return not any(given.values())
 
     def check_for_suite(self, suite: str) -> None:
         """Raises ValueError for options that a suite has by itself."""
-        own = (self.configurations, self.options, self.controller, self.rules, self.plan)
-        if any((*own, self.model, self.preset, self.pretrained)):
+        if any((*vars(self.compared).values(), self.options, self.model, self.preset, self.pretrained)):
             raise ValueError(f"suite {suite} has configurations and options of its own: give none")
 
     def comparison(self, training: Training, cluster: LabCluster) -> Comparison:
@@ -48,13 +44,10 @@ class Wanted:
 
         Raises ValueError for what cannot be."""
         # the user's configurations in place of the training's; options in place of single values
-        chosen = texts(self.configurations, self.controller, self.rules, self.plan, training.configurations)
+        chosen = texts(self.compared, training.configurations)
         options = [*(self.options or []), *([f"pretrained={self.pretrained}"] if self.pretrained else [])]
-        altered = training.altered(options=options, configurations=chosen, **self.recipe)
+        altered = training.altered(options=options, configurations=chosen, **vars(self.recipe))
         return altered.comparison(cluster.ranks, self.seed, self.checkpoint_every, cluster.shard)
-
-    def _recipe(self) -> bool:
-        return any(value is not None for value in self.recipe.values())
 
 
 def described(task: str | None, model: str | None, preset: str | None, folder: Path | None) -> Training:
@@ -75,23 +68,18 @@ def described(task: str | None, model: str | None, preset: str | None, folder: P
     return named.on(folder) if folder else named
 
 
-def texts(
-    configurations: Sequence[str] | None,
-    controller: str | None,
-    rules: Sequence[str] | None,
-    plan: Path | None,
-    others: Sequence[str] = (),
-) -> list[str]:
+def texts(compared: Compared, others: Sequence[str] = ()) -> list[str]:
     """The configurations to compare, as text. Raises ValueError for none, where there are no `others` to fall back on,
     and for a controller and rules that change nothing."""
+    configurations, controller, rules = compared.configurations or [], compared.controller, compared.rules or []
     # a controller for each configuration that compresses
-    named = [_controlled(text, controller) for text in configurations or []]
-    if controller and named == list(configurations or []):
+    named = [_controlled(text, controller) for text in configurations]
+    if controller and named == configurations:
         raise ValueError(f"--controller {controller} has no CONFIG that compresses: name one, such as topk:0.01")
-    plain, named = named, [_ruled(text, rules or []) for text in named]
+    plain, named = named, [_ruled(text, rules) for text in named]
     if rules and named == plain:
         raise ValueError(f"--rule {rules[0]} has no CONFIG that compresses: name one, such as topk:0.01")
-    named += [f"{PLAN}{plan}"] if plan else []
+    named += [f"{PLAN}{compared.plan}"] if compared.plan else []
     if not named and not others:
         raise ValueError("CONFIG is missing: name what to compare, or a --plan")
     return named

@@ -128,7 +128,8 @@ class Handle:
         if self.plan is None:
             return str(self)
         own = self._runtime
-        return f"{self}\n{table(self.plan, own.numel, self.stats(), own.sparse, own.rows)}"
+        numel = {slot.name: slot.numel for slot in own.slots}
+        return f"{self}\n{table(self.plan, numel, self.stats(), own.sparse, own.rows)}"
 
     def __repr__(self) -> str:
         stats, plan = self.stats(), self.plan

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import ClassVar, NoReturn
+from typing import NoReturn
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from gradwire.plans import NATIVE, Plan
 from gradwire.runtime.row_memory import AS_THEY_ARE
 from gradwire.runtime.stats import Stats
 from gradwire.runtime.turns import Together
+from gradwire.slots import Slot
 
 
 class Nothing:
@@ -50,7 +51,7 @@ class Idle:
     plan = None
     elastic = False
     sparse, rows = (), AS_THEY_ARE
-    numel: ClassVar[dict[str, int]] = {}
+    slots: Sequence[Slot] = ()
 
     def __init__(self) -> None:
         self._state = checkpoint.pack({}, {}, 0, checkpoint.About(0, 1, NATIVE.to_json()))

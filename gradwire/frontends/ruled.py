@@ -12,15 +12,16 @@ from gradwire.notation import read_ways
 from gradwire.plans import Group, GroupSizes, Plan, uniform
 from gradwire.rules import Rule, joined, sort_by
 from gradwire.slots import Slot
+from gradwire.ways import Pair, Way
 
-Way = Compressor | Group | str
-GivenRule = tuple[str, Way | Sequence[Way]]
+GivenWay = Way | str
+GivenRule = tuple[str, GivenWay | Sequence[GivenWay]]
 """A pattern, and how what matches it is sent; of a list the automatic plan chooses."""
 Dense = Callable[[Slot], bool] | None
 EXAMPLE = "rules=[('*.norm.*', gw.FP32()), ('*', gw.TopK(0.01))]"
 
 
-def rules_of(given: Sequence[GivenRule], rest: Compressor | Group | None = None) -> tuple[Rule, ...]:
+def rules_of(given: Sequence[GivenRule], rest: Way | None = None) -> tuple[Rule, ...]:
     """A user's rules, and one for the rest. Raises ValueError, naming one that works, for what is no rule, and for two
     of one pattern."""
     if not isinstance(given, list | tuple):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -52,8 +53,7 @@ def planned_by(
     for rule in rules:
         # the one way of each rule, or dense at first
         way = rule.candidates[0] if chosen else FP32()
-        parts = (way.compressor, way.memory, way.communicator) if isinstance(way, Group) else (way, None, None)
-        plan = planned(*parts, dense, groups, sizes, ranks, sorted_slots[rule.pattern])
+        plan = planned(*_parts(way), dense, groups, sizes, ranks, sorted_slots[rule.pattern])
         plans.append(Plan(tuple(replace(group, rule=rule.pattern) for group in plan.groups)))
     return joined(plans, slots)
 
@@ -73,19 +73,30 @@ def planned(
     return groups.regroup(plan, slots, compressor) if groups and slots else plan
 
 
+def _parts(way: Way) -> tuple[Compressor, Memory | None, Communicator | None]:
+    """The compressor, memory and communicator of a way, None for those that are to suit."""
+    match way:
+        case Group(_, compressor, memory, communicator):
+            return compressor, memory, communicator
+        case Pair(compressor, memory):
+            return compressor, memory, None
+        case compressor:
+            return compressor, None, None
+
+
 def _rule(given: Any) -> Rule:
     match given:
         case (str(pattern), list() | tuple() as ways) if pattern:
             return Rule(pattern, tuple(way for one in ways for way in _ways(one)))
-        case (str(pattern), str() | Compressor() | Group() as way) if pattern:
+        case (str(pattern), str() | Compressor() | Pair() | Group() as way) if pattern:
             return Rule(pattern, tuple(_ways(way)))
         case _:
             raise ValueError(f"{given!r} is no rule; pass pairs of a pattern and a compressor, {EXAMPLE}")
 
 
-def _ways(given: Any) -> Sequence[Compressor | Group]:
+def _ways(given: Any) -> Sequence[Way]:
     if isinstance(given, str):
         return read_ways(given)
-    if not isinstance(given, Compressor | Group):
+    if not isinstance(given, Way):
         raise ValueError(f"a rule has {given!r} in place of a compressor, such as gw.TopK(0.01)")
     return [given]

@@ -120,14 +120,13 @@ def _check(gradients: Codec, weights: Codec, memory: Residual | None) -> None:
     check_type("memory", memory, (Residual,), "gw.Residual()")
     if memory and memory.dtype != torch.float32:
         raise ValueError(f"compress_shards() keeps float32, not {memory.dtype}; use memory=gw.Residual()")
-    for codec, has_memory in (gradients, memory is not None), (weights, False):
+    lacking = "" if memory else "needs a memory for gradients"
+    for codec, lack in (gradients, lacking), (weights, "needs a memory, which weights do not have"):
         check_type("compressor", codec, (Compressor,), "gw.QSGD()")
-        # FSDP exchanges shards: a whole gradient's memory would need what sharding saves
-        if codec.for_shards == "no" or (codec.for_shards == "with memory" and not has_memory):
+        if refusal := {"no": "sends no shards", "with memory": lack, "yes": ""}[codec.for_shards]:
             raise ValueError(
-                f"{codec} needs a memory, which for whole gradients takes what sharding saves; use gw.QSGD(), "
-                "gw.Quantized(8) or gw.BF16(), or for gradients gw.TopK(0.01) with memory=gw.Residual(), or shard "
-                "inside hosts and attach(model, ..., mesh=mesh) between them"
+                f"{codec} {refusal}; use gw.QSGD(), gw.Quantized(8) or gw.BF16(), or for gradients gw.TopK(0.01) with "
+                "memory=gw.Residual(), or shard inside hosts and attach(model, ..., mesh=mesh) between them"
             )
 
 

@@ -1,8 +1,10 @@
 """The optimizer that follows the signs of gradients, for DeMo."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
@@ -22,6 +24,11 @@ class SignDescent(Optimizer):
         if not (lr >= 0 and weight_decay >= 0):
             raise ValueError(f"lr={lr} and weight_decay={weight_decay} are no step down; use e.g. lr=1e-3")
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        self._scratch: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._scratch = {}  # of a copy
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -34,5 +41,14 @@ class SignDescent(Optimizer):
             lr, decay = group["lr"], group["weight_decay"]
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    parameter.mul_(1 - lr * decay).sub_(parameter.grad.sign(), alpha=lr)
+                    parameter.mul_(1 - lr * decay).sub_(self._sign(parameter.grad), alpha=lr)
         return loss
+
+    def _sign(self, gradient: Tensor) -> Tensor:
+        """Its sign: of a plain gradient in memory that is kept, as large as the largest of its kind."""
+        if type(gradient) is not Tensor or gradient.is_sparse:
+            return gradient.sign()
+        kind = gradient.device, gradient.dtype
+        if kind not in self._scratch or self._scratch[kind].numel() < gradient.numel():
+            self._scratch[kind] = gradient.new_empty(gradient.numel())
+        return torch.sign(gradient, out=self._scratch[kind][: gradient.numel()].view(gradient.shape))

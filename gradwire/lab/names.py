@@ -1,5 +1,6 @@
-"""Names on the command line; nothing here loads torch. First those of configurations that are no compressors, and of
-their parts; then those of tables in other modules, which a test compares; last those that packages export."""
+"""Names and defaults on the command line; nothing here loads torch. First names of configurations that are no
+compressors, and of their parts; then those of tables in other modules, which a test compares; last those that packages
+export."""
 
 import ast
 from functools import cache
@@ -39,6 +40,8 @@ KINDS = (
 )  # fmt: skip
 """Of the catalogue."""
 DEVICES = ("cpu", "cuda")
+TIMED_STEPS, TURNS = 20, 3
+"""The steps that a timing takes by default: in a turn of each configuration, and how many turns each gets."""
 
 
 def check_device(name: str) -> None:

@@ -16,20 +16,25 @@ class OtherRanks:
     """Whether they send payloads of other batches; else copies of its own."""
     jitter: float = 0.0
     """The standard deviation of a rank's computing from step to step, as a share of it."""
-    slow: float = 1.0
+    slow_rank: float = 1.0
     """How many times as long one of them computes."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.jitter < inf:
             raise ValueError(f"jitter {self.jitter} is no share of a step's computing: give 0 or more, such as 0.05")
-        if not 1 <= self.slow < inf:
-            raise ValueError(f"a slow rank computes 1 or more times as long, such as 1.2, not {self.slow}")
+        if not 1 <= self.slow_rank < inf:
+            raise ValueError(f"a slow rank computes 1 or more times as long, such as 1.2, not {self.slow_rank}")
+
+    @property
+    def late(self) -> bool:
+        """Whether this rank ever waits for a slower one."""
+        return self.jitter > 0 or self.slow_rank > 1
 
     def behind(self, ranks: int, seed: int, step: int) -> float:
         """By how much the slowest of so many ranks is behind the played one in a step, as a share of the played one's
         computing: the same for the same seed and step."""
         took = np.random.default_rng((seed, step)).normal(1.0, self.jitter, ranks - 1)
-        took[0] *= self.slow
+        took[0] *= self.slow_rank
         return max(0.0, float(took.max()) - 1.0)
 
     def __str__(self) -> str:
@@ -37,6 +42,6 @@ class OtherRanks:
         words = {
             "payloads of other batches": self.different,
             f"a jitter of {100 * self.jitter:g} %": self.jitter > 0,
-            f"one rank {self.slow:g} times as slow": self.slow > 1,
+            f"one rank {self.slow_rank:g} times as slow": self.slow_rank > 1,
         }
         return "".join(f", {each}" for each, said in words.items() if said)

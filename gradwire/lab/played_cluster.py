@@ -1,52 +1,29 @@
-"""A cluster that one rank plays: its ranks, hosts and links as text, and its transports."""
+"""The transports of a cluster of which one rank is played."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from math import inf, lcm
-from typing import Any, Self
 
 import torch
 
+from gradwire.compressors import Compressor
 from gradwire.lab.curve import StepCurve
 from gradwire.lab.launch.rank_job import Peers
-from gradwire.lab.network.link import LATENCY_US, NVLINK, Link
-from gradwire.lab.other_ranks import OtherRanks
-from gradwire.plans import Plan
-from gradwire.schedule.simulate import Cluster
+from gradwire.lab.play_spec import PlaySpec
 from gradwire.transports import Card, Mesh, Played
 from gradwire.transports.others import Others
 from gradwire.transports.played import SentCollective
 from gradwire.transports.played_group import PlayedGroup
-
-EXAMPLE = "64@25gbit"
-
-
-def read(text: str, gpus_per_host: int = 1, inside: str = NVLINK, latency_us: float = LATENCY_US) -> Cluster:
-    """The cluster of `text`, such as 64@25gbit: 64 ranks, in hosts with a link of 25 Gbit/s each. `inside` joins the
-    ranks of a host. Raises ValueError for text that says none."""
-    ranks, at, link = text.partition("@")
-    if not at or not ranks.strip().isdecimal():
-        raise ValueError(f"{text!r} is no cluster to play: write ranks@link, such as {EXAMPLE}")
-    rates = [Link.parse(each).bits_per_second / 8 for each in (link, inside)]
-    return Cluster(int(ranks), rates[0], gpus_per_host, 1e-6 * latency_us, rates[1])
-
-
-def described(cluster: Cluster) -> str:
-    """The cluster in words, for headings."""
-    link, inside = (Link(round(8 * rate)) for rate in (cluster.bytes_per_s, cluster.inside_bytes_per_s))
-    if cluster.ranks <= cluster.gpus_per_host:
-        return f"{cluster.ranks} ranks of one host, joined by {inside}, of which one is played"
-    hosts = f"{cluster.hosts} hosts of {cluster.gpus_per_host}" if cluster.gpus_per_host > 1 else "a host each"
-    return f"{cluster.ranks} ranks, {hosts} with a {link} link, of which one is played"
 
 
 class PlayedCluster:
     """The transports by which a process plays one rank of a cluster, whose host's card has a speed that may change,
     and what the others do."""
 
-    def __init__(self, cluster: Cluster, others: OtherRanks | None = None, seed: int = 0) -> None:
-        self.cluster, self._others, self._seed = cluster, others or OtherRanks(), seed
+    def __init__(self, spec: PlaySpec, seed: int = 0) -> None:
+        self.cluster, self._others, self._seed = spec.cluster, spec.others, seed
+        cluster = spec.cluster
         inside = Card(cluster.inside_latency_s, cluster.inside_bytes_per_s)
         self.hosts, *self._speed = cluster.network
         self.card, per_host = Card(*self._speed), cluster.ranks // self.hosts
@@ -64,18 +41,17 @@ class PlayedCluster:
         # a card that is busy while this rank would wait for the slowest one
         self._slowest = Card(0.0, inf)
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any], others: Mapping[str, Any] | None = None, seed: int = 0) -> Self:
-        """That of a `Cluster`, and of `OtherRanks`, with these values."""
-        return cls(Cluster(**values), OtherRanks(**(others or {})), seed)
-
-    def begin(self, plan: Plan | None) -> int:
-        """Steps of another model begin, by a plan if Gradwire reduces. Returns how many batches should take turns."""
+    def begin(self, compressors: Iterable[Compressor]) -> int:
+        """Steps of another model begin, by these compressors. Returns how many batches should take turns."""
         if not self._others.different:
             return 1
-        groups = plan.groups if plan else ()
-        self._between.others = Others(lcm(*(group.compressor.period for group in groups)))
+        self._between.others = Others(lcm(*(compressor.period for compressor in compressors)))
         return self._between.others.batches
+
+    @property
+    def late(self) -> bool:
+        """Whether steps wait for a slower rank."""
+        return self._others.late
 
     def wait_for_slowest(self, alone_s: float, step: int, device: torch.device) -> None:
         """Passes the time by which the slowest rank is behind in a step that takes so long without messages."""

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradwire.report.text_table import TextTable, figure, times
+from gradwire.report.text_table import TextTable, figure, times, with_column
+from gradwire.report.training_cost import TrainingCost
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,12 @@ class Checked:
         return self.played_ms / self.predicted_ms
 
 
-def table(rows: Sequence[Checked]) -> TextTable:
-    """A row for each way."""
+def table(rows: Sequence[Checked], gpus: int, cost: TrainingCost | None = None) -> TextTable:
+    """A row for each way and, where it is asked for, what a training on so many GPUs costs, as played."""
     columns = ["sent by", "predicted, ms", "played, ms", "played over predicted"]
     cells = [[row.way, figure(row.predicted_ms), figure(row.played_ms), times(row.ratio)] for row in rows]
-    return TextTable("One step", columns, cells)
+    shown = TextTable("One step", columns, cells)
+    return with_column(shown, cost.heading, [cost.at(row.played_ms, gpus) for row in rows]) if cost else shown
 
 
 def verdict(rows: Sequence[Checked]) -> str:

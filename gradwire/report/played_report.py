@@ -136,12 +136,12 @@ def _panel(axis: Axes, times: PlayedTimes, ranks: int) -> None:
     axis.xaxis.set_minor_locator(NullLocator())
 
 
-def steps(timings: Sequence[Timing], cost: TrainingCost | None = None) -> TextTable:
-    """Costs of one step of each configuration and, where it is asked for, of a training."""
+def steps(timings: Sequence[Timing], gpus: int, cost: TrainingCost | None = None) -> TextTable:
+    """Costs of one step of each configuration and, where it is asked for, of a training on so many GPUs."""
     table = text_table.timings(timings)
     if cost is None:
         return table
-    return text_table.with_column(table, cost.heading, [cost.at(timing.step_ms.median) for timing in timings])
+    return text_table.with_column(table, cost.heading, [cost.at(timing.step_ms.median, gpus) for timing in timings])
 
 
 def write(
@@ -158,7 +158,7 @@ def write(
     write_picture(drawn, paths[0])
     shown = [page.Picture("Step time", _SHOWN, drawn, picture(times, title, narrow=True))]
     timings = summarize(samples)
-    tables = [(steps(timings, cost), _PLAYED_NOTE), (winners(times), _NOTE)]
+    tables = [(steps(timings, times.cluster.ranks, cost), _PLAYED_NOTE), (winners(times), _NOTE)]
     timelines = {each.configuration: each.timeline for each in samples if each.timeline}
     beside = {_TIMELINE: "One step of each configuration that Gradwire reduces, as a timeline"} if timelines else {}
     write_text(paths[1], page.render(title, verdict(times.cluster, timings), shown, tables, facts, beside))

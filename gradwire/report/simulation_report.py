@@ -11,10 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter, ScalarFormatter
 
 from gradwire.lab.network.link import Link
-from gradwire.report import page
+from gradwire.report import page, text_table
 from gradwire.report.pictures import STYLE, legend, look, sheet
 from gradwire.report.report_files import write_json, write_picture, write_text
 from gradwire.report.text_table import TextTable, figure, times
+from gradwire.report.training_cost import TrainingCost
 from gradwire.schedule.simulate import BEST, Outcome
 
 _GROUPS = "groups of the best plan"
@@ -34,19 +35,22 @@ _SHOWN = (
 )
 
 
-def table(outcomes: Sequence[Outcome]) -> TextTable:
-    """A row for each cluster: the best plan, its groups, and a column for each other way."""
+def table(outcomes: Sequence[Outcome], cost: TrainingCost | None = None) -> TextTable:
+    """A row for each cluster: the best plan, its groups, a column for each other way and, where it is asked for, what a
+    training by the best plan costs."""
     ways = [BEST, *(way for way in dict.fromkeys(outcome.way for outcome in outcomes) if way != BEST)]
-    rows: list[list[str]] = []
+    rows, costs = list[list[str]](), list[str]()
     # a row for each cluster, its cells way by way
     for cluster in dict.fromkeys(outcome.cluster for outcome in outcomes):
         own = {outcome.way: outcome for outcome in outcomes if outcome.cluster == cluster}
         best, *others = [f"{figure(1e3 * own[way].step_s)} ({100 * own[way].scaling_efficiency:.0f} %)" for way in ways]
         where = [_link(cluster.bytes_per_s), str(cluster.ranks), str(cluster.hosts)]
         rows.append([*where, best, f"{own[BEST].groups}{_efficiency(own[BEST])}", *others])
+        costs += [cost.at(1e3 * own[BEST].step_s, cluster.ranks)] if cost else []
     headings = {outcome.way: f"{outcome.way}{_efficiency(outcome)}" for outcome in outcomes}
     columns = ["link", "ranks", "hosts", BEST, _GROUPS, *(headings[way] for way in ways[1:])]
-    return TextTable("ms per step (scaling efficiency)", columns, rows, texts=(_GROUPS,), keys=2)
+    shown = TextTable("ms per step (scaling efficiency)", columns, rows, texts=(_GROUPS,), keys=2)
+    return text_table.with_column(shown, f"{cost.heading}, {BEST}", costs) if cost else shown
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
@@ -108,7 +112,9 @@ def picture(outcomes: Sequence[Outcome], title: str, narrow: bool = False) -> Fi
     return drawn
 
 
-def write(folder: Path, title: str, outcomes: Sequence[Outcome], facts: Mapping[str, str]) -> list[Path]:
+def write(
+    folder: Path, title: str, outcomes: Sequence[Outcome], facts: Mapping[str, str], cost: TrainingCost | None = None
+) -> list[Path]:
     """Writes simulation.png, report.html and simulation.json; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = picture(outcomes, title)
@@ -116,7 +122,7 @@ def write(folder: Path, title: str, outcomes: Sequence[Outcome], facts: Mapping[
     write_picture(drawn, paths[0])
     shown = [page.Picture("Scaling efficiency", _SHOWN, drawn, picture(outcomes, title, narrow=True))]
     sentences = " ".join(filter(None, [verdict(outcomes), per_step_or_rounds(outcomes)]))
-    write_text(paths[1], page.render(title, sentences, shown, [(table(outcomes), _NOTE)], facts))
+    write_text(paths[1], page.render(title, sentences, shown, [(table(outcomes, cost), _NOTE)], facts))
     # the same as data
     write_json(paths[2], dict(facts) | {"outcomes": [_figures(outcome) for outcome in outcomes]})
     return paths

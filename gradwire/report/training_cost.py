@@ -1,18 +1,25 @@
 """The hours that a training takes or, where a GPU-hour has a price, its cost."""
 
 from dataclasses import dataclass
+from typing import Self
 
 from gradwire.report.text_table import figure
 
 
 @dataclass(frozen=True)
 class TrainingCost:
-    """Of so many steps on so many GPUs. Raises ValueError for numbers that cannot be."""
+    """Of so many steps. Raises ValueError for numbers that cannot be."""
 
     steps: int
-    gpus: int
     price: float | None = None
     """Of an hour of one GPU, in any currency."""
+
+    @classmethod
+    def of(cls, training_steps: int | None, price: float | None) -> Self | None:
+        """That of these options, None without steps. Raises ValueError for a price without steps."""
+        if price is not None and training_steps is None:
+            raise ValueError("--price is for the steps of a training: give --training-steps as well")
+        return None if training_steps is None else cls(training_steps, price)
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -24,7 +31,7 @@ class TrainingCost:
     def heading(self) -> str:
         return f"{'hours' if self.price is None else 'cost'} of {self.steps:,} steps"
 
-    def at(self, step_ms: float) -> str:
-        """With steps of so many milliseconds."""
+    def at(self, step_ms: float, gpus: int) -> str:
+        """With steps of so many milliseconds on so many GPUs."""
         hours = self.steps * step_ms / 3.6e6
-        return figure(hours if self.price is None else hours * self.gpus * self.price)
+        return figure(hours if self.price is None else hours * gpus * self.price)

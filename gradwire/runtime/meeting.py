@@ -22,12 +22,10 @@ from gradwire.runtime.failures import AbsentRanks, Interrupted
 from gradwire.runtime.job_options import JobOptions
 from gradwire.slots import Layout, Slot
 from gradwire.transports import Mesh
-from gradwire.transports.gathering import ranks_named
+from gradwire.transports.gathering import asked, ranks_named
 
 PATIENCE_S = 60.0
 """How long ranks wait for each other at most. They come from DDP's constructor or a step, so they come together."""
-SLICE_S = 1.0
-"""How long one question to the store waits, while other threads of this rank wait for the store."""
 SHOWN = 60
 """The characters of a value that an error shows."""
 
@@ -107,13 +105,13 @@ class Meeting:
 
     def _read(self, key: str, until: float) -> str | None:
         """A text of the store, once it is there; None where it is not in time."""
-        # wait in short questions: other threads of this rank use the store, too, and the job may end meanwhile
-        while (text := self._mesh.store.get(key, max(0.01, min(SLICE_S, until - monotonic())))) is None:
+        # ask again and again: other threads of this rank use the store, too, and the job may end meanwhile
+        for text in asked(self._mesh.store, key, until):
+            if text is not None:
+                return text
             if why := self._mesh.failure():
                 raise Interrupted(f"{self._call} ended", why)
-            if monotonic() >= until:
-                return None
-        return text
+        return None
 
 
 def _each_once(texts: Sequence[str]) -> str:

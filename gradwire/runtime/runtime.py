@@ -41,10 +41,9 @@ class Runtime:
     """Reduces `slots` as a plan says, on a thread (and a CUDA stream) of its own.
 
     On the thread that trains, a front end opens a step, submits each slot's gradient as backward makes it, and finds
-    the means in their place when it has waited. Groups start in the plan's order as soon as they are complete, and go
-    on as the step's script says, so that the sequence of collectives depends on the plan alone. A step counts for all
-    its groups or for none. Raises ValueError, on all ranks, where ranks have different plans or options, and
-    RuntimeError where one is lost.
+    the means in their place when it has waited. Groups start in the plan's order, and go on as the step's script says:
+    the sequence of collectives depends on the plan alone. A step counts for all its groups or for none.
+    Raises ValueError, on all ranks, where ranks have different plans or options, and RuntimeError where one is lost.
     """
 
     closed = False
@@ -57,8 +56,7 @@ class Runtime:
         self, plan: Callable[[], Plan], slots: Sequence[Slot], mesh: Mesh, device: torch.device, options: JobOptions
     ) -> None:
         self.slots, self.mesh, self._options = list(slots), mesh.for_job(), options
-        self.sparse, self.rows = options.sparse, options.rows
-        self.numel, self.elastic = {slot.name: slot.numel for slot in slots}, options.elastic
+        self.sparse, self.rows, self.elastic = options.sparse, options.rows, options.elastic
         # the error and counters, which are needed from the beginning
         self._job_error = failing = JobError(partial(Runtime._end_job, weakref.proxy(self)))
         self.fail, self.raise_error, self.refuse = failing.fail, failing.raise_known, failing.refuse
@@ -87,23 +85,27 @@ class Runtime:
         # those of the thread that trains, and the end
         self._states = States(self._steps, self._active, self._agreement, options)
         self._intake = intake = Intake(self._steps, self._active, self._executor, recorder, options.weight, failing)
+        self._turns = Turns(weakref.proxy(self), intake)
         self._ending = Ending(self.mesh, self.hosts, intake.step_s, watch.paused_s if watch else float, intake.status)
         self._end = forked.finalize(self, close_all, self._ending, watch, self._executor, own_mesh)
         forked.register(failing)
-        # calls for every gradient go straight to where they are handled
-        self.submit, self.submit_absent, self.is_reduced = intake.submit, intake.submit_absent, intake.is_reduced
-        self.fix_places, self.point, arrivals = intake.fix_places, intake.point, intake.arrivals
-        self.is_immediate, self.lost, self.used = self._executor.is_immediate, self._executor.lost, self._steps.used.has
-        self.arrived, self.arrive, self.absent = arrivals.there, arrivals.arrive, arrivals.absent
-        self.forward_begins, self.became_ready = intake.forward_begins, intake.became_ready
-        self.wants_readiness, self.forward_ends = intake.wants_readiness, self._recorder.forward_ends
-        self._turns = turns = Turns(weakref.proxy(self), intake)
-        self.native_begins = partial(self._executor.post, self._steps.close)
-        self.open_step, self.reduce, self.give_up, self.detach = turns.open_step, turns.reduce, turns.give_up, turns.end
+        self._hand_on_calls()
         # the first plan is in force; then connections, which all ranks make together
         self._reduced.follow(self._active.trained)
         self._executor.call(partial(self._active.work_with, self._steps, control, self._pipeline))
         self._call(partial(self._pipeline.open, device))
+
+    def _hand_on_calls(self) -> None:
+        """Has calls for every gradient go straight to where they are handled."""
+        intake, arrivals, turns = self._intake, self._intake.arrivals, self._turns
+        self.submit, self.submit_absent, self.is_reduced = intake.submit, intake.submit_absent, intake.is_reduced
+        self.arrived, self.arrive, self.absent = arrivals.there, arrivals.arrive, arrivals.absent
+        self.is_immediate, self.lost, self.used = self._executor.is_immediate, self._executor.lost, self._steps.used.has
+        self.fix_places, self.point, self.became_ready = intake.fix_places, intake.point, intake.became_ready
+        self.forward_begins, self.forward_ends = intake.forward_begins, self._recorder.forward_ends
+        self.wants_readiness = intake.wants_readiness
+        self.native_begins = partial(self._executor.post, self._steps.close)
+        self.open_step, self.reduce, self.give_up, self.detach = turns.open_step, turns.reduce, turns.give_up, turns.end
 
     # A step, on the thread that trains
 
@@ -121,8 +123,7 @@ class Runtime:
         return future.then(Future.value) if waits else future
 
     def finish(self, point: Point | None = None) -> None:
-        """Returns when the means of all steps, or of those up to `point`, are in place; raises what went wrong, unless
-        these steps are whole."""
+        """Waits for all steps' means, or those up to `point`; raises what went wrong, unless they are whole."""
         if not self.has(point):
             self.raise_error()
 
@@ -164,9 +165,8 @@ class Runtime:
 
     @contextmanager
     def between_steps(self, call: str, **facts: object) -> Iterator[Together]:
-        """All ranks make this call together, on any thread; inside, no step is under way or begins. Yields a function
-        that has them carry out a task. Raises ValueError, on all ranks, where one of them is inside a backward pass, or
-        has begun other steps, or has other `facts`."""
+        """All ranks make this call together, on any thread; inside, no step is under way. Yields a function that has
+        them do a task. Raises ValueError, on all, where one is in backward, began other steps, or has other `facts`."""
         with ExitStack() as turn:
             with self._job_error.ended_by():
                 turn.enter_context(self._turns.call(call, facts, self._agreement.on))

@@ -2,22 +2,34 @@
 for a rank that does not come."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from time import monotonic
+from time import monotonic, sleep
 
 from gradwire.transports.torch_store import TorchStore
+from gradwire.transports.transport import KeyValueStore
 
 PATIENCE_S = 60.0
 """How long ranks wait for each other at most."""
 SLICE_S = 1.0
-"""How long one question to the store waits, while other threads of this rank wait for the store."""
+"""How long the first question to the store waits, while other threads of this rank wait for the store."""
+PAUSE_S = 0.2
+"""The time between later ones."""
 
 
 def ranks_named(ranks: Sequence[int]) -> str:
     """A list of ranks as text."""
     names = ", ".join(map(str, ranks[:5])) + (", ..." if len(ranks) > 5 else "")
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+
+
+def asked(store: KeyValueStore, key: str, until: float) -> Iterator[str | None]:
+    """Asks for a text of the store again and again, until a time of `monotonic`; yields None while it is not there."""
+    yield store.get(key, max(0.0, min(SLICE_S, until - monotonic())))
+    # from now on without waiting: torch's store warns of each wait in vain
+    while (left_s := until - monotonic()) > 0:
+        sleep(min(PAUSE_S, left_s))
+        yield store.get(key, 0)
 
 
 def meet(rank: int, ranks: list[int], timeout_s: float) -> str:
@@ -44,13 +56,11 @@ def gather(store: TorchStore, rank: int, ranks: Sequence[int], timeout_s: float)
     if store.add("here", 1) == len(ranks):
         store.first("absent", json.dumps([]))
     patience_s = min(PATIENCE_S, timeout_s / 2)
-    until = monotonic() + patience_s
-    while (answer := store.get("absent", max(0.01, min(SLICE_S, until - monotonic())))) is None:
-        # this rank gives up, if no other has and the last one has not come in this very moment
-        if monotonic() >= until:
-            absent = [other for other in ranks if not store.check([f"here/{other}"])]
-            answer = store.first("absent", json.dumps(absent))
-            break
+    answer = next(filter(None, asked(store, "absent", monotonic() + patience_s)), None)
+    # this rank gives up, if no other has and the last one has not come in this very moment
+    if answer is None:
+        absent = [other for other in ranks if not store.check([f"here/{other}"])]
+        answer = store.first("absent", json.dumps(absent))
     absent = json.loads(answer)
     if absent and rank not in absent:
         raise RuntimeError(

@@ -10,10 +10,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors import Compressor
 from gradwire.controllers import Controller, Decision, Observation, StepView
 from gradwire.controllers.requests import Change, NativeRequest, Profiled, ProfileRequest
-from gradwire.plans import NATIVE, Group, Plan
+from gradwire.plans import NATIVE, Plan
 from gradwire.rules import Rule
 from gradwire.schedule import Objective, Profile, Solution, Worker, search_profile
 from gradwire.tuner import messages
@@ -33,6 +32,7 @@ from gradwire.tuner.candidate_plans import (
 )
 from gradwire.tuner.trials import STILL_CLOSE, Trials, change_to, step_s
 from gradwire.tuner.watch import LOOK_STEPS, WINDOW, Watch
+from gradwire.ways import Way
 
 WARM, TIMED, TRACED = 2, 6, 6
 CHOOSING_STEPS, BEFORE_TRIALS = 150, WARM + TIMED + TRACED + 8
@@ -75,7 +75,7 @@ class Auto(Controller):
 
     def __init__(
         self,
-        candidates: Sequence[Compressor | Group] = (),
+        candidates: Sequence[Way] = (),
         fidelity: float | None = None,
         objective: Objective = "progress",
         rules: Sequence[Rule] = (),

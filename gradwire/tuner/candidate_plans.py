@@ -27,6 +27,7 @@ from gradwire.schedule import (
     theil_sen,
     timeline,
 )
+from gradwire.ways import Pair, Way
 
 MOST_TRIED = 5
 """Plans that are tried in the first trials."""
@@ -35,12 +36,12 @@ FAR_APART = 8
 predicted of layer-by-layer plans so far off that they are never tried."""
 
 
-def check_wanted(candidates: Sequence[Compressor | Group], fidelity: float | None, objective: Objective) -> None:
+def check_wanted(candidates: Sequence[Way], fidelity: float | None, objective: Objective) -> None:
     """Raises ValueError for what no plan can be chosen by."""
     example = "[gw.BF16(), gw.TopK(0.01)]"
     check_type("candidates", candidates, (list, tuple), example, optional=False)
     for candidate in candidates:
-        check_type("candidates", candidate, (Compressor, Group), example, optional=False)
+        check_type("candidates", candidate, (Compressor, Pair, Group), example, optional=False)
     check_type("fidelity", fidelity, (float, int), "0.01")
     if fidelity is not None and not 0 <= fidelity < 1:
         raise ValueError(
@@ -59,7 +60,7 @@ def check_wanted(candidates: Sequence[Compressor | Group], fidelity: float | Non
             )
 
 
-def unasked(candidates: Sequence[Compressor | Group]) -> list[Compressor | Group]:
+def unasked(candidates: Sequence[Way]) -> list[Way]:
     """The candidates that a user's own need beside them: small slots travel dense."""
     return [] if not candidates or any(compressor_of(each).is_cast for each in candidates) else [FP32()]
 
@@ -82,7 +83,7 @@ def with_efficiencies(profile: Profile, known: Profile) -> Profile:
     return replace(profile, candidates=tuple(replace(now, efficiency=before.efficiency) for now, before in pairs))
 
 
-def safe(world: int) -> list[Compressor | Group]:
+def safe(world: int) -> list[Way]:
     """The default candidates, which need no tuning: fp32, bf16, and 8 bits with a residual."""
     return [FP32(), BF16(), *(replace(way, memory=Residual()) for way in ways_of(QSGD(), world))]
 
@@ -97,18 +98,23 @@ def ways_by(rules: Sequence[Rule], world: int) -> tuple[Group, ...]:
     )
 
 
-def ways_of(candidate: Compressor | Group, world: int) -> list[Group]:
-    """The ways to send that a candidate stands for: a compressor's own memory, and each communicator that may win."""
-    if isinstance(candidate, Group):
-        return [replace(candidate, slots=())]
-    memory = NoMemory() if candidate.is_cast else default_memory(candidate)
-    if candidate.summable:
-        return [Group((), candidate, memory, AllReduce())]
+def ways_of(candidate: Way, world: int) -> list[Group]:
+    """The ways to send that a candidate stands for: with a compressor's own memory and each communicator that may win,
+    where it names none."""
+    match candidate:
+        case Group():
+            return [replace(candidate, slots=())]
+        case Pair(compressor, memory):
+            pass
+        case compressor:
+            memory = NoMemory() if compressor.is_cast else default_memory(compressor)
+    if compressor.summable:
+        return [Group((), compressor, memory, AllReduce())]
     communicators: list[Communicator] = [AllGather()]
     # else it depends on the network which of two is faster
-    if world > 2 and candidate.divisible:
+    if world > 2 and compressor.divisible:
         communicators.append(ScatterReduce())
-    return [Group((), candidate, memory, communicator) for communicator in communicators]
+    return [Group((), compressor, memory, communicator) for communicator in communicators]
 
 
 def allowed(profile: Profile, fidelity: float | None) -> Profile:
@@ -213,6 +219,6 @@ def is_dense(plan: Plan) -> bool:
     return all(group.compressor.is_cast for group in plan.groups)
 
 
-def compressor_of(candidate: Compressor | Group) -> Compressor:
+def compressor_of(candidate: Way) -> Compressor:
     """The compressor of a candidate for the automatic plan."""
     return ways_of(candidate, 1)[0].compressor

@@ -11,6 +11,7 @@ import torch
 
 import gradwire as gw
 from gradwire.cli import main, train_command
+from gradwire.cli.option_groups import Compared
 from gradwire.cli.run_setup import cluster_of, run_folder
 from gradwire.cli.wanted import texts
 from gradwire.lab import names
@@ -115,7 +116,7 @@ def test_rules_follow_a_configuration_and_keep_their_patterns() -> None:
 
 def test_rules_of_the_command_line_are_for_all_that_compresses() -> None:
     configurations = ["dense", "topk@4", "localsteps:3+topk;dim<2=bf16", "torch-fp16"]
-    assert texts(configurations, "gravac", ["*.norm.*=fp32"], None) == [
+    assert texts(Compared(configurations, "gravac", ["*.norm.*=fp32"])) == [
         "dense", "topk+gravac@4;*.norm.*=fp32", "localsteps:3+topk;*.norm.*=fp32;dim<2=bf16", "torch-fp16",
     ]  # fmt: skip
 

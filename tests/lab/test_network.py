@@ -19,6 +19,7 @@ from gradwire.lab.launch.launch import launch
 from gradwire.lab.network.link import Link
 from gradwire.lab.network.network import Network, NetworkUnavailable
 from gradwire.lab.network.traffic import interface_traffic
+from gradwire.wire import ETHERNET
 
 REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(REPOSITORY)}
@@ -171,6 +172,14 @@ def test_bad_link_is_refused_in_one_line(text: str) -> None:
         Link.parse(text)
 
 
+def test_a_link_carries_as_many_full_frames_as_ethernet() -> None:
+    for text, bytes_per_second in (("100mbit", 12.5e6), ("10gbit", 1.25e9)):
+        frames = Link.parse(text).counted_bytes_per_second / 1514  # of headers and payload
+        assert frames == pytest.approx(bytes_per_second / (8 + 1518 + 12), rel=1e-6)  # preamble, frame, gap
+        assert frames * 1448 == pytest.approx(ETHERNET * bytes_per_second, rel=1e-6)
+    assert Link.parse("0.008kbit").counted_bytes_per_second == 1
+
+
 def test_token_bucket_is_a_millisecond_deep_and_never_below_a_few_packets() -> None:
     assert Link.parse("1gbit").burst_bytes == 125_000
     assert Link.parse("1gbit").queue_bytes == 6_250_000
@@ -219,19 +228,19 @@ def test_an_ordinary_user_gets_the_same(tmp_path: Path) -> None:
 
 
 def test_link_changes_in_place(network: Network) -> None:
-    assert shape_of(network) == (1e8, "cubic")
+    assert shape_of(network) == (8 * 12_304_941, "cubic")
     network.set_link(Link.parse("25gbit"))
     assert shape_of(network) == (None, "cubic")
     network.set_link(None)
     network.set_link(Link.parse("500kbit"))
-    assert shape_of(network) == (5e5, "cubic")
+    assert shape_of(network) == (8 * 61_524, "cubic")
 
 
 def test_networks_do_not_meet(network: Network) -> None:
     with Network(2, Link.parse("1gbit")) as other:
         assert network.address(1) == other.address(1)
-        assert shape_of(network)[0] == 1e8
-        assert shape_of(other)[0] == 1e9
+        assert shape_of(network)[0] == 8 * 12_304_941
+        assert shape_of(other)[0] == 8 * 123_049_414
 
 
 @pytest.mark.usefixtures("rights")

@@ -1,21 +1,29 @@
 """The ranks beside a played one: who is late by how much, and which payloads they send."""
 
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from math import inf
 
 import pytest
 import torch
 
 import gradwire as gw
+from gradwire.lab.jobs.plan_job import PlanSpec, _played
+from gradwire.lab.launch.rank_job import Peers
 from gradwire.lab.other_ranks import OtherRanks
-from gradwire.lab.played_cluster import PlayedCluster, read
-from gradwire.transports import Done
+from gradwire.lab.play_spec import PlaySpec
+from gradwire.lab.played_cluster import PlayedCluster
+from gradwire.lab.workloads.make_task import make_task
+from gradwire.transports import Done, Mesh
 from gradwire.transports.card import CPU
+from tests.lab import test_played
+
+SPEC = PlaySpec.read("8@1gbit")
 
 
 def test_the_slowest_rank_is_agreed_and_seeded() -> None:
     assert OtherRanks().behind(64, 0, 0) == 0.0
-    assert OtherRanks(slow=1.25).behind(64, 0, 7) == pytest.approx(0.25)
+    assert OtherRanks(slow_rank=1.25).behind(64, 0, 7) == pytest.approx(0.25)
     own = [OtherRanks(jitter=0.1).behind(64, 0, step) for step in range(200)]
     assert own == [OtherRanks(jitter=0.1).behind(64, 0, step) for step in range(200)]
     assert own != [OtherRanks(jitter=0.1).behind(64, 1, step) for step in range(200)]
@@ -26,7 +34,9 @@ def test_the_slowest_rank_is_agreed_and_seeded() -> None:
     assert sum(few) / len(few) == pytest.approx(0.04, rel=0.1)
 
 
-@pytest.mark.parametrize("options", [{"jitter": -0.1}, {"jitter": inf}, {"slow": 0.5}, {"slow": float("nan")}])
+@pytest.mark.parametrize(
+    "options", [{"jitter": -0.1}, {"jitter": inf}, {"slow_rank": 0.5}, {"slow_rank": float("nan")}]
+)
 def test_what_cannot_be_is_refused(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="such as"):
         OtherRanks(**options)  # pyright: ignore[reportArgumentType]
@@ -40,16 +50,35 @@ def test_a_step_waits_for_the_slowest_rank() -> None:
         waited.append(seconds)
         return Done()
 
-    for others in (OtherRanks(), OtherRanks(slow=1.5)):
-        played = PlayedCluster(read("8@1gbit"), others)
+    for others in (OtherRanks(), OtherRanks(slow_rank=1.5)):
+        played = PlayedCluster(replace(SPEC, others=others))
         played._slowest.carry = carry  # pyright: ignore[reportAttributeAccessIssue]
         played.wait_for_slowest(0.04, 0, CPU)
     assert waited == [pytest.approx(0.02)]
 
 
 def test_batches_take_turns_where_payloads_are_to_differ() -> None:
-    group = gw.Group(("w",), gw.Interleaved(gw.TopK(0.1), gw.TopK(0.2), 3), gw.Residual(), gw.AllGather())
-    plan = gw.Plan((group, gw.Group(("v",), gw.ACPSGD(4), gw.Residual(), gw.AllReduce())))
-    assert PlayedCluster(read("8@1gbit")).begin(plan) == 1
-    assert PlayedCluster(read("8@1gbit"), OtherRanks(different=True)).begin(plan) == 4 * 6 + 1
-    assert PlayedCluster(read("8@1gbit"), OtherRanks(different=True)).begin(None) == 5
+    compressors = gw.Interleaved(gw.TopK(0.1), gw.TopK(0.2), 3), gw.ACPSGD(4)
+    different = PlayedCluster(replace(SPEC, others=OtherRanks(different=True)))
+    assert PlayedCluster(SPEC).begin(compressors) == 1
+    assert different.begin(compressors) == 4 * 6 + 1
+    assert different.begin([]) == 5
+
+
+@pytest.mark.parametrize(("others", "waits"), [(OtherRanks(different=True), False), (OtherRanks(slow_rank=1.5), True)])
+def test_planning_has_the_same_other_ranks(others: OtherRanks, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[tuple[bool, int]] = []
+    monkeypatch.setattr(
+        PlayedCluster, "wait_for_slowest", lambda self, alone_s, step, device: waited.append((alone_s > 0, step))
+    )
+    options = [f"function={test_played.__file__}:make"]
+    play = asdict(replace(SPEC, others=others))
+    spec = PlanSpec(task="own", options=options, seed=0, candidates=["acpsgd:4"], play=play)
+    running = Peers(0, 1, CPU, gw.Recording(world=2))
+    peers, late = _played(spec, make_task("own", options), spec.controller(), running)
+    late(3, CPU)
+    assert (peers.world, waited) == (8, [(waits, 3)])
+    between = Mesh.of(peers.transport).replica
+    assert isinstance(between, gw.Played)
+    # payloads of ACP-SGD have two forms in turn
+    assert (between.others.period if between.others else None) == (None if waits else 2)

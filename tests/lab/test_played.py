@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from gradwire.cli import main
 from gradwire.lab.curve import Carried, StepCurve
 from gradwire.lab.jobs.bench_job import TimedSteps
 from gradwire.lab.network.link import Link
-from gradwire.lab.played_cluster import PlayedCluster, described, read
+from gradwire.lab.play_spec import PlaySpec
+from gradwire.lab.played_cluster import PlayedCluster
 from gradwire.lab.results import Totals
 from gradwire.lab.scheduling.profiles import profile as published
 from gradwire.report import played_report
@@ -77,8 +79,12 @@ def test_hosts_of_two_are_played_and_written(
             assert [*by_link.values()] == sorted(by_link.values(), reverse=True)
 
 
+OTHERS: dict[str, Any] = {"different": True, "jitter": 0.05, "slow_rank": 1.2}
+
+
 def test_a_cluster_is_played_from_python() -> None:
-    timings = gw.bench(make, [gw.TopK(0.1), "localsteps:2"], play="4@10gbit", steps=1, repeats=1)
+    there: dict[str, Any] = {"play": "4@10gbit", "gpus_per_host": 2, "inside": "8gbit", "latency_us": 20.0}
+    timings = gw.bench(make, [gw.TopK(0.1), "localsteps:2"], **there, **OTHERS, steps=1, repeats=1)
     assert [timing.configuration for timing in timings] == ["nocomm", "topk:ratio=0.1", "localsteps:2"]
     assert timings[1].totals.wire_bytes > timings[0].totals.wire_bytes == 0
 
@@ -86,7 +92,7 @@ def test_a_cluster_is_played_from_python() -> None:
 def test_a_plan_is_found_on_a_played_cluster_and_its_prediction_is_checked_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster = ["--play", "8@1gbit", "--gpus-per-host", "2"]
+    cluster = ["--play", "8@1gbit", "--gpus-per-host", "2", "--different", "--jitter", "0.05", "--slow-rank", "1.2"]
     own = ["--model", f"{__file__}:make", "--out", str(tmp_path)]
     assert main(["plan", *cluster, *own, "--candidates", "bf16"]) == 0
     (run,) = tmp_path.iterdir()
@@ -95,9 +101,14 @@ def test_a_plan_is_found_on_a_played_cluster_and_its_prediction_is_checked_there
     # the measured step is that of the rank that ran
     assert "rank 0" in (trace := (run / "trace.json").read_text())
     assert "rank 1" not in trace
-    assert main(["simulate", str(run / "plan.json"), *cluster, *own]) == 0
-    assert "Played steps take" in capsys.readouterr().out
+    cost = ["--training-steps", "1000", "--price", "2.5"]
+    assert main(["simulate", str(run / "plan.json"), *cluster, *own, *cost]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Played steps take" in shown
+    assert "cost of 1,000 steps" in shown
     (check,) = tmp_path.glob("*/check.json")
+    others = "payloads of other batches, a jitter of 5 %, one rank 1.2 times as slow"
+    assert json.loads(check.read_text())["title"].endswith(f"of which one is played, {others}")
     rows = json.loads(check.read_text())["rows"]
     assert [row["way"] for row in rows] == ["no communication", "BF16", "FP32", "given plan", "best plan"]
     assert all(row["played_ms"] > 0 and row["predicted_ms"] > 0 for row in rows)
@@ -110,16 +121,18 @@ CLUSTERS = [
     (["--play", "64@fast"], "'fast' is not a link"),
     (["--play", "1@1gbit"], "give 2 ranks"),
     (["--play", "12@1gbit", "--gpus-per-host", "8"], "12 ranks do not fill hosts of 8 GPUs"),
+    (["--play", "8@1gbit", "--jitter", "-1"], "jitter -1.0 is no share"),
+    (["--play", "8@1gbit", "--slow-rank", "0.5"], "1 or more times as long"),
 ]
 COMMANDS = (["bench", "dense"], ["plan"], ["simulate", "resnet50"])
 MISTAKES = [
     *(([*command, *options], message) for command in COMMANDS for options, message in CLUSTERS),
+    (["bench", "dense", "--jitter", "0.1"], "jitter: of a cluster that is played; say which, such as play 64@25gbit"),
+    (["bench", "dense", "--inside", "8gbit"], "inside: of a cluster that is played"),
+    (["plan", "--gpus-per-host", "8", "--different"], "gpus_per_host, different: of a cluster that is played"),
     (["bench", "dense", "--play", "8@1gbit", "--hosts", "2"], "leave --hosts, --link and --json out"),
     (["bench", "dense", "--play", "8@1gbit", "--link", "1gbit"], "leave --hosts, --link and --json out"),
     (["bench", "dense", "--play", "8@1gbit", "--shard", "2"], "leave link and shard out"),
-    (["bench", "dense", "--play", "8@1gbit", "--jitter", "-1"], "jitter -1.0 is no share"),
-    (["bench", "dense", "--play", "8@1gbit", "--slow-rank", "0.5"], "1 or more times as long"),
-    (["bench", "dense", "--jitter", "0.1"], "are for clusters that are played: give --play as well"),
     (["bench", "dense", "--price", "2.5"], "are for clusters that are played: give --play as well"),
     (["bench", "dense", "--play", "8@1gbit", "--price", "2.5"], "give --training-steps as well"),
     (["bench", "dense", "--play", "8@1gbit", "--training-steps", "0"], "give 1 or more --training-steps"),
@@ -141,6 +154,18 @@ def test_a_mistake_is_one_line(arguments: list[str], message: str, capsys: pytes
     assert message in shown[0]
 
 
+def test_a_profile_has_no_other_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "resnet50", "--different"]) != 0
+    assert "different: of a cluster that is played" in capsys.readouterr().err
+
+
+def test_a_predicted_training_has_a_cost(tmp_path: Path) -> None:
+    cluster = ["--ranks", "8", "--link", "10gbit", "--gpus-per-host", "8", "--latency-us", "20"]
+    assert main(["simulate", "resnet50", *cluster, "--training-steps", "1000", "--out", str(tmp_path)]) == 0
+    (report,) = tmp_path.glob("*/report.html")
+    assert "hours of 1,000 steps, best plan" in report.read_text()
+
+
 def test_hosts_and_a_link_or_a_cluster_is_given() -> None:
     measures: tuple[Callable[..., object], ...] = (partial(gw.bench, make, ["bf16"]), partial(gw.plan, make))
     for measure in measures:
@@ -150,18 +175,18 @@ def test_hosts_and_a_link_or_a_cluster_is_given() -> None:
 
 
 def test_ranks_of_one_host_have_its_links_alone() -> None:
-    cluster = read("8@1gbit", gpus_per_host=8, inside="800gbit")
-    played = PlayedCluster(cluster)
+    spec = PlaySpec.read("8@1gbit", gpus_per_host=8, inside="800gbit")
+    played = PlayedCluster(spec)
     assert (played.hosts, played.card.bytes_per_s, played.mesh.ranks) == (8, 1e11, 8)
-    assert described(cluster) == "8 ranks of one host, joined by 800gbit, of which one is played"
+    assert str(spec) == "8 ranks of one host, joined by 800gbit, of which one is played"
 
 
 @pytest.mark.parametrize("gpus_per_host", [1, 8, 64])
 def test_the_played_card_and_the_scheduler_say_the_same_of_a_link(gpus_per_host: int) -> None:
     """Between hosts the headers of TCP over Ethernet are counted, once; inside a host there are none."""
-    cluster = read("64@1gbit", gpus_per_host, inside="8gbit")
-    played, scheduled = PlayedCluster(cluster), on_cluster(published("resnet50"), cluster).collectives
-    peers, _, bytes_per_s = cluster.network
+    spec = PlaySpec.read("64@1gbit", gpus_per_host, inside="8gbit")
+    played, scheduled = PlayedCluster(spec), on_cluster(published("resnet50"), spec.cluster).collectives
+    peers, _, bytes_per_s = spec.cluster.network
     assert bytes_per_s == pytest.approx(8 * GBIT if gpus_per_host == 64 else GBIT * 1448 / 1538)
     for nbytes in (1 << 10, 1 << 28):
         sent = 2 * (peers - 1) * nbytes // peers, (peers - 1) * nbytes
@@ -207,6 +232,6 @@ def test_the_winner_is_named_by_link_and_ranks() -> None:
 def test_a_training_costs_hours_or_money() -> None:
     timings = summarize([TimedSteps(name, 0, [ms], NOTHING) for name, ms in (("nocomm", 36.0), ("dense", 72.0))])
     for price, heading, cells in ((None, "hours", ["1.00", "2.00"]), (2.5, "cost", ["160", "320"])):
-        table = played_report.steps(timings, TrainingCost(100_000, 64, price))
+        table = played_report.steps(timings, 64, TrainingCost(100_000, price))
         assert table.columns[-1] == f"{heading} of 100,000 steps"
         assert [row[-1] for row in table.rows] == cells

@@ -4,37 +4,17 @@ import tracemalloc
 from dataclasses import replace
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import gradwire as gw
 from gradwire.compressors import Compressor
 from gradwire.plans import Group
 from gradwire.slots import Slot
+from tests.support.allocations import Largest
 from tests.support.cases import CASES, Case, rows
 from tests.support.harness import exchange_of, run
 
 N = 1 << 21
 LIMIT_BYTES = N  # a quarter of the gradient: far above any tile, far below any copy that is not packed
-
-
-class Largest(TorchDispatchMode):
-    """The largest storage, in bytes, that any operation made anew."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes, self.by = 0, ""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in given:
-                size = tensor.untyped_storage().nbytes()
-                if size > self.bytes:
-                    self.bytes, self.by = size, f"{func} -> {tuple(tensor.shape)}"
-        return result
 
 
 def sparser(compressor: Compressor) -> Compressor:

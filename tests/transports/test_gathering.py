@@ -34,3 +34,11 @@ def test_a_rank_that_comes_when_the_others_have_given_up_does_not_go_on_alone():
     with pytest.raises(RuntimeError, match="ranks 0, 1 did not come"):
         call(2)
     assert len(set(raising(together(3, call)))) == 1
+
+
+def test_torch_warns_once_where_ranks_wait(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    server = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+    monkeypatch.setattr(gathering, "SLICE_S", 0.02)
+    with pytest.raises(RuntimeError, match="rank 1 did not come"):
+        gathering.gather(TorchStore("warned", server), 0, [0, 1], 60.0)
+    assert capfd.readouterr().err.count("timed out after") == 1

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from gradwire.frontends.choices import StepChoices
 from gradwire.frontends.handle import Handle
+from gradwire.notation import way_of
 from gradwire.plans import Plan, uniform
 from gradwire.rules import Rule, joined, sort_by
 from gradwire.schedule import Profile
@@ -170,6 +171,10 @@ def test_an_own_way_to_send_is_a_candidate_too():
     assert ways_of(way, 4) == [way]
     assert [each.communicator for each in ways_of(gw.TopK(0.1), 4)] == [gw.AllGather(), gw.ScatterReduce()]
     assert [each.communicator for each in ways_of(gw.TopK(0.1), 2)] == [gw.AllGather()]
+    ways = ways_of(way_of(gw.TopK(0.1), gw.NoMemory(), None), 4)
+    assert [(each.memory, each.communicator.name) for each in ways] == [
+        (gw.NoMemory(), "AllGather"), (gw.NoMemory(), "ScatterReduce"),
+    ]  # fmt: skip
     assert [each.communicator for each in ways_of(gw.PowerSGD(4), 4)] == [gw.AllReduce()]
 
 

@@ -14,12 +14,10 @@ from gradwire.lab.launch.launched import is_launched
 from gradwire.lab.models import MODELS
 from gradwire.lab.names import NOCOMM, TINY
 from gradwire.lab.network.link import LOOPBACK, REAL, link_of
-from gradwire.lab.other_ranks import OtherRanks
-from gradwire.lab.played_cluster import described
+from gradwire.lab.play_spec import PlaySpec
 from gradwire.lab.workloads import Own, Published, Task
 from gradwire.lab.workloads.make_task import make_task
 from gradwire.options import Options
-from gradwire.schedule.simulate import Cluster
 
 # weight, gradient, DDP's bucket, residual, mean
 _BYTES_PER_PARAMETER = 20
@@ -51,10 +49,8 @@ class Setup:
     """Of each host; `real` for that of ranks which were started beforehand."""
     shard: int = 1
     """Ranks that hold one model together."""
-    play: Cluster | None = None
+    play: PlaySpec | None = None
     """The cluster of these ranks, one of which is played, in place of ranks on a link."""
-    others: OtherRanks | None = None
-    """Beside the one that is played."""
     layers: int | None = None
     batch: int | None = None
     size: int | None = None
@@ -93,7 +89,6 @@ class Setup:
         timing: dict[str, Any] = {name: value for name, value in asdict(timed).items() if name != "device"} | {
             "shard": self.shard,
             "play": asdict(self.play) if self.play else None,
-            "others": asdict(self.others) if self.others else None,
         }
         return BenchSpec(task=task, options=options, configurations=texts, **timing)
 
@@ -120,7 +115,7 @@ class Setup:
 
     def place(self, cluster: LabCluster) -> str:
         """Where it is timed, in words: on the `cluster`, or on one that is played there."""
-        return f"{described(self.play)}{self.others or ''}" if self.play else str(cluster)
+        return str(self.play or cluster)
 
     def __str__(self) -> str:
         return f"{self.title}, {self.ranks} ranks, {'their own network' if self.link == REAL else self.link}"

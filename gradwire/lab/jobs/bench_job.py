@@ -12,6 +12,7 @@ from gradwire.lab.curve import StepCurve
 from gradwire.lab.jobs.measured_model import MeasuredModel
 from gradwire.lab.jobs.timed_model import TimedModel
 from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank
+from gradwire.lab.play_spec import PlaySpec
 from gradwire.lab.played_cluster import PlayedCluster
 from gradwire.lab.results import Totals
 from gradwire.lab.workloads.make_task import make_task
@@ -34,10 +35,8 @@ class BenchSpec(Spec):
     """Turns of each configuration."""
     autocast: str | None = None
     """bf16 or fp16."""
-    play: Mapping[str, float] | None = None
-    """A `Cluster`'s values, of which each rank plays one by itself; None where ranks are what they are."""
-    others: Mapping[str, Any] | None = None
-    """`OtherRanks`' values, beside a cluster that is played."""
+    play: Mapping[str, Any] | None = None
+    """A `PlaySpec`'s values, of whose ranks each one here plays one by itself; None where ranks are what they are."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.repeats < 1:
@@ -73,7 +72,7 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
 
     Raises RuntimeError where a configuration leaves replicas that differ."""
     task = make_task(spec.task, spec.options)
-    played = PlayedCluster.of(spec.play, spec.others, spec.seed) if spec.play else None
+    played = PlayedCluster(PlaySpec.from_line(spec.play), spec.seed) if spec.play else None
     peers = played.peers(peers) if played else peers
     # the same batches again and again, mostly one: loading data is not what is timed
     stream = task.batches(peers.rank, peers.world, spec.seed)
@@ -88,7 +87,8 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
                 timed = TimedModel(replica, task, batches)
                 timed.settle()
                 if played:
-                    batches += islice(stream, max(0, played.begin(replica.plan) - len(batches)))
+                    compressors = [group.compressor for group in replica.plan.groups] if replica.plan else []
+                    batches += islice(stream, max(0, played.begin(compressors) - len(batches)))
                     # without communication no rank waits for others
                     if not configuration.silent:
                         timed.late = partial(played.wait_for_slowest, alone_s)

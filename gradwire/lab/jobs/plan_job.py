@@ -2,31 +2,38 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import isfinite
+from statistics import median
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.checkpoint import letters, text_of
-from gradwire.compressors import FP32, Compressor
+from gradwire.compressors import FP32
 from gradwire.frontends import Handle, attach
 from gradwire.frontends.ruled import GivenRule, rules_of
 from gradwire.lab.configuration import parse
 from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank
+from gradwire.lab.play_spec import PlaySpec
 from gradwire.lab.played_cluster import PlayedCluster
 from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.make_task import make_task
 from gradwire.lab.workloads.to_device import to_device
 from gradwire.notation import read_rule, way_of
-from gradwire.plans import Group, Plan
+from gradwire.plans import Plan
 from gradwire.schedule import Objective, Profile, Timeline
 from gradwire.transports import Mesh
 from gradwire.tuner import CHOOSING_STEPS, Auto
+from gradwire.tuner.candidate_plans import ways_by
 from gradwire.tuner.trials import SETTLE, Tried
+from gradwire.ways import Way
 
 SHOWN = 5
 """Traced steps, of which the median is shown."""
@@ -34,6 +41,10 @@ IN_FORCE = 3
 """Steps after which a decision is in force."""
 MOST_STEPS = CHOOSING_STEPS + IN_FORCE + SETTLE + SHOWN + 1
 """Planning ends sooner where fewer plans are tried."""
+ALONE_STEPS = 6
+"""Steps without messages that are timed, beside the first."""
+Late = Callable[[int, torch.device], None]
+"""Passes the time by which the slowest rank is behind in a step."""
 _ARGUMENT = re.compile(r"\w+=|[\d.]+(e-?\d+)?$")
 
 
@@ -46,8 +57,8 @@ class PlanSpec(Spec):
     objective: Objective = "progress"
     rules: list[str] = field(default_factory=list)
     """By layer, as PATTERN=WAY; the candidates are for the rest."""
-    play: Mapping[str, float] | None = None
-    """A `Cluster`'s values, of which each rank plays one by itself; None where ranks are what they are."""
+    play: Mapping[str, Any] | None = None
+    """A `PlaySpec`'s values, of whose ranks each one here plays one by itself; None where ranks are what they are."""
 
     def controller(self) -> Auto:
         """Finds the plan. Raises ValueError for what none can be found by."""
@@ -120,7 +131,7 @@ def candidates(text: str) -> list[str]:
     return found
 
 
-def candidate(text: str) -> Compressor | Group:
+def candidate(text: str) -> Way:
     """One candidate: a compressor, or with the memory and communicator that it names."""
     read = parse(text)
     if not read.compressor or read.grouping or read.rules or read.controller or read.local:
@@ -131,14 +142,12 @@ def candidate(text: str) -> Compressor | Group:
 def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
     """Trains until a plan is found; `log` gets a line for each step, and at last a `Planned`. The measured step is that
     of the ranks that run."""
-    task, running = make_task(spec.task, spec.options), peers
-    if spec.play:
-        peers = PlayedCluster.of(spec.play).peers(running)
+    task, running, controller = make_task(spec.task, spec.options), peers, spec.controller()
+    peers, late = _played(spec, task, controller, running)
     ddp = DistributedDataParallel(task.build_model(spec.seed).to(peers.device), process_group=peers.group)
-    controller = spec.controller()
     dense: list[GivenRule] = [(pattern, FP32()) for pattern, _ in map(read_rule, spec.rules)]
     handle = attach(ddp, FP32(), rules=dense, controller=controller, transport=peers.transport, seed=spec.seed)
-    steps = _steps(task, ddp, peers, spec.seed)
+    steps = _steps(task, ddp, peers, spec.seed, late)
     # try plans
     for number, _ in enumerate(steps, 1):
         log({"step": number, "doing": "trying plans" if controller.found else "measuring dense steps"})
@@ -175,12 +184,37 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
     handle.detach()
 
 
-def _steps(task: Task, ddp: DistributedDataParallel, peers: Peers, seed: int) -> Iterator[None]:
+def _punctual(step: int, device: torch.device) -> None:
+    """No rank is behind."""
+
+
+def _played(spec: PlanSpec, task: Task, controller: Auto, running: Peers) -> tuple[Peers, Late]:
+    """The ranks as this one sees them, and what passes the time by which the slowest is behind."""
+    if not spec.play:
+        return running, _punctual
+    played = PlayedCluster(PlaySpec.from_line(spec.play), spec.seed)
+    peers = played.peers(running)
+    played.begin(way.compressor for way in ways_by(controller.rules, peers.world))
+    # how long a rank computes, where some compute longer
+    alone_s = 0.0
+    if played.late:
+        model, took = task.build_model(spec.seed).to(peers.device), list[float]()
+        steps = _steps(task, model, peers, spec.seed)
+        for _ in range(ALONE_STEPS):
+            start = time.perf_counter()
+            next(steps)
+            took.append(time.perf_counter() - start)
+        alone_s = median(took[1:])
+    return peers, partial(played.wait_for_slowest, alone_s)
+
+
+def _steps(task: Task, model: nn.Module, peers: Peers, seed: int, late: Late = _punctual) -> Iterator[None]:
     """Trains step by step."""
-    optimizer = Recipe().make_optimizer(task, ddp.parameters())
-    for batch in task.batches(peers.rank, peers.world, seed):
+    optimizer = Recipe().make_optimizer(task, model.parameters())
+    for number, batch in enumerate(task.batches(peers.rank, peers.world, seed)):
+        late(number, peers.device)
         optimizer.zero_grad()
-        task.training_loss(ddp, to_device(batch, peers.device)).backward()
+        task.training_loss(model, to_device(batch, peers.device)).backward()
         optimizer.step()
         # kernels run behind the training thread: wait for them
         peers.synchronize()

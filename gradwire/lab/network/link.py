@@ -15,6 +15,8 @@ REAL = "real"
 """Stands for the network of ranks that were started beforehand."""
 NVLINK, PCIE_3 = "1200gbit", "96gbit"
 """Links inside a host."""
+COUNTED, ON_WIRE = 1514, 1538
+"""The bytes of a full Ethernet frame: those that the kernel counts, and all that it takes on the wire."""
 LATENCY_US = 50.0
 """Microseconds of a message between hosts, beside its bytes, where none are given."""
 
@@ -51,6 +53,12 @@ class Link:
     def bytes_per_second(self) -> int:
         """The rate in the kernel's own unit."""
         return self.bits_per_second // 8
+
+    @property
+    def counted_bytes_per_second(self) -> int:
+        """The bytes of full frames as the kernel counts them, without check sum, preamble and gap, which take their
+        time on the wire of an Ethernet as well."""
+        return max(1, self.bytes_per_second * COUNTED // ON_WIRE)
 
     @property
     def burst_bytes(self) -> int:

@@ -34,9 +34,9 @@ class NetworkUnavailable(RuntimeError):
 class Network:
     """`hosts` emulated hosts on one switch, each behind a `link` of its own, shaped in both directions.
 
-    Use as a context manager. A link of None, or above 10 gbit, is not shaped. Everything belongs to
-    an owner process that dies with this one, so nothing is left behind even by SIGKILL, and networks
-    at the same time do not see each other. An ordinary user gets it inside a user namespace.
+    A link carries what an Ethernet of its speed carries. One of None, or above 10 gbit, is not shaped. Use as a context
+    manager. Everything belongs to an owner process that dies with this one, so nothing is left behind even by SIGKILL,
+    and networks at the same time do not see each other. An ordinary user gets it inside a user namespace.
 
     Raises ValueError for a bad number of hosts and NetworkUnavailable, on entering, without the rights.
     """
@@ -122,4 +122,4 @@ def _forbidden() -> str:
 
 
 def _bucket(link: Link) -> dict[str, int]:
-    return {"rate": link.bytes_per_second, "burst": link.burst_bytes, "limit": link.queue_bytes}
+    return {"rate": link.counted_bytes_per_second, "burst": link.burst_bytes, "limit": link.queue_bytes}

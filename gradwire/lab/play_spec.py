@@ -1,0 +1,71 @@
+"""A cluster of which one rank is played, as options say it: for `gradwire bench`, `plan` and `simulate`, `gw.bench` and
+`gw.plan` alike."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any, Self
+
+from gradwire.lab.network.link import LATENCY_US, NVLINK, Link
+from gradwire.lab.other_ranks import OtherRanks
+from gradwire.schedule.simulate import Cluster
+
+EXAMPLE = "64@25gbit"
+
+
+@dataclass(frozen=True)
+class PlaySpec:
+    """A cluster of which one rank is played, and how its other ranks differ from that one. In words for headings."""
+
+    cluster: Cluster
+    others: OtherRanks = field(default_factory=OtherRanks)
+
+    @classmethod
+    def read(
+        cls,
+        play: str,
+        gpus_per_host: int = 1,
+        inside: str | None = None,
+        latency_us: float | None = None,
+        different: bool = False,
+        jitter: float = 0.0,
+        slow_rank: float = 1.0,
+    ) -> Self:
+        """That of `play`, such as 64@25gbit: 64 ranks, in hosts with a link of 25 Gbit/s each. `inside` (NVLink) joins
+        the ranks of a host, a message takes `latency_us` (50) beside its bytes; the rest is `OtherRanks`'. Raises
+        ValueError for text that says no cluster."""
+        ranks, at, link = play.partition("@")
+        if not at or not ranks.strip().isdecimal():
+            raise ValueError(f"{play!r} is no cluster to play: write ranks@link, such as {EXAMPLE}")
+        rates = [Link.parse(each).bits_per_second / 8 for each in (link, inside or NVLINK)]
+        latency_s = 1e-6 * (LATENCY_US if latency_us is None else latency_us)
+        return cls(
+            Cluster(int(ranks), rates[0], gpus_per_host, latency_s, rates[1]), OtherRanks(different, jitter, slow_rank)
+        )
+
+    @classmethod
+    def of(cls, play: str | None, **options: Any) -> Self | None:
+        """That of the options of `read`, None without `play`. Raises ValueError where the others are given alone."""
+        if play:
+            return cls.read(play, **options)
+        defaults = signature(cls.read).parameters
+        given = [name for name, value in options.items() if value != defaults[name].default]
+        if given:
+            raise ValueError(f"{', '.join(given)}: of a cluster that is played; say which, such as play {EXAMPLE}")
+        return None
+
+    @classmethod
+    def from_line(cls, values: Mapping[str, Any]) -> Self:
+        """That of `asdict`'s values."""
+        return cls(Cluster(**values["cluster"]), OtherRanks(**values["others"]))
+
+    def __str__(self) -> str:
+        return f"{_described(self.cluster)}{self.others}"
+
+
+def _described(cluster: Cluster) -> str:
+    link, inside = (Link(round(8 * rate)) for rate in (cluster.bytes_per_s, cluster.inside_bytes_per_s))
+    if cluster.ranks <= cluster.gpus_per_host:
+        return f"{cluster.ranks} ranks of one host, joined by {inside}, of which one is played"
+    hosts = f"{cluster.hosts} hosts of {cluster.gpus_per_host}" if cluster.gpus_per_host > 1 else "a host each"
+    return f"{cluster.ranks} ranks, {hosts} with a {link} link, of which one is played"
