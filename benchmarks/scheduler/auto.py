@@ -65,8 +65,8 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     all_of_them = in_turns(arguments, controller, plans, arguments.repeats)
     best, dense = rivals(all_of_them["ms"])
     finals = in_turns(arguments, controller, {name: plans[name] for name in ("auto", best, dense)}, arguments.finals)
-    modelled = timeline(controller.measured, chosen, controller.regime).step_s
-    facts = {"said": said, "modelled": 1e3 * modelled}
+    by_model = controller.dense_s if chosen.native else timeline(controller.measured, chosen, controller.regime).step_s
+    facts = {"said": said, "modelled": 1e3 * by_model}
     return facts | {"best": best, "dense": dense, "finals": finals} | all_of_them
 
 
@@ -85,15 +85,17 @@ def rivals(ms: dict[str, float]) -> tuple[str, str]:
 
 def in_turns(arguments: argparse.Namespace, controller: Any, plans: dict[str, Any], repeats: int) -> dict[str, Any]:
     """Medians, spreads and predictions of the steps with each plan; None is plain DDP. Of "auto" the prediction is the
-    controller's, and the engine stands aside with that plan if the controller wants it to."""
+    controller's."""
     from gradwire.schedule import timeline
 
     seconds: dict[str, list[float]] = {name: [] for name in plans}
     for _ in range(repeats):
         for name, plan in plans.items():
-            seconds[name] += timed(arguments.model, plan, arguments.steps, name == "auto" and controller.alone)
+            seconds[name] += timed(arguments.model, plan, arguments.steps)
     predicted = {
-        name: 1e3 * timeline(controller.profile, plan, controller.regime).step_s for name, plan in plans.items() if plan
+        name: 1e3 * timeline(controller.profile, plan, controller.regime).step_s
+        for name, plan in plans.items()
+        if plan and not plan.native
     }
     predicted["auto"] = 1e3 * controller.expected_s
     measured = {name: 1e3 * median(own) for name, own in seconds.items()}
@@ -135,18 +137,11 @@ def fixed(profile: Any) -> dict[str, Any]:
     return {name: plan for i, (name, plan) in enumerate(plans.items()) if plan not in list(plans.values())[:i]}
 
 
-def timed(model: str, plan: Any, steps: int, aside: bool = False) -> list[float]:
-    """Seconds of each step, after a few to warm up; with `aside` the engine is attached and stands aside."""
+def timed(model: str, plan: Any, steps: int) -> list[float]:
+    """Seconds of each step, after a few to warm up."""
     import gradwire as gw
 
-    class Aside(gw.controllers.Controller):
-        def decide(self, step: Any, sums: Any) -> None:
-            self.aside = 1 << 30
-
-    def attach(ddp: Any) -> Any:
-        return gw.attach(ddp, plan, controller=Aside() if aside else None) if plan else None
-
-    step = Training(model, attach)
+    step = Training(model, lambda ddp: gw.attach(ddp, plan) if plan else None)
     for _ in range(WARM):
         step.run()
     seconds = [step.run() for _ in range(steps)]
