@@ -13,8 +13,8 @@ PATIENCE_S = 60.0
 """How long ranks wait for each other at most."""
 SLICE_S = 1.0
 """How long the first question to the store waits, while other threads of this rank wait for the store."""
-PAUSE_S = 0.2
-"""The time between later ones."""
+PAUSE_S = 0.1
+"""The time until the second; it doubles up to that of a slice, so that thousands of ranks do not flood the store."""
 
 
 def ranks_named(ranks: Sequence[int]) -> str:
@@ -27,8 +27,10 @@ def asked(store: KeyValueStore, key: str, until: float) -> Iterator[str | None]:
     """Asks for a text of the store again and again, until a time of `monotonic`; yields None while it is not there."""
     yield store.get(key, max(0.0, min(SLICE_S, until - monotonic())))
     # from now on without waiting: torch's store warns of each wait in vain
+    pause_s = PAUSE_S
     while (left_s := until - monotonic()) > 0:
-        sleep(min(PAUSE_S, left_s))
+        sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, SLICE_S)
         yield store.get(key, 0)
 
 
