@@ -53,7 +53,8 @@ def check_wanted(candidates: Sequence[Way], fidelity: float | None, objective: O
     for compressor in map(compressor_of, candidates):
         if isinstance(compressor, MultiLevel):
             raise ValueError("MultiLevel() costs what the gradient makes it; name its sparsifier, such as TopK(0.1)")
-        if compressor.is_update or compressor.sign_vote:
+        # of votes the shortest step may be asked for, where no progress is compared
+        if compressor.is_update or (compressor.sign_vote and objective == "progress"):
             raise ValueError(
                 f"{compressor} makes no mean of gradients, which the dense steps beside it do; "
                 "name e.g. PowerSGD(1 / 6) or EFSignSGD(), or attach it alone"

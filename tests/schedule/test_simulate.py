@@ -16,6 +16,7 @@ from gradwire.report.simulation_report import per_step_or_rounds
 from gradwire.report.text_table import times
 from gradwire.schedule import Affine, Candidate, CostTable, Profile, SlotTime, baselines, over_link
 from gradwire.schedule.simulate import BEST, GIVEN, Cluster, all_reduce, latency_of, names, on_cluster, simulate
+from gradwire.ways import Pair
 from gradwire.wire import ETHERNET
 from tests.support.harness import place_bytes
 
@@ -186,7 +187,7 @@ def test_candidates_are_cut_where_the_next_begins():
     text = "bf16,qsgd:127,block=512,topk:0.01,powersgd:4+residual,efsignsgd+residual+scatterreduce"
     assert [candidate(each) for each in candidates(text)] == [
         gw.BF16(), gw.QSGD(127, 512), gw.TopK(0.01),
-        gw.Group((), gw.PowerSGD(4), gw.Residual(), gw.AllReduce()),
+        Pair(gw.PowerSGD(4), gw.Residual()),
         gw.Group((), gw.EFSignSGD(), gw.Residual(), gw.ScatterReduce()),
     ]  # fmt: skip
 

@@ -191,6 +191,13 @@ def test_what_makes_no_mean_of_gradients_is_no_candidate(compressor: gw.Compress
             Auto(**given)
 
 
+def test_of_votes_the_shortest_step_may_be_asked_for():
+    """As the suite of Cupcake does: no progress is compared."""
+    Auto([gw.SignSGD()], objective="step")
+    with pytest.raises(ValueError, match="makes no mean"):
+        Auto([gw.Dion()], objective="step")
+
+
 def test_a_dense_candidate_is_always_there():
     def candidates(given: gw.Compressor) -> list[gw.Compressor]:
         return [way.compressor for way in ways_by(Auto([given]).rules, 2)]
