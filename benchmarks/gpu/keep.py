@@ -24,7 +24,7 @@ from benchmarks.shared.provenance import ROOT, save
 TABLES = ("steps", "kernels", "one group", "bytes a parameter", "first steps")
 """The kinds of rows that are kept whole; of the others it is kept how many were right."""
 ENDED = ("the section", "the process")
-"""What a row says that a failure has ended, beside the one that failed."""
+"""Rows about these say that a failure ended more than its own row, which has a row as well."""
 
 
 def main(folder: Path, name: str) -> None:

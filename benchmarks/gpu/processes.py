@@ -38,7 +38,7 @@ class Process:
 
     def run(self, seconds: float) -> bool:
         """Runs it for so long; returns whether it ended by itself."""
-        self._tell(f"{seconds:.1f}\n")
+        self.tell(f"{seconds:.1f}")
         return self.ends_within(seconds + GRACE_S)
 
     def ends_within(self, seconds: float) -> bool:
@@ -62,13 +62,12 @@ class Process:
         self._gather()
         self._write(kind="left out", what="the rest", why=why)
 
-    def _tell(self, line: str) -> None:
+    def tell(self, line: str, last: bool = True) -> None:
+        """Writes a line to its standard input, which ends behind the last one; nothing where the process has ended."""
         assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(line)
-            self._process.stdin.close()
-        except BrokenPipeError:
-            pass  # it crashed while it was imported: `wait` says so
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.close() if last else self._process.stdin.flush()
 
     def kill(self) -> None:
         """Ends the process and those that it has started, which are of its group."""

@@ -102,10 +102,10 @@ def train(processes: Sequence[Trained], arguments: argparse.Namespace, rows: Row
     # first steps of all, then some at the same time
     latest = end - (1 - TO_BEGIN) * 60 * arguments.minutes
     for process in processes:
-        process.tell("text")
+        process.tell("text", last=False)
     ready = have_written(processes, "ready", arguments.out, latest)
     for process in ready:
-        process.tell("go")
+        process.tell("go", last=False)
     timed = have_written(ready, "speed", arguments.out, (latest + end) / 2)
     # as many steps as the slowest has time for
     seconds = [row["seconds"] for row in read(arguments.out) if row["kind"] == "speed"]
@@ -114,7 +114,7 @@ def train(processes: Sequence[Trained], arguments: argparse.Namespace, rows: Row
     if steps <= RISE and not arguments.tiny:
         raise SystemExit(f"only {steps} steps fit: name fewer configurations with --only, or more --minutes")
     for process in timed:
-        process.tell_last(str(steps))
+        process.tell(str(steps))
     for process in timed:
         process.ends_within(max(0.0, end - time.monotonic()))
 

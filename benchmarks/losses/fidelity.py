@@ -16,7 +16,6 @@ goes on where it ended; remove the result after a change of this file.
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.shared.provenance import RESULTS, save
 from benchmarks.shared.ranks import as_rank, collect
+from benchmarks.shared.rates import up_and_down
 from gradwire.lab.configuration import parse
 from gradwire.lab.workloads import FashionMnist, LanguageModel, Task
 from gradwire.report.pictures import look
@@ -193,8 +193,7 @@ def train(text: str, task: str, seed: int, lr: float, steps: int, transport: Tra
 
 def rate(step: int, steps: int) -> float:
     """The factor of the learning rate at a step."""
-    up = steps / 20
-    return (step + 1) / up if step < up else 0.1 + 0.45 * (1 + math.cos(math.pi * (step - up) / (steps - up)))
+    return up_and_down(step, steps / 20, steps)
 
 
 def against_dense(runs: list[dict[str, Any]], name: str, key: str = "loss") -> list[float]:

@@ -44,11 +44,8 @@ def check(
         if not (task or model):
             raise ValueError(f"--play trains what {job} was measured on: give its --task or --model")
         profile, chosen = read_job(job, objective)
-        played, running, cost = (
-            PlaySpec.read(**vars(play)),
-            LabCluster(1, device=device),
-            TrainingCost.of(**vars(priced)),
-        )
+        played, cost = PlaySpec.read(**vars(play)), TrainingCost.of(**vars(priced))
+        running = LabCluster(1, device=device)
         training = described(task, model, None, folder).altered(options=options or [])
         outcomes = list(simulate(profile, played.cluster, plan=chosen))
         # refuse before anything is played

@@ -2,7 +2,7 @@
 
 As many trainings as fit stay on the card together, "no communication" always among them, which is timed before every
 few of the others: `of none` is the median over the rounds of a step's time over that one's, and `host of none` the same
-of the training thread's time. What is bound by its wire strays less, and has two rounds.
+of the training thread's time. Slow steps, which the wire bounds, stray less and have two rounds.
 """
 
 import gc
@@ -28,7 +28,7 @@ ROUNDS, ROUND_S = 15, 0.1
 BETWEEN = 3
 """Trainings that are timed behind one of no communication."""
 SLOW, SLOW_ROUNDS = 2.5, 2
-"""Times no communication; and the rounds of what takes longer."""
+"""A step that takes this many times as long as without communication is slow; and the rounds of slow ones."""
 COMPUTED = ["TopK 1 %", "ACP-SGD r4", "PowerSGD 1/6 in 4 bits"]
 """Those that are measured without recordings as well."""
 LARGE = ", 100 MB a group"

@@ -1,7 +1,6 @@
 """The processes of at_size.py, one for each configuration."""
 
 import argparse
-import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,23 +13,12 @@ LOOKS_S = 0.2
 
 
 class Trained(Process):
-    """The process of a configuration, which writes rows and is told lines."""
+    """The process of a configuration, which reads lines from its standard input and writes rows."""
 
     def module(self, arguments: argparse.Namespace) -> list[str]:
         size = "tiny" if arguments.tiny else "full"
         own = [str(arguments.out.resolve()), str(arguments.text), arguments.device, size, str(arguments.rate)]
         return ["benchmarks.losses.size.training", self.section, *own]
-
-    def tell(self, line: str) -> None:
-        """Writes a line to it; one that has ended is told nothing."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
-
-    def tell_last(self, line: str) -> None:
-        """Writes the last line to it."""
-        self._tell(line + "\n")
 
     @property
     def runs(self) -> bool:

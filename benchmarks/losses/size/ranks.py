@@ -145,6 +145,6 @@ def transports_on(device: torch.device) -> list[gw.Threads]:
 
 
 def at_once(body: Callable[[Any], T], ranks: Sequence[Any]) -> list[T]:
-    """What `body` returns for each rank, on a thread for each. Raises what one of them raises."""
+    """Calls `body` for each rank on a thread of its own; returns the results, and raises the first error."""
     with ThreadPoolExecutor(len(ranks)) as threads:
         return list(threads.map(body, ranks))

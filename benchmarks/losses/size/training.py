@@ -2,7 +2,7 @@
 
     python -m benchmarks.losses.size.training NAME OUT TEXT cuda|cpu full|tiny RATE
 
-It is told three lines, and writes rows after each:
+It reads three lines from standard input, and writes rows after each:
 
     text    the tokens lie in the folder TEXT                                       ready
     go      all others are ready: the next steps take as long as later ones         speed
@@ -28,6 +28,7 @@ from benchmarks.losses.size.model import FULL, GPT, TINY, Size
 from benchmarks.losses.size.ranks import RANKS, EveryStep, Rounds
 from benchmarks.losses.size.text import HELD_OUT, TRAIN
 from benchmarks.losses.size.ways import ROUND, WAYS
+from benchmarks.shared.rates import up_and_down
 from gradwire.transports import threads
 
 RISE = 100
@@ -81,7 +82,7 @@ class Training:
         return float(torch.stack(parts).sum()) / len(found)
 
     def curve_row(self, loss: float) -> dict[str, float]:
-        """What is known after these steps."""
+        """The cells of a row of the curve; `loss` is the mean of the steps since the row before."""
         tokens = RANKS * self.size.batch * self.size.context
         sent = self.ranks.sent / self.done / self.parameters
         return {"step": self.done, "tokens": self.done * tokens, "training": loss, "bytes a parameter": sent}
@@ -106,10 +107,8 @@ def batches(tokens: Tensor, size: Size) -> Iterator[Sequence[Tensor]]:
 
 
 def rate_at(step: int, steps: int) -> float:
-    """The factor of the rate: up to 1 in the first `RISE` steps, then down a cosine to 0.1 at the last of `steps`."""
-    if step < RISE:
-        return (step + 1) / RISE
-    return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - RISE) / (steps - RISE)))
+    """The factor of the learning rate at a step; in the first RISE the number of `steps` does not matter."""
+    return up_and_down(step, RISE, steps)
 
 
 def evaluated_at(steps: int) -> set[int]:
@@ -124,16 +123,16 @@ def main(name: str, out: str, text: str, kind: str, size: str, rate: str) -> Non
     # one rank may compile kernels for long, beside so many processes
     threads.PATIENCE_S = 120.0
     rows, device = Rows(Path(out), name, math.inf), Device.of(kind, size == "tiny")
-    told = iter(sys.stdin.readline, "")
-    next(told)
+    lines = iter(sys.stdin.readline, "")
+    next(lines)
     training = Training(name, Path(text), device, float(rate))
     training.steps(WARM)
     rows.add("ready")
-    next(told)
+    next(lines)
     began = time.perf_counter()
     training.steps(TIMED)
     rows.add("speed", seconds=(time.perf_counter() - began) / TIMED, memory=device.memory().reserved)
-    steps = int(next(told))
+    steps = int(next(lines))
     # to the next step after which there is something to write
     stops = sorted({*range(CURVE, steps, CURVE), *evaluated_at(steps)} - set(range(WARM + TIMED + 1)))
     held_out, loss = 0.0, 0.0
