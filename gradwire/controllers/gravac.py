@@ -105,7 +105,7 @@ class GraVAC(Controller):
 
     def report(self, loss: float | Tensor) -> None:
         """Notes this step's training loss, before its backward pass; on all ranks, or on some."""
-        self._losses.append(float(loss))
+        self._losses.append(float(loss.detach() if isinstance(loss, Tensor) else loss))
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:
         # norms and elements of all groups
