@@ -4,13 +4,14 @@
     python tests/mutants.py --part 0/2      # every second one: another checkout takes the rest
     python tests/mutants.py --only memories # those in files whose path has this word
 
-Works in this checkout, which must have no uncommitted change, and puts every file back. Runs the tests of the area
-first, all others after them, and stops at the first failure. Prints which faults no test found, and for each file how
+Works in this checkout, which must have no uncommitted change, and puts every file back. Runs the tests of the module
+first, then those of the area, then all others, and stops at the first failure. Prints which faults no test found, and for each file how
 many of its faults were caught; ends with 1 if more than one in twenty were not. pytest does not collect this file.
 """
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -246,11 +247,21 @@ def _found_by(fault: Fault) -> str:
     try:
         file.write_text(fault.planted())
         names = AREAS.get(Path(fault.file).parts[0].removesuffix(".py"), ())
-        own = [path for name in names for path in (ROOT / "tests").rglob(f"test_{name}.py")]
-        others = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if path not in own]
-        return _first_failure(own, AREA_S) or _first_failure(others, ALL_S)
+        own = _tests_of(Path(fault.file).with_suffix(""))
+        area = [path for name in names for path in (ROOT / "tests").rglob(f"test_{name}.py") if path not in own]
+        others = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if path not in [*own, *area]]
+        return _first_failure(own, AREA_S) or _first_failure(area, AREA_S) or _first_failure(others, ALL_S)
     finally:
         file.write_text(original)
+
+
+def _tests_of(module: Path) -> list[Path]:
+    """The test files of a module: that of its name, and those that tests/README.md names."""
+    found = set((ROOT / "tests").rglob(f"test_{module.name}.py"))
+    for line in (ROOT / "tests" / "README.md").read_text().splitlines():
+        if line.startswith("|") and f"`{module}`" in line:
+            found |= {ROOT / path for path in re.findall(r"tests/[\w/]+\.py", line)}
+    return sorted(found)
 
 
 def _first_failure(files: list[Path], limit_s: float) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
+from math import isnan
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -34,7 +35,7 @@ class MultiLevel(MultiRound):
     alone. `RandomK`'s levels are not nested; both are drawn from the whole.
 
     A step's norms travel behind its payload, 12 bytes, and their sums over the ranks choose the next step's level,
-    the same on all ranks: no message, and nothing waits for them. The first step sends everything.
+    the same on all ranks: no message, and nothing waits for them. The first step sends the first level.
     """
 
     codec: Sparsifier = field(default=TopK(0.1))
@@ -107,8 +108,10 @@ class MultiLevel(MultiRound):
         return torch.lerp(to_device(before, context.device), sums, self.smoothing)
 
     def level(self, context: GroupContext) -> int:
-        """The level that this step sends: DENSE, FIRST or SECOND. In the first step there are no norms, but NaN."""
+        """The level that this step sends: DENSE, FIRST or SECOND; FIRST in the first step, which has NaN for norms."""
         whole, first, second = context.group["norms"].tolist()
+        if isnan(whole):
+            return FIRST
         least = self.min_share * whole
         return SECOND if second >= least else FIRST if first >= least else DENSE
 

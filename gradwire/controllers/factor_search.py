@@ -1,14 +1,15 @@
 """GraVAC's search for a compression factor."""
 
 from dataclasses import dataclass, field
-from math import isnan, nan
+from math import isnan, log, nan, sqrt
 from typing import Literal
 
 from gradwire.controllers.gain import Reading, delay_of, share_of
 
 Scaling = Literal["exponential", "geometric"]
-PAST_PEAK = 0.75
-"""Gain per second below so much of the best is past the peak, not noise."""
+DELAY_PER_FACTOR = 0.25
+"""Steps that an element waits for each time that a factor sends less: 0.21 to 0.32 on three tasks, from 40x to 1000x
+(benchmarks/results/delays.json)."""
 
 
 def spaced(smallest: float, largest: float, scaling: Scaling) -> tuple[float, ...]:
@@ -22,7 +23,8 @@ def spaced(smallest: float, largest: float, scaling: Scaling) -> tuple[float, ..
 
 @dataclass
 class FactorSearch:
-    """Search upwards through factors for the greatest gain per second."""
+    """Hill climbing over factors for the greatest gain per second: tries the neighbours of the best factor, the larger
+    one first, until both were tried."""
 
     factors: tuple[float, ...]
     """Ascending."""
@@ -41,6 +43,7 @@ class FactorSearch:
     """Of a step with each factor; NaN before it was tried."""
 
     def __post_init__(self) -> None:
+        self.index = self._middle()
         self.explore()
 
     @property
@@ -55,22 +58,17 @@ class FactorSearch:
 
     @property
     def throughputs(self) -> list[float]:
-        """Gain per second of each factor, NaN where it was not tried."""
-        return [self.reading.of(share) / seconds for share, seconds in zip(self.shares, self.seconds, strict=True)]
+        """Gain per second of each factor, 0 where it gains too little, NaN where it was not tried."""
+        gains = [self.reading.of(share) for share in self.shares]
+        return [
+            0.0 if gain < self.least_gain else gain / seconds for gain, seconds in zip(gains, self.seconds, strict=True)
+        ]
 
     def explore(self) -> None:
-        """Begins anew at the smallest factor."""
-        # nothing is known of any factor
-        self.index, self.frozen = 0, False
+        """Begins anew at the factor in force."""
+        self.frozen = False
         self.shares = [nan] * len(self.factors)
         self.seconds = [nan] * len(self.factors)
-
-    def explore_larger(self) -> None:
-        """Begins anew at the factor in force. Measurements of smaller ones stay."""
-        self.frozen = False
-        larger = len(self.factors) - self.index - 1
-        self.shares[self.index :] = [nan] * (1 + larger)
-        self.seconds[self.index + 1 :] = [nan] * larger
 
     def step_back(self) -> None:
         """One factor down, and stays there."""
@@ -79,39 +77,24 @@ class FactorSearch:
     def judge(self, share: float, seconds: float) -> str:
         """Moves on after a window in which the factor in force had this share and steps took `seconds`; returns the
         reason."""
-        # a gain that is too small ends the search
-        share = min(share, self.most(self.index))
-        if self.reading.of(share) < self.least_gain:
-            return self._freeze(f"the gain at {self.factor:g}x is too small")
-        # gain per second of this factor, beside those tried before
-        self._time(seconds)
-        self.shares[self.index] = share
-        throughput = self.throughputs[self.index]
-        best, *others = sorted((t for t in self.throughputs if not isnan(t)), reverse=True)
-        # stop at the peak
-        if others and best - others[0] <= self.tolerance * others[0]:
-            return self._freeze("saturated")
-        if throughput < PAST_PEAK * best:
-            return self._freeze("past the peak")
-        if self.index == len(self.factors) - 1:
-            return self._freeze("all were tried")
-        if self.reading.of(self.most(self.index + 1)) < self.least_gain:
-            return self._freeze(f"{self.factors[self.index + 1]:g}x would gain too little")
-        # else scale up
-        self.index += 1
-        return f"scale up to {self.factor:g}x"
+        # gain per second of this factor
+        self.shares[self.index], self.seconds[self.index] = min(share, self.most(self.index)), seconds
+        reason = "" if self.throughputs[self.index] else f"{self.factor:g}x gains too little: "
+        # the larger neighbour of the best factor, then the smaller one, until both were tried
+        best = self._best(len(self.factors) - 1)
+        promising = [index for index in (best + 1, best - 1) if self._promises(index)]
+        self.frozen, self.index = not promising, promising[0] if promising else best
+        return f"{reason}{'stay at' if self.frozen else 'try'} {self.factor:g}x"
 
     def reconsider(self, share: float) -> bool:
         """Steps back to a smaller factor where that is the better one, now that `share` is sent; returns whether. A
         residual may take longer than a window to fill, and the gain is less once it is full."""
-        # gain per second of this factor, now, and of smaller ones, as measured
         before = self.index
         self.shares[before] = min(share, self.most(before))
-        now, *smaller = self.throughputs[before::-1]
-        too_small = self.reading.of(share) < self.least_gain
-        # settle again where one of them is better
-        if any(too_small or now < t * (1 - self.tolerance) for t in smaller if not isnan(t)):
-            self._stay(before - 1 if too_small else before)
+        self.index = self._best(before)
+        # it gains too little, and no smaller one was tried: search on below
+        if self.index == before > 0 and not self.throughputs[before]:
+            self.index, self.frozen = before - 1, False
         return self.index < before
 
     def most(self, index: int) -> float:
@@ -125,22 +108,21 @@ class FactorSearch:
         # the delay grows in proportion to the factor
         return share_of(delay_of(self.shares[tried[-1]]) * self.factors[index] / self.factors[tried[-1]])
 
-    def _time(self, seconds: float) -> None:
-        """Notes the seconds of a step with the factor in force; where they have grown since it was last tried, those of
-        smaller factors grow in proportion."""
-        slowdown = seconds / self.seconds[self.index]
-        if not isnan(slowdown):
-            self.seconds[: self.index] = [known * slowdown for known in self.seconds[: self.index]]
-        self.seconds[self.index] = seconds
+    def _promises(self, index: int) -> bool:
+        """Whether there is such a factor that was not tried, and may gain enough."""
+        untried = 0 <= index < len(self.factors) and isnan(self.shares[index])
+        return untried and self.reading.of(self.most(index)) >= self.least_gain
 
-    def _freeze(self, reason: str) -> str:
-        self._stay(len(self.factors) - 1)
-        return f"{reason}: stay at {self.factor:g}x"
-
-    def _stay(self, largest: int) -> None:
-        """Settles on the best factor up to the index `largest`; within the tolerance on the smallest."""
+    def _best(self, largest: int) -> int:
+        """The factor of the greatest gain per second of those tried up to the index `largest`; of those within the
+        tolerance the smallest."""
         tried = {index: t for index, t in enumerate(self.throughputs[: largest + 1]) if not isnan(t)}
-        best = max(tried.values(), default=0.0)
-        # the smallest factor within the tolerance of the best
-        near = [index for index, throughput in tried.items() if throughput >= best * (1 - self.tolerance)]
-        self.index, self.frozen = min(near, default=0), True
+        best = max(tried.values())
+        return min(index for index, throughput in tried.items() if throughput >= best * (1 - self.tolerance))
+
+    def _middle(self) -> int:
+        """The factor to begin with: nearest to the geometric mean of the smallest one and the largest whose gain is
+        likely to be enough."""
+        likely = [f for f in self.factors if self.reading.of(share_of(DELAY_PER_FACTOR * f)) >= self.least_gain]
+        middle = sqrt(self.factors[0] * max(likely, default=self.factors[0]))
+        return min(range(len(self.factors)), key=lambda index: abs(log(self.factors[index] / middle)))

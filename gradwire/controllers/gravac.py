@@ -40,9 +40,9 @@ class Reference:
 
 @dataclass
 class GraVAC(Controller):
-    """Tries compression factors in ascending order, each for a window of steps, and stays with the one of the greatest
-    gain per second (Tyagi and Swany, IEEE CLOUD 2023, https://arxiv.org/abs/2305.12201). Train at least
-    40 x `window` steps.
+    """Tries compression factors, each for a window of steps, from a middle one on to larger and smaller ones, and stays
+    with the one of the greatest gain per second (Tyagi and Swany, IEEE CLOUD 2023, https://arxiv.org/abs/2305.12201).
+    Train at least 40 x `window` steps.
 
     Every group sends the factor in force where its gain was `min_gain` or more in the step before, else the next
     smaller one where that was, else everything. The search begins anew when the learning rate drops to half, steps take
@@ -133,7 +133,7 @@ class GraVAC(Controller):
             self._factors.explore()
             self._begin_search(seen, "the learning rate dropped")
         elif self._window.latest_seconds(seen.ranks) > TIME_DRIFT * self._reference.seconds:
-            self._factors.explore_larger()  # where links are slower, larger factors pay
+            self._factors.explore()
             self._begin_search(seen, "steps take longer")
         elif self._window.full:
             self._close_window(seen)

@@ -94,7 +94,7 @@ def test_the_first_level_that_holds_enough_is_sent(codec: gw.compressors.Codec, 
             handed = len(transport.started)
             running.step(draw(WIDE_SLOTS, 3, number))
             (op,) = transport.started[handed:]
-            assert level_of(op, compressor, WIDE_NUMEL) == (expected if number else "dense")
+            assert level_of(op, compressor, WIDE_NUMEL) == (expected if number else "first")
         residual = running.state("residual")
         assert (expected == "dense") == all(not left.any() for own in residual for left in own)
 
@@ -125,7 +125,7 @@ def plan_of_levels(further: float = 10.0, order: list[Slot] = WIDE_SLOTS) -> gw.
 def test_the_level_follows_one_step_late():
     flat = draw(WIDE_SLOTS, 2, 0)
     with job(plan_of_levels(), WIDE_SLOTS, 2) as running:
-        assert levels(running, [peaked(1), peaked(2), flat, peaked(3)]) == ["dense", "second", "second", "first"]
+        assert levels(running, [peaked(1), peaked(2), flat, peaked(3)]) == ["first", "second", "second", "first"]
 
 
 def test_norms_survive_new_plans_and_checkpoints():
@@ -144,7 +144,7 @@ def test_a_skipped_step_leaves_the_norms(bad: float):
     with job(plan_of_levels(), WIDE_SLOTS, 2) as running:
         poisoned = draw(WIDE_SLOTS, 2, 1)
         poisoned[1][0][0, 0] = bad
-        assert levels(running, [peaked(0), poisoned, peaked(2)]) == ["dense", "second", "second"]
+        assert levels(running, [peaked(0), poisoned, peaked(2)]) == ["first", "second", "second"]
 
 
 def test_with_several_groups_a_decision_costs_one_message_of_at_most_64_bytes():

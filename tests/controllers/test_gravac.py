@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from math import isnan, nan
 
@@ -63,39 +64,49 @@ def candidates(least_gain: float = 0.0, reading: Reading = ENERGY) -> FactorSear
     return FactorSearch(spaced(10, 1000, "exponential"), 0.01, reading, least_gain)
 
 
-def judged(factors: FactorSearch, throughputs: list[float], shares: list[float]) -> str:
-    for share, throughput in zip(shares, throughputs, strict=False):
-        text = factors.judge(share, factors.reading.of(share) / throughput)
-        if factors.frozen:
-            return text
-    raise AssertionError("it goes on")
+def tried(factors: FactorSearch, seconds: Callable[[float], float], share: Callable[[float], float]) -> list[float]:
+    """The factors that a search tries, where a factor's steps take so long and send this share."""
+    found = []
+    while not factors.frozen:
+        found.append(factors.factor)
+        factors.judge(share(factors.factor), seconds(factors.factor))
+    return found
+
+
+@pytest.mark.parametrize(("gain", "window", "begins_at"), [("delay", 100, 160), ("delay", 20, 40), ("energy", 100, 40)])
+def test_it_begins_between_the_smallest_factor_and_the_largest_that_may_gain_enough(
+    gain: Gain, window: int, begins_at: float
+):
+    assert gw.GraVAC(gain=gain, window=window)._factors.factor == begins_at
 
 
 @pytest.mark.parametrize(
-    ("throughputs", "shares", "stays_at", "why"),
+    ("throughputs", "shares", "expected", "stays_at"),
     [
-        ([1, 2, 3, 4, 5], [0.9, 0.8, 0.6, 0.2, 0.03], 1000, "all were tried"),
-        ([1, 2, 2.01], [0.9, 0.8, 0.6], 20, "saturated"),
-        ([1, 2, 1.4], [0.9, 0.8, 0.6], 20, "past the peak"),
-        ([1, 2, 99], [0.9, 0.8, 0.01], 20, "gain at 40x is too small"),
-        ([9], [0.01], 10, "gain at 10x is too small"),
-        ([1, 2, 3], [0.6, 0.4, 0.05], 40, "160x would gain too little"),
-        ([1, 2, 1.7, 2.2, 2.19], [0.99, 0.9, 0.8, 0.5, 0.13], 160, "saturated"),
+        ([1, 2, 3, 4, 5], [0.9, 0.8, 0.6, 0.2, 0.03], [20, 40, 160, 1000], 1000),
+        ([1, 2, 2.01], [0.9, 0.8, 0.6], [20, 40, 10], 20),
+        ([1, 2, 1.4], [0.9, 0.8, 0.6], [20, 40, 10], 20),
+        ([3, 2, 1], [0.9, 0.8, 0.6], [20, 40, 10], 10),
+        ([1, 2, 99], [0.9, 0.8, 0.01], [20, 40, 10], 20),
+        ([9, 9], [0.01, 0.01], [20, 10], 10),
+        ([1, 2, 3], [0.6, 0.4, 0.05], [20, 40], 40),
     ],
 )
-def test_where_the_search_ends(throughputs, shares, stays_at, why):
+def test_the_search_tries_the_neighbours_of_the_best_factor(throughputs, shares, expected, stays_at):
+    """The fifth factor of the fifth case gains too little, as do all of the sixth and those behind 40x of the last."""
     factors = candidates(least_gain=0.025)
-    text = judged(factors, throughputs, shares)
+    share = dict(zip(factors.factors, shares, strict=False))
+    gain_per_second = dict(zip(factors.factors, throughputs, strict=False))
+    assert tried(factors, lambda f: share[f] / gain_per_second[f], share.__getitem__) == expected
     assert factors.factor == stays_at
-    assert why in text
 
 
 def test_a_window_is_too_short_to_show_that_more_gets_through_than_in_proportion():
-    """40 of its delays at 10x wait at 40x, whatever a residual that is not yet full makes it look like."""
+    """6.25 of its delays at 160x wait at 1000x, whatever a residual that is not yet full makes it look like."""
     factors = candidates(reading=Reading("delay", horizon=100))
-    judged_in_turn = [factors.judge(share_of(delay), 1 / delay) for delay in (2, 3, 16)]
-    assert judged_in_turn[-1].startswith("scale up")
-    assert [delay_of(share) for share in factors.shares[:3]] == pytest.approx([2, 4, 16])
+    for delay in (16, 20):
+        factors.judge(share_of(delay), 1 / delay)
+    assert [delay_of(share) for share in factors.shares[3:]] == pytest.approx([16, 100])
 
 
 @pytest.mark.parametrize(("share", "stays_at"), [(0.2, 160), (0.18, 160), (0.14, 40), (0.04, 40)])
@@ -115,27 +126,24 @@ def test_a_gain_that_becomes_too_small_steps_back_though_nothing_is_faster():
     assert factors.factor == 20
 
 
-@pytest.mark.parametrize(("link_s", "compute_s", "stays_at"), [(16.0, 0.1, 80), (4.0, 0.1, 80), (4.0, 0.2, 80)])
-def test_where_steps_take_longer_smaller_factors_are_known_to_take_as_much_longer(link_s, compute_s, stays_at):
-    """Whether the link or the machine became slower; an alarm in the midst of it says nothing of how much."""
+def test_where_the_factor_that_was_begun_with_gains_too_little_in_the_end_the_search_goes_on_below():
+    factors = candidates(least_gain=0.1)
+    factors.shares[2], factors.seconds[2] = 0.2, 1.0
+    factors.index, factors.frozen = 2, True
+    assert factors.reconsider(0.09)
+    assert (factors.factor, factors.frozen) == (20, False)
+
+
+@pytest.mark.parametrize(("link_s", "compute_s", "stays_at"), [(16.0, 0.1, 80), (4.0, 0.2, 80), (0.0, 0.1, 10)])
+def test_a_search_that_begins_anew_goes_both_ways(link_s: float, compute_s: float, stays_at: float):
+    """Where all steps take longer, it ends where it began, and where the link has become fast, at the smallest."""
     delays = {10: 1.5, 20: 4.0, 40: 10.0, 80: 22.0, 160: 45.0, 320: 90.0}
     factors = FactorSearch(spaced(10, 320, "geometric"), 0.01, Reading("delay", horizon=64), 0.7)
-    while not factors.frozen:
-        factors.judge(share_of(delays[factors.factor]), 0.1 + 4 / factors.factor)
+    tried(factors, lambda f: 0.1 + 4 / f, lambda f: share_of(delays[f]))
     assert factors.factor == 80
-    factors.explore_larger()
-    assert not factors.frozen
-    while not factors.frozen:
-        factors.judge(share_of(delays[factors.factor]), compute_s + link_s / factors.factor)
+    factors.explore()
+    assert tried(factors, lambda f: compute_s + link_s / f, lambda f: share_of(delays[f]))[0] == 80
     assert factors.factor == stays_at
-    assert factors.seconds[0] == pytest.approx(0.5 * (compute_s + link_s / 80) / 0.15)
-
-
-def test_at_the_largest_factor_a_search_for_larger_ones_ends_there():
-    factors = candidates()
-    judged(factors, [1, 2, 3, 4, 5], [0.9, 0.8, 0.6, 0.2, 0.03])
-    factors.explore_larger()
-    assert judged(factors, [4], [0.03]) == "all were tried: stay at 1000x"
 
 
 @pytest.mark.parametrize("reading", READINGS)
@@ -153,15 +161,14 @@ def test_it_finds_the_factor_of_the_greatest_gain_per_second(clock):
     """A step costs 1 and what is sent; gains fall with the factor."""
     running = controlled(gain="norm", min_gain=0.05)
     for number in range(60):
-        clock.step_s = 1 + 40 / factor(running)
+        clock.step_s = 1 + 20 / factor(running)
         run(running, range(number, number + 1))
     controller = running.controllers[0]
-    tried = {d.factor: d.throughput for d in controller.decisions if "scale" in d.decision or "stay" in d.decision}
-    assert len(tried) > 2
+    assert len({decision.factor for decision in controller.decisions}) > 2
     assert controller._factors.frozen
     assert [other.decisions for other in running.controllers] == [controller.decisions] * 2
     for decision in controller.decisions:
-        assert decision.throughput == pytest.approx(decision.gain / (1 + 40 / decision.factor), rel=0.01)
+        assert decision.throughput == pytest.approx(decision.gain / (1 + 20 / decision.factor), rel=0.01)
     best = max(throughput for throughput in controller._factors.throughputs if not isnan(throughput))
     assert controller._factors.throughputs[controller._factors.index] >= 0.99 * best
     running.close()
@@ -183,7 +190,7 @@ def test_a_factor_whose_gain_is_too_small_is_sent_for_a_step_at_most(clock):
         clock.step_s = factor(running) ** -2
         run(running, range(number, number + 1))
     assert factor(running) == 4
-    assert "too small" in "".join(d.decision for d in running.controllers[0].decisions)
+    assert "8x gains too little: stay at 4x" in [d.decision for d in running.controllers[0].decisions]
     assert all(not d.factor or d.factor < 6 for d in running.controllers[0].decisions)
     running.close()
 
@@ -226,8 +233,6 @@ def test_a_link_that_recovers_before_the_first_window_after_a_search_is_noticed(
             break
     else:
         pytest.fail("not noticed")
-    run(running, range(64, 65))
-    assert factor(running) == 4
     running.close()
 
 
@@ -242,7 +247,7 @@ def test_delays_that_fall_to_half_are_noticed(clock):
         running.step(grads)
     said = [d.decision for d in running.controllers[0].decisions]
     (rose,) = [text for text in said if text.startswith("the gain rose")]
-    assert rose == "the gain rose: explore from 4x"
+    assert rose == "the gain rose: explore from 8x"
     assert factor(running) == 16
     running.close()
 
@@ -268,12 +273,13 @@ def test_it_explores_when_the_learning_rate_drops_to_half_or_less(rate: float):
     running.close()
 
 
-def test_a_sudden_rise_of_the_loss_steps_back_and_says_so(caplog):
+def test_a_sudden_rise_of_the_loss_steps_back_and_says_so(caplog, clock):
     running, factors = controlled(min_gain=0.01), list[float]()
     with caplog.at_level(logging.WARNING, "gradwire"):
         for number in range(40):
             for controller in running.controllers:
                 controller.report(1.0 if number < 28 else 9.0)
+            clock.step_s = 1 / factor(running)
             run(running, range(number, number + 1))
             factors.append(factor(running))
     assert "the loss rose from 1 to" in caplog.text
