@@ -5,8 +5,9 @@
     python tests/mutants.py --only memories # those in files whose path has this word
 
 Works in this checkout, which must have no uncommitted change, and puts every file back. Runs the tests of the module
-first, then those of the area, then all others, and stops at the first failure. Prints which faults no test found, and for each file how
-many of its faults were caught; ends with 1 if more than one in twenty were not. pytest does not collect this file.
+first, then those of the area, then all others, and stops at the first failure. Prints which faults no test found, and
+for each file how many of its faults were caught; ends with 1 if more than one in twenty were not. pytest does not
+collect this file.
 """
 
 import argparse
@@ -199,7 +200,8 @@ FAULTS = [
     Fault("controllers/guard.py", "max(LOSS_RISE * before, before + 3 * noise)", "LOSS_RISE * before"),
     Fault("controllers/accordion.py", "self._began = seen.step + 1", "self._began = seen.step"),
     Fault("controllers/warm_up.py", "(self._done - self.dense) * stages", "self._done * stages"),
-    Fault("controllers/factor_search.py", "throughput < PAST_PEAK * best", "throughput < best / PAST_PEAK"),
+    Fault("controllers/factor_search.py", "in (best + 1, best - 1) if", "in (best + 1,) if"),
+    Fault("controllers/factor_search.py", "self.index, self.frozen = before - 1, False", "self.frozen = False"),
     Fault("controllers/factor_search.py", "max(0, self.index - 1), True", "self.index, True"),
     Fault("controllers/gain.py", "return sqrt(share)", "return share"),
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """The delay of elements under top-k with error feedback, and the steps that it costs.
 
-    python benchmarks/losses/delays.py                  # the tasks of controllers.py, factors of 10x to 1000x, one seed
+    python benchmarks/losses/delays.py                  # a ResNet, a VGG, an LSTM; factors of 10x to 1000x, one seed
     python benchmarks/losses/delays.py --tasks lm --factors 10,100
 
 Four ranks' gradients are computed one after the other and compressed by the formula, one group each, without Gradwire's
@@ -24,13 +24,18 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from benchmarks.losses.controllers import TASKS
 from benchmarks.shared.provenance import save
 from gradwire.controllers.gain import Reading, share_of
 from gradwire.controllers.gravac import HORIZON_WINDOWS
 from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.workloads.make_task import make_task
 
+TASKS = {
+    "digits": ("width=96",),
+    "fashion-mnist": ("model=cnn", "width=48", "batch=8"),
+    "lm": ("model=lstm", "width=320", "layers=1", "context=24"),
+}
+"""The options of each task: models of a million parameters."""
 RANKS, LOOK = 4, 4
 HORIZON = 8 * HORIZON_WINDOWS
 
@@ -56,7 +61,7 @@ def main() -> None:
 
 def train(name: str, factor: float, steps: int) -> tuple[list[tuple[float, float]], dict[int, float]]:
     """Each step's delays by energy and by magnitude, and the held-out loss after every fourth step."""
-    task = make_task(name, TASKS[name][1])
+    task = make_task(name, TASKS[name])
     model = task.build_model(0)
     optimizer = Recipe().make_optimizer(task, model.parameters())
     batches = [task.batches(rank, RANKS, 0) for rank in range(RANKS)]

@@ -1,7 +1,9 @@
 """Pages about published systems: their figures beside those that are measured or simulated here."""
 
+from math import inf
 from statistics import median
 
+from benchmarks.losses.gravac import FACTORS, compared, over_best
 from benchmarks.pages.page import Page, Shown
 from benchmarks.shared.provenance import load
 from benchmarks.shared.tables import middle, span
@@ -56,25 +58,41 @@ def _over(rule: str) -> str:
 
 
 def gravac() -> Page:
-    found = load("gravac")["rows"]
-    published = {"digits": ("ResNet-101", 4.32), "fashion-mnist": ("VGG-16", 1.95), "lm": ("LSTM", 6.67)}
-    rows, sooner = [], []
-    for task, (model, times) in published.items():
-        seconds = {(row["configuration"], row["seed"]): row["seconds_to_goal"] for row in found if row["task"] == task}
-        adapted = {seed: s for (name, seed), s in seconds.items() if "gravac" in name}
-        ours = {name: [seconds[name, seed] / s for seed, s in adapted.items()] for name in ("dense", "topk:0.1")}
-        sooner += ours["topk:0.1"]
-        rows.append([f"{model}/{task}", f"{times}x", f"{span(ours['topk:0.1'])}x", f"{span(ours['dense'])}x"])
-    columns = ["theirs/ours", "published over 10x", "measured", "over dense"]
+    found = load("gravac")
+    rows, over = [], []
+    cells = list(compared(found["runs"], found["steps"]))
+    for case, link in dict.fromkeys((row["case"], row["link"]) for row in cells):
+        took = [row["took"] for row in cells if (row["case"], row["link"]) == (case, link)]
+        best = [over_best(each) for each in took]
+        over += best
+        rivals = ["dense", *(f"{factor}x" for factor in FACTORS)]
+        rows.append([case, link, middle(best), *(_sooner(took, rival) for rival in rivals)])
+    columns = [
+        "training",
+        "dense's wire",
+        "time over best static",
+        "sooner than dense",
+        *(f"than {f}x" for f in FACTORS),
+    ]
     twice = load("multilevel")["rows"]
     nested = [(row["first_ms"] + row["apart_ms"]) / row["both_ms"] for row in twice]
     levels = ["over compressing twice", "1.1–1.83x", f"{span(nested, '.2f')}x"]
-    note = "Time to dense's last metric; 4 hosts, 100 Mbit/s, three seeds, 1M parameters."
+    near = sum(times <= 1.05 for times in over)
+    note = (
+        "Real losses, computed times: dense's wire is so many times its computation. Time to dense's loss + 1%, "
+        "medians of three seeds. Published over 10x: 4.32, 1.95, 6.67."
+    )
     return Page(
-        "gravac", "GraVAC (2023)", f"{span(sooner)} times as fast as static 10x, published 2 to 7.",
+        "gravac", "GraVAC (2023)", f"Within 1.05 of the best static factor's time in {near} of {len(over)}.",
         [Shown(["gravac"], columns, rows, note), Shown(["multilevel"], ["", "published", "measured"], [levels])],
         f"{NO_GPUS} Nor Accordion with PowerSGD (1.94x, 5.63x, 2.06x). `gradwire train --suite gravac` runs all.",
     )  # fmt: skip
+
+
+def _sooner(took: list[dict[str, float | None]], rival: str) -> str:
+    """How many times sooner GraVAC is at the goal than a rival, the median; "never" where most rivals never are."""
+    times = [(each[rival] or inf) / (each["GraVAC"] or inf) for each in took]
+    return f"{median(times):.1f}x" if median(times) < inf else "it never is"
 
 
 def adtopk() -> Page:
