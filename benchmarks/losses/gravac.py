@@ -1,6 +1,6 @@
 """GraVAC beside every static factor: time until the dense run's held-out loss, over slow, slower and changing links.
 
-    python benchmarks/losses/gravac.py                          # three tasks, three seeds; a quarter of an hour
+    python benchmarks/losses/gravac.py                          # three tasks, three seeds; half an hour
     python benchmarks/losses/gravac.py --tasks "LSTM, text" --seeds 0 --steps 60
 
 A ResNet, a VGG and an LSTM of 0.1 to 0.3 million parameters train on two ranks over loopback: dense for `--steps`, all
@@ -51,6 +51,7 @@ CASES = {
     "ResNet, digits, rate falls": Case("digits", ("width=32",), falls=0.5),
 }
 FACTORS = (10, 100, 1000)
+RIVALS = ("dense", *(f"{factor}x" for factor in FACTORS), "Accordion")
 LINKS = {"8": (8.0, 8.0), "80": (80.0, 80.0), "0.8, then 80": (0.8, 80.0)}
 """How long a dense step's bytes take before and after half of the dense steps, in steps of computation."""
 
@@ -89,8 +90,8 @@ def parse() -> argparse.Namespace:
 
 
 def ways() -> list[str]:
-    """Dense, static factors, and GraVAC over each link."""
-    return ["dense", *(f"{factor}x" for factor in FACTORS), *(f"GraVAC, {link}" for link in LINKS)]
+    """What counts for all links, and GraVAC over each."""
+    return [*RIVALS, *(f"GraVAC, {link}" for link in LINKS)]
 
 
 @dataclass
@@ -128,21 +129,18 @@ def train(name: str, way: str, seed: int, arguments: argparse.Namespace) -> dict
     ddp = DDP(task.build_model(seed))
     optimizer = Recipe().make_optimizer(task, ddp.parameters())
     scheduler = MultiStepLR(optimizer, [round(case.falls * steps)] if case.falls < 1 else [])
-    # GraVAC reads the time of its link
-    controller = None
     dense_bytes = 4 * sum(p.numel() for p in ddp.parameters())
     clock = Clock(LINKS.get(way.removeprefix("GraVAC, "), (0, 0)), dense_bytes, steps)
-    if "GraVAC" in way:
-        gravac.perf_counter = clock  # pyright: ignore[reportPrivateImportUsage]
-        controller = gw.GraVAC(10, 1000, window=arguments.window, scaling="geometric", scheduler=scheduler)
-    handle = gw.attach(ddp, compressor(way), controller=controller)
+    gravac.perf_counter = clock  # pyright: ignore[reportPrivateImportUsage]
+    compressor, controller = made(way, scheduler, arguments.window)
+    handle = gw.attach(ddp, compressor, controller=controller)
     batches = task.batches(dist.get_rank(), RANKS, seed)
     sizes, losses, before = list[int](), list[float](), 0
     for step in range(1, round(steps * (1 if way == "dense" else LONGER)) + 1):
         inputs, targets = next(batches)
         optimizer.zero_grad()
         loss = task.loss(ddp(inputs), targets)
-        if controller:
+        if "GraVAC" in way:
             controller.report(loss)
         loss.backward()
         optimizer.step()
@@ -161,10 +159,13 @@ def train(name: str, way: str, seed: int, arguments: argparse.Namespace) -> dict
     }  # fmt: skip
 
 
-def compressor(way: str) -> gw.compressors.Compressor:
-    if way == "dense":
-        return gw.FP32()
-    return gw.TopK(0.1 if "GraVAC" in way else 1 / float(way.removesuffix("x")))
+def made(way: str, scheduler: Any, window: int) -> tuple[gw.compressors.Compressor, Any]:
+    """Compressor and controller. Accordion's is PowerSGD of rank 4 or 1, as in GraVAC's paper."""
+    if way == "Accordion":
+        return gw.PowerSGD(4), gw.Accordion(4, 1, interval=2 * window, scheduler=scheduler)
+    if "GraVAC" in way:
+        return gw.TopK(0.1), gw.GraVAC(10, 1000, window=window, scaling="geometric", scheduler=scheduler)
+    return gw.FP32() if way == "dense" else gw.TopK(1 / float(way.removesuffix("x"))), None
 
 
 def reached(run: dict[str, Any], goal: float, link: str, steps: int) -> float | None:
@@ -196,7 +197,7 @@ def over_best(row: dict[str, Any]) -> float:
 
 
 def table(runs: list[dict[str, Any]], steps: int) -> str:
-    heads = ["case", "link", "seed", "dense", *(f"{factor}x" for factor in FACTORS), "GraVAC", "over the best"]
+    heads = ["case", "link", "seed", *RIVALS, "GraVAC", "over the best"]
     rows = []
     for row in compared(runs, steps):
         took = [f"{time:.0f}" if time else "-" for time in row["took"].values()]
