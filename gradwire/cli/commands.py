@@ -144,6 +144,7 @@ def plan(
     seed: a.Seed = 0,
     device: a.Device = "cpu",
     play: Play,
+    training: PricedTraining,
     out: a.Out = Path("runs"),
     pictures: Pictures,
 ) -> None:
@@ -152,7 +153,7 @@ def plan(
     from gradwire.cli import scheduler_commands
 
     wanted = {"candidates": candidates, "fidelity": fidelity, "objective": objective, "rules": rules or []}
-    scheduler_commands.find_plan(task, model, hosts, link, wanted, options, folder, seed, device, play, out)
+    scheduler_commands.find_plan(task, model, hosts, link, wanted, options, folder, seed, device, play, training, out)
 
 
 @app.command()

@@ -41,11 +41,13 @@ def find_plan(
     seed: int,
     device: str,
     play: Play,
+    training: PricedTraining,
     out: Path,
 ) -> None:
-    """Finds the plan for a task on a network, or on a cluster to play; `wanted` has `candidates`, `fidelity`,
-    `objective` and `rules`."""
+    """Finds the plan for a task on a network, or on a cluster to play, and what a training costs with it if that is
+    asked for; `wanted` has `candidates`, `fidelity`, `objective` and `rules`."""
     with mistakes():
+        cost = TrainingCost.of(**vars(training))
         # what can be refused is refused before ranks start
         cluster, played = _where(hosts, link, device, play)
         trained = described(task, model, None, folder).altered(options=options or [])
@@ -55,14 +57,15 @@ def find_plan(
         spec = PlanSpec(task=trained.task, options=list(trained.options), seed=seed, play=there, **wanted)
         # refuses what plans cannot be chosen by
         spec.controller()
-        next(make_task(spec.task, spec.options).batches(0, (played.cluster if played else cluster).ranks, seed))
+        gpus = (played.cluster if played else cluster).ranks
+        next(make_task(spec.task, spec.options).batches(0, gpus, seed))
     # ranks measure; the process that leads writes and shows
     with runner(cluster) as ranks:
         home = run_folder(out, f"plan-{spec.task}", ranks.leads)
         with writing_to(home, ranks.leads):
             if planned := _plan(spec, ranks, home):
-                paths = plan_report.write(home, f"A plan for {spec.task}: {played or cluster}", planned)
-                show(plan_report.why(planned))
+                paths = plan_report.write(home, f"A plan for {spec.task}: {played or cluster}", planned, gpus, cost)
+                show(plan_report.why(planned, gpus, cost))
                 print(*paths, sep="\n")
 
 

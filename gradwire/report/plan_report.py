@@ -8,6 +8,7 @@ from gradwire.lab.jobs.plan_job import Planned
 from gradwire.report import explain, timeline_page, timeline_picture, timeline_trace
 from gradwire.report.report_files import write_picture, write_text
 from gradwire.report.text_table import TextTable, figure, times
+from gradwire.report.training_cost import TrainingCost
 from gradwire.schedule import Timeline, Worker, plan_efficiency, timeline
 from gradwire.schedule.simulate import names
 from gradwire.tuner.trials import Tried
@@ -21,13 +22,13 @@ gradients. Those that would harm training, or lose more than was allowed, are le
 former stay."""
 
 
-def write(folder: Path, title: str, planned: Planned) -> list[Path]:
+def write(folder: Path, title: str, planned: Planned, gpus: int = 1, cost: TrainingCost | None = None) -> list[Path]:
     """Writes timeline.html, timeline.png, trace.json, plan.json and profile.json; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     # predicted before, and measured after
     timelines = both(planned)
     tables = [
-        (why(planned), explain.SHARES_NOTE),
+        (why(planned, gpus, cost), explain.SHARES_NOTE),
         (efficiencies(planned), _EFFICIENCIES_NOTE),
         (explain.groups(planned.plan, planned.timeline), explain.GROUPS_NOTE),
         (explain.lanes(timelines), f"{explain.LANES_NOTE} {_TIMELINES_NOTE}"),
@@ -50,10 +51,12 @@ def both(planned: Planned) -> dict[str, Timeline]:
     return {"predicted": predicted, "measured": planned.timeline}
 
 
-def why(planned: Planned) -> TextTable:
-    """The plan in words, beside the other plans that were tried, as measured."""
+def why(planned: Planned, gpus: int = 1, cost: TrainingCost | None = None) -> TextTable:
+    """The plan in words, beside the other plans that were tried, as measured; and, where it is asked for, what a
+    training on so many GPUs costs with it."""
     table = explain.explain(planned.plan, planned.timeline, _others(planned))
-    return replace(table, rows=[*table.rows, *(["decided", text] for text in planned.decisions)])
+    costs = [[cost.heading, cost.at(1e3 * planned.timeline.step_s, gpus)]] if cost else []
+    return replace(table, rows=[*table.rows, *(["decided", text] for text in planned.decisions), *costs])
 
 
 def efficiencies(planned: Planned) -> TextTable:

@@ -94,14 +94,15 @@ def test_a_plan_is_found_on_a_played_cluster_and_its_prediction_is_checked_there
 ) -> None:
     cluster = ["--play", "8@1gbit", "--gpus-per-host", "2", "--different", "--jitter", "0.05", "--slow-rank", "1.2"]
     own = ["--model", f"{__file__}:make", "--out", str(tmp_path)]
-    assert main(["plan", *cluster, *own, "--candidates", "bf16"]) == 0
+    cost = ["--training-steps", "1000", "--price", "2.5"]
+    assert main(["plan", *cluster, *own, "--candidates", "bf16", *cost]) == 0
+    assert "cost of 1,000 steps" in " ".join(capsys.readouterr().out.split())
     (run,) = tmp_path.iterdir()
     profile = Profile.load(run / "profile.json")
     assert (profile.ranks, profile.gpus_per_host, set(profile.local)) == (8, 2, {"sum", "broadcast"})
     # the measured step is that of the rank that ran
     assert "rank 0" in (trace := (run / "trace.json").read_text())
     assert "rank 1" not in trace
-    cost = ["--training-steps", "1000", "--price", "2.5"]
     assert main(["simulate", str(run / "plan.json"), *cluster, *own, *cost]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "Played steps take" in shown
