@@ -1,22 +1,21 @@
 """GraVAC beside every static factor: time until the dense run's held-out loss, over slow, slower and changing links.
 
-    python benchmarks/losses/gravac.py                          # three tasks, three seeds; half an hour
-    python benchmarks/losses/gravac.py --tasks "LSTM, text" --seeds 0 --steps 60
+    python benchmarks/losses/gravac.py                                # three trainings, three seeds; half an hour
+    python benchmarks/losses/gravac.py --cases "LSTM, text" --seeds 0
 
-A ResNet, a VGG and an LSTM of 0.1 to 0.3 million parameters train on two ranks over loopback: dense for `--steps`, all
-others for twice as many steps. Losses are real, times are computed: a step takes 1, its computation, and the time of
-its bytes on the link, where dense's take 8 (100 Mbit/s for a million parameters on a CPU), or 80. So one training of a
-static factor counts for all links, and other work on the machine changes nothing. GraVAC, which reads the time, trains
-once for each link. "0.8, then 80" is a link that becomes slower after half of the dense steps. "Rate falls" is the
-ResNet at 8, whose learning rate falls to a tenth after half of the dense steps.
+A ResNet, a VGG and an LSTM of 0.1 to 0.3 million parameters train on two ranks over loopback, all but dense for twice
+as many steps. Losses are real, times are computed: a step takes 1, its computation, and the time of its bytes on the
+link, where dense's take 8 (100 Mbit/s for a million parameters on a CPU), or 80. So one training of a static factor
+counts for all links, and other work on the machine changes nothing. GraVAC, which reads the time, trains once for each
+link. "0.8, then 80" is a link that becomes slower after half of the dense steps. In the last case the learning rate
+falls to a tenth then.
 
 The goal is dense's last held-out loss + 1 %; it is reached where the mean of three evaluations in a row is there.
-Writes benchmarks/results/gravac.json after every task and seed, and prints a Markdown table.
+Writes benchmarks/results/gravac.json after every case and seed, and prints a Markdown table.
 """
 
 import argparse
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import inf
@@ -31,24 +30,28 @@ from benchmarks.shared.provenance import save
 from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.tables import markdown
 
-RANKS, EVERY, LONGER, NEAR = 2, 6, 2, 1.01
-"""Ranks, steps between evaluations, steps for each of dense's, and the goal over dense's loss."""
+RANKS, EVERY, LONGER, NEAR, WINDOW = 2, 6, 2, 1.01, 8
+"""Ranks, steps between evaluations, steps for each of dense's, the goal over dense's loss, and steps of a window."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A training, and when its learning rate falls, as a share of the dense steps."""
+    """A training: its dense steps, its learning rate if it is not the task's, and after how many steps that falls to a
+    tenth."""
 
     task: str
     options: tuple[str, ...]
-    falls: float = inf
+    steps: int = 240
+    rate: float | None = None
+    falls: int = 0
 
 
+LSTM = ("model=lstm", "width=160", "layers=1", "context=24")
 CASES = {
-    "ResNet, digits": Case("digits", ("width=32",)),
+    "ResNet, digits": Case("digits", ("width=32", "batch=32"), rate=0.003),
     "VGG, fashion-mnist": Case("fashion-mnist", ("model=cnn", "width=16", "batch=8")),
-    "LSTM, text": Case("lm", ("model=lstm", "width=160", "layers=1", "context=24")),
-    "ResNet, digits, rate falls": Case("digits", ("width=32",), falls=0.5),
+    "LSTM, text": Case("lm", LSTM),
+    "LSTM, text, rate falls": Case("lm", LSTM, falls=120),
 }
 FACTORS = (10, 100, 1000)
 RIVALS = ("dense", *(f"{factor}x" for factor in FACTORS), "Accordion")
@@ -61,29 +64,18 @@ def main() -> None:
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     cases = arguments.cases.split(";")
     if arguments.out:
-        as_rank(arguments.out, lambda: [train(cases[0], way, seeds[0], arguments) for way in ways()])
-    runs = []
+        as_rank(arguments.out, lambda: [train(cases[0], way, seeds[0]) for way in ways()])
+    rows = list[dict[str, Any]]()
     for case, seed in product(cases, seeds):
-        own = [
-            "--cases",
-            case,
-            "--seeds",
-            str(seed),
-            "--steps",
-            str(arguments.steps),
-            "--window",
-            str(arguments.window),
-        ]
-        runs += collect(__file__, own, RANKS, "loopback")
-        save("gravac.json", steps=arguments.steps, window=arguments.window, runs=runs)
-    print(table(runs, arguments.steps))
+        runs = collect(__file__, ["--cases", case, "--seeds", str(seed)], RANKS, "loopback")
+        rows += [{"case": case, "link": link, "seed": seed} | compared(runs, case, link) for link in LINKS]
+        save("gravac.json", rows=rows)
+    print(table(rows))
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default=";".join(CASES))
-    parser.add_argument("--steps", type=int, default=240, help="of the dense run")
-    parser.add_argument("--window", type=int, default=8)
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -100,8 +92,7 @@ class Clock:
 
     link: tuple[float, float]
     dense_bytes: float
-    steps: int
-    """Of the dense run."""
+    case: str
     now: float = 0.0
     step: int = 0
 
@@ -110,11 +101,11 @@ class Clock:
 
     def add(self, size: float) -> None:
         """A step that sent `size` bytes."""
-        self.now += 1 + self.link[self.step >= self.steps // 2] * size / self.dense_bytes
+        self.now += 1 + self.link[self.step >= CASES[self.case].steps // 2] * size / self.dense_bytes
         self.step += 1
 
 
-def train(name: str, way: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+def train(name: str, way: str, seed: int) -> dict[str, Any]:
     """Bytes of every step, held-out losses every `EVERY` steps, and a controller's decisions."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel as DDP
@@ -124,15 +115,15 @@ def train(name: str, way: str, seed: int, arguments: argparse.Namespace) -> dict
     from gradwire.lab.experiments.recipe import Recipe
     from gradwire.lab.workloads.make_task import make_task
 
-    case, steps = CASES[name], arguments.steps
+    case, steps = CASES[name], CASES[name].steps
     task = make_task(case.task, case.options)
     ddp = DDP(task.build_model(seed))
-    optimizer = Recipe().make_optimizer(task, ddp.parameters())
-    scheduler = MultiStepLR(optimizer, [round(case.falls * steps)] if case.falls < 1 else [])
+    optimizer = Recipe(lr=case.rate).make_optimizer(task, ddp.parameters())
+    scheduler = MultiStepLR(optimizer, [case.falls] if case.falls else [])
     dense_bytes = 4 * sum(p.numel() for p in ddp.parameters())
-    clock = Clock(LINKS.get(way.removeprefix("GraVAC, "), (0, 0)), dense_bytes, steps)
+    clock = Clock(LINKS.get(way.removeprefix("GraVAC, "), (0, 0)), dense_bytes, name)
     gravac.perf_counter = clock  # pyright: ignore[reportPrivateImportUsage]
-    compressor, controller = made(way, scheduler, arguments.window)
+    compressor, controller = made(way, scheduler)
     handle = gw.attach(ddp, compressor, controller=controller)
     batches = task.batches(dist.get_rank(), RANKS, seed)
     sizes, losses, before = list[int](), list[float](), 0
@@ -152,25 +143,35 @@ def train(name: str, way: str, seed: int, arguments: argparse.Namespace) -> dict
         if step % EVERY == 0 and dist.get_rank() == 0:
             losses.append(task.evaluate(ddp.module)["loss"])
     handle.detach()
-    decisions = [[each.step, each.decision] for each in controller.decisions] if controller else []
-    return {
-        "case": name, "way": way, "seed": seed, "dense_bytes": dense_bytes, "bytes": sizes, "losses": losses,
-        "decisions": decisions,
-    }  # fmt: skip
+    decisions = [f"{each.step}: {each.decision}" for each in controller.decisions] if controller else []
+    moves = [text for text in decisions if "stay at" not in text]
+    return {"way": way, "dense_bytes": dense_bytes, "bytes": sizes, "losses": losses, "decisions": moves}
 
 
-def made(way: str, scheduler: Any, window: int) -> tuple[gw.compressors.Compressor, Any]:
+def made(way: str, scheduler: Any) -> tuple[gw.compressors.Compressor, Any]:
     """Compressor and controller. Accordion's is PowerSGD of rank 4 or 1, as in GraVAC's paper."""
     if way == "Accordion":
-        return gw.PowerSGD(4), gw.Accordion(4, 1, interval=2 * window, scheduler=scheduler)
+        return gw.PowerSGD(4), gw.Accordion(4, 1, interval=2 * WINDOW, scheduler=scheduler)
     if "GraVAC" in way:
-        return gw.TopK(0.1), gw.GraVAC(10, 1000, window=window, scaling="geometric", scheduler=scheduler)
+        return gw.TopK(0.1), gw.GraVAC(10, 1000, window=WINDOW, scaling="geometric", scheduler=scheduler)
     return gw.FP32() if way == "dense" else gw.TopK(1 / float(way.removesuffix("x"))), None
 
 
-def reached(run: dict[str, Any], goal: float, link: str, steps: int) -> float | None:
+def compared(runs: list[dict[str, Any]], case: str, link: str) -> dict[str, Any]:
+    """The time of each way to the goal over a link, None where it never was there, and GraVAC's decisions."""
+    own = {run["way"]: run for run in runs}
+    goal = NEAR * fmean(own["dense"]["losses"][-3:])
+    over_link = [*RIVALS, f"GraVAC, {link}"]
+    took = {
+        way.split(",")[0]: reached(own[way], goal, Clock(LINKS[link], own[way]["dense_bytes"], case))
+        for way in over_link
+    }
+    return {"took": took, "decisions": own[over_link[-1]]["decisions"]}
+
+
+def reached(run: dict[str, Any], goal: float, clock: Clock) -> float | None:
     """The time until the mean of three evaluations is at the goal; None where it never was."""
-    clock, ends = Clock(LINKS[link], run["dense_bytes"], steps), list[float]()
+    ends = list[float]()
     for size in run["bytes"]:
         clock.add(size)
         ends.append(clock.now)
@@ -179,30 +180,19 @@ def reached(run: dict[str, Any], goal: float, link: str, steps: int) -> float | 
     return None if at is None else ends[EVERY * (at + 3) - 1]
 
 
-def compared(runs: list[dict[str, Any]], steps: int) -> Iterator[dict[str, Any]]:
-    """For each case, link and seed: the time of each way to the goal."""
-    for case, link, seed in product(CASES, LINKS, sorted({run["seed"] for run in runs})):
-        own = {run["way"]: run for run in runs if (run["case"], run["seed"]) == (case, seed)}
-        if own:
-            here = [name for name in own if "GraVAC" not in name or name == f"GraVAC, {link}"]
-            goal = NEAR * fmean(own["dense"]["losses"][-3:])
-            took = {name.split(",")[0]: reached(own[name], goal, link, steps) for name in here}
-            yield {"case": case, "link": link, "seed": seed, "took": took}
-
-
 def over_best(row: dict[str, Any]) -> float:
     """GraVAC's time over that of the best static factor; infinite where GraVAC did not reach the goal."""
     best = min(row["took"][f"{factor}x"] or inf for factor in FACTORS)
     return (row["took"]["GraVAC"] or inf) / best
 
 
-def table(runs: list[dict[str, Any]], steps: int) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     heads = ["case", "link", "seed", *RIVALS, "GraVAC", "over the best"]
-    rows = []
-    for row in compared(runs, steps):
-        took = [f"{time:.0f}" if time else "-" for time in row["took"].values()]
-        rows.append([row["case"], row["link"], str(row["seed"]), *took, f"{over_best(row):.2f}"])
-    return markdown(heads, rows)
+    cells = [
+        [row["case"], row["link"], str(row["seed"]), *(f"{time:.0f}" if time else "-" for time in row["took"].values())]
+        for row in rows
+    ]
+    return markdown(heads, [[*own, f"{over_best(row):.2f}"] for row, own in zip(rows, cells, strict=True)])
 
 
 if __name__ == "__main__":

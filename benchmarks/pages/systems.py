@@ -3,7 +3,7 @@
 from math import inf
 from statistics import median
 
-from benchmarks.losses.gravac import RIVALS, compared, over_best
+from benchmarks.losses.gravac import RIVALS, over_best
 from benchmarks.pages.page import Page, Shown
 from benchmarks.shared.provenance import load
 from benchmarks.shared.tables import middle, span
@@ -58,12 +58,11 @@ def _over(rule: str) -> str:
 
 
 def gravac() -> Page:
-    found = load("gravac")
     rows, over = [], []
-    cells = list(compared(found["runs"], found["steps"]))
+    cells = load("gravac")["rows"]
     for case, link in dict.fromkeys((row["case"], row["link"]) for row in cells):
-        took = [row["took"] for row in cells if (row["case"], row["link"]) == (case, link)]
-        best = [over_best(each) for each in took]
+        own = [row for row in cells if (row["case"], row["link"]) == (case, link)]
+        took, best = [row["took"] for row in own], [over_best(row) for row in own]
         over += best
         rows.append([case, link, middle(best), *(_sooner(took, rival) for rival in RIVALS)])
     columns = ["training", "dense's wire", "time over best static", *(f"sooner than {rival}" for rival in RIVALS)]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from math import isnan, log, nan, sqrt
+from statistics import fmean, linear_regression
 from typing import Literal
 
 from gradwire.controllers.gain import Reading, delay_of, share_of
@@ -23,8 +24,12 @@ def spaced(smallest: float, largest: float, scaling: Scaling) -> tuple[float, ..
 
 @dataclass
 class FactorSearch:
-    """Hill climbing over factors for the greatest gain per second: tries the neighbours of the best factor, the larger
-    one first, until both were tried."""
+    """Search for the factor of the greatest gain per second: tries the one that promises most by those tried before,
+    until that one was tried.
+
+    Of a factor that was not tried, steps are expected to take the seconds that all take, and those of their elements;
+    and elements to wait as many steps, beside those of the nearest factor that was tried, as there are fewer of them.
+    """
 
     factors: tuple[float, ...]
     """Ascending."""
@@ -37,6 +42,8 @@ class FactorSearch:
     """Of the factor in force."""
     frozen: bool = False
     """The search has ended."""
+    compute_s: float = 0.0
+    """Of a step, whatever the factor, as last known."""
     shares: list[float] = field(init=False)
     """The part of gradient and residual that each factor sends; NaN before it was tried."""
     seconds: list[float] = field(init=False)
@@ -57,12 +64,9 @@ class FactorSearch:
         return self.factors[max(0, self.index - 1)]
 
     @property
-    def throughputs(self) -> list[float]:
-        """Gain per second of each factor, 0 where it gains too little, NaN where it was not tried."""
-        gains = [self.reading.of(share) for share in self.shares]
-        return [
-            0.0 if gain < self.least_gain else gain / seconds for gain, seconds in zip(gains, self.seconds, strict=True)
-        ]
+    def tried(self) -> list[int]:
+        """Indices of the factors that were tried."""
+        return [index for index, share in enumerate(self.shares) if not isnan(share)]
 
     def explore(self) -> None:
         """Begins anew at the factor in force."""
@@ -75,50 +79,72 @@ class FactorSearch:
         self.index, self.frozen = max(0, self.index - 1), True
 
     def judge(self, share: float, seconds: float) -> str:
-        """Moves on after a window in which the factor in force had this share and steps took `seconds`; returns the
+        """Moves on after steps in which the factor in force had this share and that took `seconds`; returns the
         reason."""
-        # gain per second of this factor
-        self.shares[self.index], self.seconds[self.index] = min(share, self.most(self.index)), seconds
-        reason = "" if self.throughputs[self.index] else f"{self.factor:g}x gains too little: "
-        # the larger neighbour of the best factor, then the smaller one, until both were tried
+        before = self.index
+        self.shares[before], self.seconds[before] = share, seconds
+        reason = "" if self.gains[before] >= self.least_gain else f"{self.factor:g}x gains too little: "
+        # the factor that promises most; one alone says nothing of how seconds grow
         best = self._best(len(self.factors) - 1)
-        promising = [index for index in (best + 1, best - 1) if self._promises(index)]
-        self.frozen, self.index = not promising, promising[0] if promising else best
+        alone = best == before > 0 and len(self.tried) == 1
+        self.index = best - 1 if alone else best
+        self.frozen = self.index in self.tried
         return f"{reason}{'stay at' if self.frozen else 'try'} {self.factor:g}x"
 
     def reconsider(self, share: float) -> bool:
-        """Steps back to a smaller factor where that is the better one, now that `share` is sent; returns whether. A
+        """Steps back to a smaller factor where that promises more, now that `share` is sent; returns whether. A
         residual may take longer than a window to fill, and the gain is less once it is full."""
         before = self.index
-        self.shares[before] = min(share, self.most(before))
+        self.shares[before] = share
         self.index = self._best(before)
-        # it gains too little, and no smaller one was tried: search on below
-        if self.index == before > 0 and not self.throughputs[before]:
-            self.index, self.frozen = before - 1, False
+        self.frozen = self.index in self.tried
         return self.index < before
 
-    def most(self, index: int) -> float:
-        """An upper bound on the share of gradient and residual that a factor will send once residuals are full.
+    @property
+    def throughputs(self) -> list[float]:
+        """Gain per second of each factor, measured or expected; 0 where it gains too little."""
+        pairs = zip(self.gains, self._expected_s(), strict=True)
+        return [0.0 if gain < self.least_gain else gain / seconds for gain, seconds in pairs]
+
+    @property
+    def gains(self) -> list[float]:
+        """Of each factor, measured or expected.
 
         With fewer elements a step, elements wait longer in the residual, at least in proportion. A window is too short
-        to show that, so the bound follows from the next smaller factor that was tried."""
-        tried = [i for i in range(index) if not isnan(self.shares[i])]
-        if not tried:
-            return 1.0
-        # the delay grows in proportion to the factor
-        return share_of(delay_of(self.shares[tried[-1]]) * self.factors[index] / self.factors[tried[-1]])
+        to show that, so no factor is credited with more than the next smaller one that was tried allows."""
+        delays = list[float]()
+        for index, (factor, share) in enumerate(zip(self.factors, self.shares, strict=True)):
+            below, above = (
+                [i for i in self.tried if (i < index) == smaller and i != index] for smaller in (True, False)
+            )
+            # in proportion to the next smaller factor, or else to the next larger one
+            least = delays[below[-1]] * factor / self.factors[below[-1]] if below else 0.0
+            if not isnan(share):
+                delays.append(max(delay_of(share), least))
+            elif below:
+                delays.append(max(least, DELAY_PER_FACTOR * factor))
+            else:
+                delays.append(delay_of(self.shares[above[0]]) * factor / self.factors[above[0]])
+        return [self.reading.of(share_of(delay)) for delay in delays]
 
-    def _promises(self, index: int) -> bool:
-        """Whether there is such a factor that was not tried, and may gain enough."""
-        untried = 0 <= index < len(self.factors) and isnan(self.shares[index])
-        return untried and self.reading.of(self.most(index)) >= self.least_gain
+    def _expected_s(self) -> list[float]:
+        """Seconds of a step with each factor, measured or expected: `compute_s`, and those of its elements."""
+        measured = [(1 / self.factors[index], self.seconds[index]) for index in self.tried]
+        fewest, seconds = measured[-1]
+        if len(measured) > 1:
+            line = linear_regression(*zip(*measured, strict=True))
+            self.compute_s = max(0.0, line.intercept) if line.slope > 0 else fmean(s for _, s in measured)
+        elif self.compute_s >= seconds:
+            self.compute_s = 0.0
+        wire_s = max(0.0, seconds - self.compute_s) / fewest
+        expected = [self.compute_s + wire_s / factor for factor in self.factors]
+        return [each if isnan(own) else own for own, each in zip(self.seconds, expected, strict=True)]
 
     def _best(self, largest: int) -> int:
-        """The factor of the greatest gain per second of those tried up to the index `largest`; of those within the
+        """The factor that promises the greatest gain per second, up to the index `largest`; of those within the
         tolerance the smallest."""
-        tried = {index: t for index, t in enumerate(self.throughputs[: largest + 1]) if not isnan(t)}
-        best = max(tried.values())
-        return min(index for index, throughput in tried.items() if throughput >= best * (1 - self.tolerance))
+        promised = self.throughputs[: largest + 1]
+        return next(i for i, throughput in enumerate(promised) if throughput >= max(promised) * (1 - self.tolerance))
 
     def _middle(self) -> int:
         """The factor to begin with: nearest to the geometric mean of the smallest one and the largest whose gain is

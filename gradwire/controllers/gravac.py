@@ -131,10 +131,13 @@ class GraVAC(Controller):
         if rate_dropped(rate, self._reference.rate):
             self._reference.rate = rate
             self._factors.explore()
-            self._begin_search(seen, "the learning rate dropped")
-        elif self._window.latest_seconds(seen.ranks) > TIME_DRIFT * self._reference.seconds:
+            self._begin_search(seen, f"the learning rate dropped: explore from {self._factors.factor:g}x")
+        elif self._window.latest_seconds(seen.ranks, self.window // 2) > TIME_DRIFT * self._reference.seconds:
+            # half of these steps at least take longer: the last quarter of the window
+            seconds = self._window.latest_seconds(seen.ranks, self.window // 4)
             self._factors.explore()
-            self._begin_search(seen, "steps take longer")
+            text = self._factors.judge(self._window.summarize(seen.ranks).held, seconds)
+            self._begin_search(seen, f"steps take longer: {text}")
         elif self._window.full:
             self._close_window(seen)
         self._reference.rate = max(rate, self._reference.rate)
@@ -144,16 +147,16 @@ class GraVAC(Controller):
     def state_dict(self) -> dict[str, Tensor]:
         factors, reference, guard = self._factors, self._reference, self._guard
         numbers = [
-            factors.index, factors.frozen, reference.share, reference.seconds, reference.rate, guard.loss, guard.error,
-            guard.residual, *factors.shares, *factors.seconds,
+            factors.index, factors.frozen, factors.compute_s, reference.share, reference.seconds, reference.rate,
+            guard.loss, guard.error, guard.residual, *factors.shares, *factors.seconds,
         ]  # fmt: skip
         return {"window": self._window.to_tensor(), "search": torch.tensor(numbers, dtype=torch.float64, device="cpu")}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self._window.load(state["window"])
-        index, frozen, share, seconds, rate, loss, error, residual, *tried = state["search"].tolist()
+        index, frozen, compute_s, share, seconds, rate, loss, error, residual, *tried = state["search"].tolist()
         factors = self._factors
-        factors.index, factors.frozen = int(index), bool(frozen)
+        factors.index, factors.frozen, factors.compute_s = int(index), bool(frozen), compute_s
         factors.shares, factors.seconds = tried[: len(tried) // 2], tried[len(tried) // 2 :]
         self._reference, self._guard = Reference(share, seconds, rate), Guard(loss, error, residual)
 
@@ -165,7 +168,7 @@ class GraVAC(Controller):
 
     def _begin_search(self, seen: Observation, reason: str) -> None:
         """Starts a search in the middle of a window."""
-        self.decisions.append(Decision(seen.next_step, f"{reason}: explore from {self._factors.factor:g}x"))
+        self.decisions.append(Decision(seen.next_step, reason))
         self._window.rows.clear()
         self._begin_anew()
 

@@ -66,10 +66,9 @@ class Window:
         """Whether it has all its steps."""
         return len(self.rows) >= self.steps
 
-    def latest_seconds(self, ranks: int) -> float:
-        """The median step of the last half window, NaN before that is over."""
-        half = self.steps // 2
-        return median(row.seconds / ranks for row in self.rows[-half:]) if len(self.rows) >= half else nan
+    def latest_seconds(self, ranks: int, steps: int) -> float:
+        """The median of the last `steps`, NaN before there are so many."""
+        return median(row.seconds / ranks for row in self.rows[-steps:]) if len(self.rows) >= steps else nan
 
     def summarize(self, ranks: int) -> Summary:
         """The window's averages: sums over steps before any division, so that steps count by their norms."""

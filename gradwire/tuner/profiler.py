@@ -77,6 +77,7 @@ class Times:
     @classmethod
     def of(cls, timelines: Sequence[Timeline], slots: Sequence[Slot]) -> "Times":
         """The medians over the steps."""
+        # the moments of all traced steps
         ready: dict[str, list[float]] = {slot.name: [] for slot in slots}
         forward: list[float] = []
         optimizer: list[float] = []
@@ -118,6 +119,7 @@ def measure(way: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device)
     """Reduces noise as large as the slots, as often as is possible in a quarter of a second; the medians, the same on
     all ranks. Computing takes as long as on the slowest rank; a collective as long as on the rank that came last, for
     the others waited for it. All ranks call this together."""
+    # a group of these slots, and noise for its gradient
     exchange = _exchange(replace(way, slots=tuple(slot.name for slot in slots)), slots, mesh, device)
     layout = exchange.stored.layout
     noise = torch.randn(layout.numel, dtype=torch.float32, device=device).to(slots[0].dtype)
@@ -159,6 +161,7 @@ def _reduce(
         else:
             wire_s += ended - started
         now = ended
+    # the mean is written after the last collective
     decoded = _now(device)
     exchange.commit()
     return encode_s, decoded - now, wire_s, host_s
@@ -190,6 +193,7 @@ def contention(mesh: Mesh, device: torch.device) -> float:
     mine = [machine, float(os.stat("/proc/self/ns/pid").st_ino), float(get_native_id())]
     ranks_here = int(_table(mine, mesh, device).unique(dim=0)[:, 0].eq(machine).sum())
     cores = len(os.sched_getaffinity(0)) / ranks_here
+    # threads share the cores fairly
     lost = max(0.0, 1 - max(cores, threads) / (threads + 1))
     return slowest([lost], mesh, device)[0]
 

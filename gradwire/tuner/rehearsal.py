@@ -35,6 +35,7 @@ SCALE = 1e-3
 def efficiency(way: Group, gradients: Sequence[Mapping[str, Tensor]], shrunk: float = 1.0) -> float:
     """The progress, in dense steps, of a step that sends `gradients` in this way: those of some steps, matrices of
     `shrunk` times their real sides; without any, made-up ones."""
+    # gradients that can be judged by; casts lose nothing
     finite = [step for step in gradients if step and all(each.isfinite().all() for each in step.values())]
     if way.compressor.is_cast:
         return 1.0
@@ -74,6 +75,7 @@ def made_up() -> list[Tensor]:
     # singular values, and rows and columns of different size
     values = SCALE / torch.arange(1, SIDE + 1, dtype=torch.float32, device="cpu")
     rows, columns = draw(SIDE, 1).mul_(0.5).exp_(), draw(1, SIDE).mul_(0.5).exp_()
+    # singular vectors that all steps share, by half
     left, right = draw(SIDE, SIDE), draw(SIDE, SIDE)
 
     def vary(always: Tensor) -> Tensor:
@@ -99,6 +101,7 @@ def _send(exchange: ReplicaExchange, gradient: Tensor, step: int) -> tuple[Tenso
     exchange.commit()
     if not exchange.group.memory.error_feedback:
         return gradient - sent, sent
+    # the residual, as numbers
     kept = exchange.stored.flat[RESIDUAL].read
     return exchange.stored.parts[RESIDUAL].numbers_of(kept, exchange.context.scratch), sent
 

@@ -120,8 +120,10 @@ class Trials:
     def challenger(self) -> int | None:
         """Index of the plan that is to meet the chosen one once more: dense, else the nearest, of those that are not
         clearly 3 % worse beside it."""
+        # plans that met the chosen one, and are not clearly worse
         chosen = self.choice
         ratios = {plan: self.ratio(plan, chosen) for plan in self.ran if plan != chosen and self._logs(plan, chosen)}
+        # dense first, else the nearest
         near = [plan for plan, ratio in ratios.items() if CLEARLY * ratio.low <= 1 and ratio.middle <= FAR]
         return 0 if self.has_dense and 0 in near else min(near, key=lambda plan: ratios[plan].middle, default=None)
 
@@ -132,6 +134,7 @@ class Trials:
     @property
     def best(self) -> int:
         """Index of the plan with the most progress per second of those that are left, dense only where no other is."""
+        # dense is the best only where no other is left
         ran = [plan for plan in self.alive if self.seconds(plan)]
         left = ran[1:] if self.dense_is_left and len(ran) > 1 else ran
         return left[most([self.rate(plan) for plan in left], [self.efficiencies[plan] for plan in left])]
@@ -173,6 +176,7 @@ class Trials:
 
     def in_ways(self, ways: Collection[Group]) -> tuple[list[Plan], list[float], int]:
         """The plans that ran and send in these ways alone, the seconds of their steps, and the index of the best."""
+        # the ways that each plan sends in
         sends = {plan: {replace(group, slots=()) for group in self.plans[plan].groups} for plan in self.ran}
         ran = [plan for plan in self.ran if sends[plan] and sends[plan] <= set(ways)]
         best = max(ran, key=self.rate)
@@ -188,9 +192,11 @@ class Trials:
 
     def join(self, plan: Plan, efficiency: float) -> None:
         """Has one more plan take turns, beside the best and dense alone, between two rounds."""
+        # the best so far and dense stay beside it
         self.alive = [*dict.fromkeys([*self.alive[: self.dense_is_left], self.best]), len(self.plans)]
         self.plans.append(plan)
         self.efficiencies.append(max(LEAST_EFFICIENCY, efficiency))
+        # it had no turn in earlier rounds
         self.rounds = [[*each, None] for each in self.rounds]
 
     def go_on(self, steps: int) -> None:
@@ -214,6 +220,7 @@ class Trials:
         return cls(**data | {"plans": [Plan.from_json(plan) for plan in data["plans"]]})
 
     def _pass_on(self, seconds: float) -> None:
+        # the turn is over: its steps are spent
         self.steps -= TRIED + self._change_steps * (self.index != self.before)
         self.before, self.turn, self.medians = self.index, [], [*self.medians, seconds]
         if len(self.medians) < len(self.alive):
@@ -222,16 +229,20 @@ class Trials:
         took = dict(zip(self.order, self.medians, strict=True))
         self.rounds.append([took.get(plan) for plan in range(len(self.plans))])
         self.medians = []
+        # the first rounds drop plans
         if len(self.rounds) <= len(KEPT):
             self._drop(KEPT[len(self.rounds) - 1])
 
     def _drop(self, kept: int) -> None:
         """Drops who was far behind the best in every round, dense after two of them alone; and of the others all but
         the `kept` best. Two are left."""
+        # how far each plan was behind the best, in the round in which it was nearest
         first, best = len(self.rounds) == 1, max(self.alive, key=self.rate)
         behind = {plan: min(self._logs(plan, best)) for plan in self.alive}
+        # dense stays for a round, and then where it is not far behind
         dense = [0] if self.dense_is_left and (first or behind[0] <= log(FAR)) else []
         margin = log(FAR if first else STILL_CLOSE)
+        # the others stay where they are near, and only the best of them
         near = [plan for plan in self.alive[self.dense_is_left :] if behind[plan] <= margin]
         others = sorted(near, key=self.rate, reverse=True)
         self.alive = [*dense, *sorted(others[: max(kept, 2 - len(dense))])]
@@ -252,6 +263,7 @@ class Trials:
 
     def _logs(self, plan: int, other: int) -> list[float]:
         """Logarithms of how many times as long a plan takes as another for a dense step's progress, by round."""
+        # rounds in which both had a turn
         pairs = [(each[plan], each[other]) for each in self.rounds]
         ratios = [own / its for own, its in pairs if own is not None and its is not None]
         return [log(each * self.efficiencies[other] / self.efficiencies[plan]) for each in ratios]

@@ -37,6 +37,7 @@ class Watch:
         self.seconds.append(seconds)
         if len(self.seconds) < WINDOW and not whole:
             return False
+        # a window is over: is its median another?
         self.now_s, self.seconds = median(self.seconds), []
         drift = max(self.now_s / self.expected_s, self.expected_s / self.now_s)
         self.strange = self.strange + 1 if drift > DRIFT else 0
