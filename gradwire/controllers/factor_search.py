@@ -42,8 +42,8 @@ class FactorSearch:
     """Of the factor in force."""
     frozen: bool = False
     """The search has ended."""
-    compute_s: float = 0.0
-    """Of a step, whatever the factor, as last known."""
+    compute_s: float = nan
+    """Seconds that a step takes whatever the factor; NaN before two factors were tried, in this search or before."""
     shares: list[float] = field(init=False)
     """The part of gradient and residual that each factor sends; NaN before it was tried."""
     seconds: list[float] = field(init=False)
@@ -83,11 +83,11 @@ class FactorSearch:
         reason."""
         before = self.index
         self.shares[before], self.seconds[before] = share, seconds
+        self._fit()
         reason = "" if self.gains[before] >= self.least_gain else f"{self.factor:g}x gains too little: "
-        # the factor that promises most; one alone says nothing of how seconds grow
+        # the factor that promises most, or where nothing says how seconds grow with the elements, the next smaller one
         best = self._best(len(self.factors) - 1)
-        alone = best == before > 0 and len(self.tried) == 1
-        self.index = best - 1 if alone else best
+        self.index = best - 1 if best == before > 0 and isnan(self.compute_s) else best
         self.frozen = self.index in self.tried
         return f"{reason}{'stay at' if self.frozen else 'try'} {self.factor:g}x"
 
@@ -122,23 +122,25 @@ class FactorSearch:
             if not isnan(share):
                 delays.append(max(delay_of(share), least))
             elif below:
-                delays.append(max(least, DELAY_PER_FACTOR * factor))
+                delays.append(least)
             else:
                 delays.append(delay_of(self.shares[above[0]]) * factor / self.factors[above[0]])
         return [self.reading.of(share_of(delay)) for delay in delays]
 
     def _expected_s(self) -> list[float]:
         """Seconds of a step with each factor, measured or expected: `compute_s`, and those of its elements."""
-        measured = [(1 / self.factors[index], self.seconds[index]) for index in self.tried]
-        fewest, seconds = measured[-1]
-        if len(measured) > 1:
-            line = linear_regression(*zip(*measured, strict=True))
-            self.compute_s = max(0.0, line.intercept) if line.slope > 0 else fmean(s for _, s in measured)
-        elif self.compute_s >= seconds:
-            self.compute_s = 0.0
-        wire_s = max(0.0, seconds - self.compute_s) / fewest
-        expected = [self.compute_s + wire_s / factor for factor in self.factors]
+        fewest = self.tried[-1]
+        compute_s = 0.0 if isnan(self.compute_s) else min(self.compute_s, self.seconds[fewest])
+        wire_s = (self.seconds[fewest] - compute_s) * self.factors[fewest]
+        expected = [compute_s + wire_s / factor for factor in self.factors]
         return [each if isnan(own) else own for own, each in zip(self.seconds, expected, strict=True)]
+
+    def _fit(self) -> None:
+        """Sets `compute_s` by least squares through the seconds of factors that were tried, against 1 / factor."""
+        if len(self.tried) > 1:
+            seconds = [self.seconds[index] for index in self.tried]
+            line = linear_regression([1 / self.factors[index] for index in self.tried], seconds)
+            self.compute_s = max(0.0, line.intercept) if line.slope > 0 else fmean(seconds)
 
     def _best(self, largest: int) -> int:
         """The factor that promises the greatest gain per second, up to the index `largest`; of those within the

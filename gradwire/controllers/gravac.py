@@ -40,9 +40,9 @@ class Reference:
 
 @dataclass
 class GraVAC(Controller):
-    """Tries compression factors, each for a window of steps, from a middle one on to larger and smaller ones, and stays
-    with the one of the greatest gain per second (Tyagi and Swany, IEEE CLOUD 2023, https://arxiv.org/abs/2305.12201).
-    Train at least 40 x `window` steps.
+    """Tries compression factors, each for a window of steps, a middle one first and then those that promise more by
+    what was tried, and stays with the one of the greatest gain per second (Tyagi and Swany, IEEE CLOUD 2023,
+    https://arxiv.org/abs/2305.12201). Train at least 40 x `window` steps.
 
     Every group sends the factor in force where its gain was `min_gain` or more in the step before, else the next
     smaller one where that was, else everything. The search begins anew when the learning rate drops to half, steps take

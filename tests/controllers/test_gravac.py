@@ -4,7 +4,7 @@ import logging
 import re
 from collections.abc import Callable
 from itertools import pairwise
-from math import isnan, nan
+from math import nan
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.controllers import gravac
 from gradwire.controllers.factor_search import FactorSearch, spaced
-from gradwire.controllers.gain import LEAST_ENERGY, Gain, Reading, delay_of, share_of
+from gradwire.controllers.gain import LEAST_ENERGY, Gain, Reading, share_of
 from gradwire.controllers.guard import Guard
 from tests.support.harness import Clock, Job, draw, plan_of, slots_of, total
 
@@ -80,33 +80,52 @@ def test_it_begins_between_the_smallest_factor_and_the_largest_that_may_gain_eno
     assert gw.GraVAC(gain=gain, window=window)._factors.factor == begins_at
 
 
+DELAYS = {factor: 0.25 * factor for factor in (10, 20, 40, 80, 160, 320)}
+"""Steps that elements wait, by factor."""
+
+
+def geometric() -> FactorSearch:
+    return FactorSearch(spaced(10, 320, "geometric"), 0.01, Reading("delay", horizon=64), 0.7)
+
+
 @pytest.mark.parametrize(
-    ("throughputs", "shares", "expected", "stays_at"),
+    ("link_s", "expected", "stays_at"),
     [
-        ([1, 2, 3, 4, 5], [0.9, 0.8, 0.6, 0.2, 0.03], [20, 40, 160, 1000], 1000),
-        ([1, 2, 2.01], [0.9, 0.8, 0.6], [20, 40, 10], 20),
-        ([1, 2, 1.4], [0.9, 0.8, 0.6], [20, 40, 10], 20),
-        ([3, 2, 1], [0.9, 0.8, 0.6], [20, 40, 10], 10),
-        ([1, 2, 99], [0.9, 0.8, 0.01], [20, 40, 10], 20),
-        ([9, 9], [0.01, 0.01], [20, 10], 10),
-        ([1, 2, 3], [0.6, 0.4, 0.05], [20, 40], 40),
+        (100.0, [40, 80], 80),  # as little as may be sent: 160x would gain too little
+        (1.0, [40, 80], 40),
+        (0.2, [40, 80, 20], 20),
+        (0.0, [40, 80, 10], 10),  # all steps take as long
     ],
 )
-def test_the_search_tries_the_neighbours_of_the_best_factor(throughputs, shares, expected, stays_at):
-    """The fifth factor of the fifth case gains too little, as do all of the sixth and those behind 40x of the last."""
-    factors = candidates(least_gain=0.025)
-    share = dict(zip(factors.factors, shares, strict=False))
-    gain_per_second = dict(zip(factors.factors, throughputs, strict=False))
-    assert tried(factors, lambda f: share[f] / gain_per_second[f], share.__getitem__) == expected
+def test_the_search_tries_what_promises_most(link_s: float, expected: list[float], stays_at: float):
+    factors = geometric()
+    assert tried(factors, lambda f: 0.1 + link_s / f, lambda f: share_of(DELAYS[f])) == expected
+    rates = {f: factors.reading.of(share_of(DELAYS[f])) / (0.1 + link_s / f) for f in (10, 20, 40, 80)}
+    assert rates[factors.factor] >= 0.98 * max(rates.values())
     assert factors.factor == stays_at
+
+
+def test_of_factors_that_promise_the_same_the_smallest_is_taken():
+    factors = candidates()
+    factors.shares, factors.seconds = [nan, 0.6, 0.602, nan, nan], [nan, 1.0, 1.0, nan, nan]
+    factors.index = 2
+    assert factors.judge(0.602, 1.0) == "try 10x"
+    assert factors.judge(0.6, 1.0) == "stay at 10x"
+
+
+def test_where_all_factors_gain_too_little_the_smallest_is_taken():
+    factors = candidates(least_gain=0.5)
+    assert tried(factors, lambda f: 1 / f, lambda f: 0.01) == [10]
+    factors.explore()
+    assert factors.judge(0.01, 1.0) == "10x gains too little: stay at 10x"
 
 
 def test_a_window_is_too_short_to_show_that_more_gets_through_than_in_proportion():
     """6.25 of its delays at 160x wait at 1000x, whatever a residual that is not yet full makes it look like."""
     factors = candidates(reading=Reading("delay", horizon=100))
     for delay in (16, 20):
-        factors.judge(share_of(delay), 1 / delay)
-    assert [delay_of(share) for share in factors.shares[3:]] == pytest.approx([16, 100])
+        factors.judge(share_of(delay), 1 / factors.factor)
+    assert [1 / gain - 1 for gain in factors.gains[3:]] == pytest.approx([0.16, 1.0])
 
 
 @pytest.mark.parametrize(("share", "stays_at"), [(0.2, 160), (0.18, 160), (0.14, 40), (0.04, 40)])
@@ -126,7 +145,7 @@ def test_a_gain_that_becomes_too_small_steps_back_though_nothing_is_faster():
     assert factors.factor == 20
 
 
-def test_where_the_factor_that_was_begun_with_gains_too_little_in_the_end_the_search_goes_on_below():
+def test_where_the_factor_that_was_begun_with_gains_too_little_in_the_end_a_smaller_one_is_tried():
     factors = candidates(least_gain=0.1)
     factors.shares[2], factors.seconds[2] = 0.2, 1.0
     factors.index, factors.frozen = 2, True
@@ -134,15 +153,16 @@ def test_where_the_factor_that_was_begun_with_gains_too_little_in_the_end_the_se
     assert (factors.factor, factors.frozen) == (20, False)
 
 
-@pytest.mark.parametrize(("link_s", "compute_s", "stays_at"), [(16.0, 0.1, 80), (4.0, 0.2, 80), (0.0, 0.1, 10)])
-def test_a_search_that_begins_anew_goes_both_ways(link_s: float, compute_s: float, stays_at: float):
-    """Where all steps take longer, it ends where it began, and where the link has become fast, at the smallest."""
-    delays = {10: 1.5, 20: 4.0, 40: 10.0, 80: 22.0, 160: 45.0, 320: 90.0}
-    factors = FactorSearch(spaced(10, 320, "geometric"), 0.01, Reading("delay", horizon=64), 0.7)
-    tried(factors, lambda f: 0.1 + 4 / f, lambda f: share_of(delays[f]))
-    assert factors.factor == 80
+@pytest.mark.parametrize(("compute_s", "link_s", "stays_at"), [(0.1, 40.0, 80), (1.0, 0.0, 10)])
+def test_where_steps_take_longer_the_search_goes_to_the_largest_factor_at_once(
+    compute_s: float, link_s: float, stays_at: float
+):
+    """And back, where it was not the link that became slower, but the machine."""
+    factors = geometric()
+    tried(factors, lambda f: 0.1, lambda f: share_of(DELAYS[f]))
+    assert (factors.factor, factors.compute_s) == (10, pytest.approx(0.1))
     factors.explore()
-    assert tried(factors, lambda f: compute_s + link_s / f, lambda f: share_of(delays[f]))[0] == 80
+    assert tried(factors, lambda f: compute_s + link_s / f, lambda f: share_of(DELAYS[f])) == [10, 80]
     assert factors.factor == stays_at
 
 
@@ -161,16 +181,16 @@ def test_it_finds_the_factor_of_the_greatest_gain_per_second(clock):
     """A step costs 1 and what is sent; gains fall with the factor."""
     running = controlled(gain="norm", min_gain=0.05)
     for number in range(60):
-        clock.step_s = 1 + 20 / factor(running)
+        clock.step_s = 1 + 30 / factor(running)
         run(running, range(number, number + 1))
     controller = running.controllers[0]
-    assert len({decision.factor for decision in controller.decisions}) > 2
+    assert len({decision.factor for decision in controller.decisions}) > 1
     assert controller._factors.frozen
     assert [other.decisions for other in running.controllers] == [controller.decisions] * 2
     for decision in controller.decisions:
-        assert decision.throughput == pytest.approx(decision.gain / (1 + 20 / decision.factor), rel=0.01)
-    best = max(throughput for throughput in controller._factors.throughputs if not isnan(throughput))
-    assert controller._factors.throughputs[controller._factors.index] >= 0.99 * best
+        assert decision.throughput == pytest.approx(decision.gain / (1 + 30 / decision.factor), rel=0.01)
+    throughputs = controller._factors.throughputs
+    assert throughputs[controller._factors.index] >= 0.99 * max(throughputs)
     running.close()
 
 
@@ -196,14 +216,14 @@ def test_a_factor_whose_gain_is_too_small_is_sent_for_a_step_at_most(clock):
 
 
 @pytest.mark.parametrize("drop", [48, 51, 54])
-def test_a_slower_link_is_answered_within_two_windows(clock, drop: int):
-    """Wherever in a window it gets slower, two windows later a larger factor is in force."""
+def test_a_slower_link_is_answered_within_a_window(clock, drop: int):
+    """Wherever in a window it gets slower, a window later a larger factor is in force."""
     running = controlled(max_factor=16, min_gain=0.01)
     run(running, range(drop))
     assert running.controllers[0]._factors.frozen
     before = factor(running)
     clock.step_s = 20.0
-    run(running, range(drop, drop + 16))
+    run(running, range(drop, drop + 8))
     assert "steps take longer" in "".join(d.decision for d in running.controllers[0].decisions)
     assert factor(running) > before
     running.close()
@@ -247,7 +267,7 @@ def test_delays_that_fall_to_half_are_noticed(clock):
         running.step(grads)
     said = [d.decision for d in running.controllers[0].decisions]
     (rose,) = [text for text in said if text.startswith("the gain rose")]
-    assert rose == "the gain rose: explore from 8x"
+    assert rose.startswith("the gain rose: explore from")
     assert factor(running) == 16
     running.close()
 
