@@ -44,12 +44,16 @@ class Compressor(Options, Recordable, ABC):
     """Works on parts of a group as well; else on whole groups only."""
     rounds: ClassVar[int] = 1
     """How many reductions a step takes, one after another."""
+    own_collectives: ClassVar[bool] = False
+    """Runs collectives by itself, in place of a communicator's."""
     summable: ClassVar[bool] = False
     """An all-reduce can add up its payloads."""
     wire_dtype: ClassVar[torch.dtype] = torch.float32
     """The type of the numbers in a summable payload."""
     period: ClassVar[int] = 1
     """The bytes and the work of a step repeat every so many steps."""
+    has_levels: ClassVar[bool] = False
+    """`MultiLevel` can select with it, and further among what it has selected, if it is `biased`."""
     sparse: ClassVar[bool] = False
     """Sends some coordinates exactly, and nothing of the others."""
     carries_dense: ClassVar[bool] = False
@@ -218,6 +222,8 @@ class Selective(Codec):
 
 class MultiRound(Compressor):
     """A compressor with `rounds` collectives of its own: a two-round algorithm reads like its paper."""
+
+    own_collectives = True
 
 
 def context_for(layout: Layout, compressor: Compressor, device: torch.device) -> GroupContext:

@@ -31,6 +31,7 @@ class Sparsifier(Codec):
 
     ratio: float
     """The share of elements to send, in (0, 1]."""
+    has_levels = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
