@@ -110,6 +110,8 @@ class Controller(Options, ABC):
     """`reduced` is called."""
     times: ClassVar[bool] = False
     """`StepView.wire_s` is measured in every step."""
+    chosen: ClassVar[bool] = True
+    """It has settled on a plan, as one that searches for none always has."""
 
     def check(self, plan: Plan) -> None:
         """Raises ValueError, naming the call that works, where the plan's compressors do not fit this controller."""
@@ -139,11 +141,6 @@ class Controller(Options, ABC):
     def decisions(self) -> list[Decision]:
         """All decisions so far, or since they were last removed; not part of the state."""
         return []
-
-    @property
-    def chosen(self) -> bool:
-        """Whether it has settled on a plan; one that searches for none always has."""
-        return True
 
     def report(self, loss: float | Tensor) -> None:
         """Notes a step's training loss, where the training loop gives it."""

@@ -235,7 +235,8 @@ class ShardReduceScatter(_Comm):
             vector = self._memory.add(state, vector, context.layout, 1)
         # encode, and keep what was not sent
         self._codec.encode(vector, row.body[None], context.whole)
-        if kept is not None and row.flags is not None:
+        if kept is not None:
+            assert row.flags is not None
             torch.where(row.flags.isnan(), kept, vector.next, out=kept)
 
     def _remembered(self, world: int, n: int, device: torch.device) -> Tensor | None:

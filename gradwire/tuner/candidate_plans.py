@@ -52,7 +52,7 @@ def check_wanted(candidates: Sequence[Way], fidelity: float | None, objective: O
         raise ValueError(f"objective={objective!r} is neither 'progress', per second, nor 'step', the shortest one")
     for compressor in map(compressor_of, candidates):
         if not sizes_follow_from_shapes(compressor):
-            raise ValueError(f"{compressor} costs what the gradient makes it; name e.g. TopK(0.1)")
+            raise ValueError(f"{type(compressor).__name__}() costs what the gradient makes it; name e.g. TopK(0.1)")
         # of votes the shortest step may be asked for, where no progress is compared
         if compressor.is_update or (compressor.sign_vote and objective == "progress"):
             raise ValueError(
