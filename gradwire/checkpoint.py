@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.checksum import checksum
-from gradwire.options import Options, dtype_name, names
+from gradwire.options import Options, check_type, dtype_name, names
 from gradwire.predecessors import predecessors
 from gradwire.slots import Slot
 
@@ -201,10 +201,9 @@ def reshard(states: Sequence[StateDict], world: int) -> list[StateDict]:
     return [pack(part.exported, part.job, part.step, part.about) for part in parts]
 
 
-def _check_types(state: object) -> None:
-    if not isinstance(state, Mapping):
-        raise ValueError(f"a {type(state).__name__} is no Gradwire state; pass what handle.state_dict() returned")
-    for key, tensor in state.items():  # pyright: ignore[reportUnknownVariableType]
+def _check_types(state: Any) -> None:
+    check_type("state", state, (Mapping,), "handle.state_dict()", optional=False)
+    for key, tensor in state.items():
         if not isinstance(key, str) or not isinstance(tensor, Tensor):
             raise ValueError(f"{key!r} is no tensor of a Gradwire state; pass what handle.state_dict() returned")
 
@@ -223,9 +222,7 @@ def _read_about(state: Mapping[str, Tensor]) -> tuple[About, dict[str, Any]]:
     if fields["format"] != FORMAT:
         raise ValueError("it is of another format")
     # what each tensor was: its checksum, type and shape
-    kinds = dict(fields["tensors"])
-    if not all(isinstance(kind, list) and kind for kind in kinds.values()):
-        raise ValueError("what it says of its tensors cannot be")
+    kinds = {key: (checksum, kind) for key, (checksum, *kind) in fields["tensors"].items()}
     skipped, order = fields["skipped"], names(fields["order"])
     about = About(fields["rank"], fields["ranks"], fields["plan"], order, skipped, fields["gathered"])
     if not 0 <= about.rank < about.ranks:
@@ -242,7 +239,7 @@ def _check_tensors(tensors: Mapping[str, Tensor], kinds: Mapping[str, Any]) -> N
             raise ValueError(f"the state lacks {key!r}, which was saved with it; pass all that state_dict() returned")
         if key not in kinds or (SEPARATOR not in key and key != STEP):
             raise ValueError(f"this is no Gradwire state (what is {key!r}?); pass what handle.state_dict() returned")
-        saved_sum, *saved = kinds[key]
+        saved_sum, saved = kinds[key]
         # of the same type and shape, with the same numbers
         if (kind := _kind(tensors[key])) != saved:
             raise ValueError(f"the state's {key!r} is {kind}, and was {saved} when it was saved; pass it as it was")

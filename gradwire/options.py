@@ -151,8 +151,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def dtype_of(name: str) -> torch.dtype:
     """The torch type of a name, such as "bfloat16". Raises ValueError where there is none."""
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    found: Any = getattr(torch, name, None)
+    if not _fits(found, torch.dtype):
         raise ValueError(f"{name!r} is no type of torch's; write e.g. bfloat16")
     return found
 

@@ -10,21 +10,23 @@ import torch
 
 from gradwire import communicators, compressors, memories
 from gradwire.importing import place_of
-from gradwire.options import dtype_name, dtype_of
+from gradwire.options import dtype_name, dtype_of, names
 
 
-def to_dict(part: Any) -> dict[str, Any]:
-    """A part of a plan, by the names of its class and its options."""
-    values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-    inner = {name: to_dict(value) for name, value in values.items() if dataclasses.is_dataclass(value)}
-    dtypes = {name: dtype_name(value) for name, value in values.items() if isinstance(value, torch.dtype)}
-    return {"name": _name(type(part))} | values | inner | dtypes
+def as_json(value: Any) -> Any:
+    """What `json.dumps` writes for a part of a plan: the names of its class and its options; for a torch type its name.
+    Raises TypeError for anything else."""
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    options = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return {"name": _name(type(value))} | options
 
 
 def from_dict(data: dict[str, Any], base: type) -> Any:
-    """The inverse of `to_dict`. Raises ValueError for a class that is not known here."""
+    """The inverse of `as_json`. Raises ValueError for a class that is not known here, TypeError for what is no name."""
     arguments = dict(data)
-    part = _class(arguments.pop("name"), base)
+    (name,) = names([arguments.pop("name")])
+    part = _class(name, base)
     inner = {key: from_dict(value, base) for key, value in arguments.items() if isinstance(value, dict)}
     # a type of numbers is written by its name
     defaults = {field.name: field.default for field in dataclasses.fields(part) if field.name in arguments}
@@ -36,14 +38,13 @@ def _name(cls: type) -> str:
     """The name of a part's class in a plan's JSON; a user's has its module, or the file of its script, in front."""
     if _of_gradwire(cls.__name__) is cls:
         return cls.__name__
-    place = place_of(cls)
-    return f"{place.name if isinstance(place, Path) else place}:{cls.__qualname__}"
+    return f"{Path(str(place_of(cls))).name}:{cls.__qualname__}"
 
 
-def _class(name: Any, base: type) -> type[Any]:
+def _class(name: str, base: type) -> type[Any]:
     """The class of a name. A user's must have been imported already, for a plan's file runs no code. Raises ValueError
     where there is none."""
-    if isinstance(name, str) and ":" in name:
+    if ":" in name:
         for cls in _below(base):
             if _name(cls) == name:
                 return cls
@@ -54,7 +55,7 @@ def _class(name: Any, base: type) -> type[Any]:
     return part
 
 
-def _of_gradwire(name: Any) -> Any:
+def _of_gradwire(name: str) -> Any:
     """Gradwire's compressor, memory or communicator of this name; None where there is none."""
     modules = (compressors, memories, communicators)
     return next((found for module in modules if (found := getattr(module, name, None))), None)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar
 from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
 from gradwire.compressors import FP32, Codec, Compressor, Predictable
 from gradwire.memories import Memory, NoMemory, Residual
-from gradwire.options import Options, check_type, names, one_line
-from gradwire.plan_parts import from_dict, to_dict
+from gradwire.options import Options, check_type, names
+from gradwire.plan_parts import as_json, from_dict
 from gradwire.slots import Layout, Slot
 
 T = TypeVar("T")
@@ -58,8 +58,7 @@ class Group(Options):
         check_type("compressor", self.compressor, (Compressor,), "gw.TopK(0.01)", optional=False)
         check_type("memory", self.memory, (Memory,), "gw.Residual()", optional=False)
         check_type("communicator", self.communicator, (Communicator,), "gw.AllGather()", optional=False)
-        if isinstance(self.slots, str):
-            raise ValueError(f"slots={self.slots!r} is one name; a group has several: slots=({self.slots!r},)")
+        check_type("slots", self.slots, (tuple, list), '("weight",)', optional=False)
         refusals: list[str] = []
         for part in (self.communicator, self.memory):
             try:
@@ -79,9 +78,10 @@ class Plan:
     """In the order in which they are sent."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.groups, tuple) or not all(isinstance(group, Group) for group in self.groups):
-            example = "gw.Plan((gw.Group(names, gw.TopK(0.01), gw.Residual(), gw.AllGather()),))"
-            raise ValueError(f"groups={one_line(self.groups)} is no tuple of groups; write {example}")
+        example = "(gw.Group(names, gw.TopK(0.01), gw.Residual(), gw.AllGather()),)"
+        check_type("groups", self.groups, (tuple,), example, optional=False)
+        for group in self.groups:
+            check_type("groups", group, (Group,), example, optional=False)
 
     @property
     def native(self) -> bool:
@@ -103,10 +103,10 @@ class Plan:
         groups = [
             {"slots": list(g.slots)}
             | ({"rule": g.rule} if g.rule else {})
-            | {part: to_dict(getattr(g, part)) for part in ("compressor", "memory", "communicator")}
+            | {part: getattr(g, part) for part in ("compressor", "memory", "communicator")}
             for g in self.groups
         ]
-        return json.dumps({"version": 1, "groups": groups}, indent=1)
+        return json.dumps({"version": 1, "groups": groups}, indent=1, default=as_json)
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":

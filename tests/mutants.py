@@ -79,7 +79,7 @@ FAULTS = [
     Fault("compressors/chunked.py", ".mul_(places < n)", ""),
     Fault("compressors/chunked.py", "x.scatter_add_(1, places, values.neg_())", "x.scatter_add_(1, places, values)"),
     Fault("compressors/compressor.py", "sums.mul_(context.world).div_(", "sums.div_("),
-    Fault("compressors/cosine.py", "            self.weigh_by_senders(flat, rows, context)\n", "            pass\n"),
+    Fault("compressors/cosine.py", "        self.weigh_by_senders(sums, rows, context)\n", "        pass\n"),
     Fault("ops/cosine.py", "_rotate(each, flat, spare, left.T, right)", "_rotate(each, flat, spare, left, right)"),
     Fault("ops/cosine.py", "        matrix[0] /= 2**0.5\n", ""),
     Fault("ops/reference/slicing.py", "    x.index_fill_(0, elements, 0)\n", ""),

@@ -169,10 +169,11 @@ def _read(job: str) -> tuple[Profile, Plan | None]:
         return profile(job), None
     if not Path(job).suffix and not Path(job).exists():
         raise unknown("built-in job, nor a file, named", job, MODELS)
-    data = from_file(job, json.loads)
-    if isinstance(data, dict) and "groups" in data:
-        return Profile.load(Path(job).with_name("profile.json")), saved_plan(job)
-    return Profile.load(job), None
+    match from_file(job, json.loads):
+        case {"groups": _}:
+            return Profile.load(Path(job).with_name("profile.json")), saved_plan(job)
+        case _:
+            return Profile.load(job), None
 
 
 def _numbers(text: str) -> Iterator[int]:

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.compressors import Codec, Compressor, GroupContext, MultiRound, Predictable, Reduction, Sparse
+from gradwire.compressors import Codec, Compressor, GroupContext, Predictable, Reduction, Sparse
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.options import Options
@@ -24,7 +24,7 @@ class Communicator(Options, Recordable, ABC):
 
     def check(self, compressor: Compressor) -> None:
         """Raises ValueError, naming a pairing that works, for a compressor that this one cannot reduce."""
-        if isinstance(compressor, MultiRound) and compressor.summable:
+        if compressor.own_collectives and compressor.summable:
             raise ValueError(
                 f"{type(compressor).__name__} sums its own factors; pair it with AllReduce(), not {self.name}()"
             )

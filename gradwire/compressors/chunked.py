@@ -73,8 +73,8 @@ class ChunkTopK(Rowwise, Selective, recordable=True):
     def payload_bytes(self, n: int) -> int:
         return self.chunks(n) * (SCALE.itemsize * self.levels + self.k * (self.place_bits + 1) // 8)
 
-    def send(self, x: Tensor, payloads: Tensor, context: GroupContext) -> None:
-        fields = self._fields(payloads, x.shape[1])
+    def compress(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+        fields = self._fields(payload, x.shape[1])
         for first, chunk in padded_rows(x, self.of, context.scratch):
             rows = slice(first, first + chunk.shape[1])
             # select
@@ -88,15 +88,16 @@ class ChunkTopK(Rowwise, Selective, recordable=True):
             pack(chunk.gather(2, places).signbit(), 1, fields.signs[:, rows])
         # keep what was not sent
         if context.error_feedback:
-            places, values = self._entries(payloads, x.shape[1])
+            places, values = self._entries(payload, x.shape[1])
             x.scatter_add_(1, places, values.neg_())
 
     def entries(self, rows: Tensor, context: GroupContext) -> tuple[Tensor, Tensor]:
         places, values = self._entries(rows, context.layout.numel)
         return places.view(-1), values.view(-1)
 
-    def receive(self, payloads: Tensor, out: Tensor, context: GroupContext) -> None:
-        for some in at_once(payloads.transpose(0, 1)):  # (ranks, m, bytes)
+    def decompress(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
+        out.zero_()
+        for some in at_once(rows.transpose(0, 1)):  # (ranks, m, bytes)
             entries = self._entries(some.flatten(0, 1), out.shape[1])
             # rank by rank: the same rounding on every replica
             for places, values in zip(*(each.view(*some.shape[:2], -1) for each in entries), strict=True):

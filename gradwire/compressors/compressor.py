@@ -1,7 +1,7 @@
 """The interfaces of compressors: hyperparameters, and how they turn a gradient into bytes and back."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from statistics import fmean
 from typing import Any, ClassVar, Literal
 
@@ -44,12 +44,16 @@ class Compressor(Options, Recordable, ABC):
     """Works on parts of a group as well; else on whole groups only."""
     rounds: ClassVar[int] = 1
     """How many reductions a step takes, one after another."""
+    own_collectives: ClassVar[bool] = False
+    """Runs collectives by itself, in place of a communicator's."""
     summable: ClassVar[bool] = False
     """An all-reduce can add up its payloads."""
     wire_dtype: ClassVar[torch.dtype] = torch.float32
     """The type of the numbers in a summable payload."""
     period: ClassVar[int] = 1
     """The bytes and the work of a step repeat every so many steps."""
+    has_levels: ClassVar[bool] = False
+    """`MultiLevel` can select with it, and further among what it has selected, if it is `biased`."""
     sparse: ClassVar[bool] = False
     """Sends some coordinates exactly, and nothing of the others."""
     carries_dense: ClassVar[bool] = False
@@ -161,37 +165,28 @@ class SimpleCodec(Codec):
         """Decodes payloads (ranks, bytes) uint8, and writes their sum to out (n,)."""
 
     def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
-        for x, payload, context in zip(vector.total().split(parts.lengths), payloads, parts.contexts, strict=False):
-            self.compress(x, self._used(payload, context, parts), context)
+        for x, payload, context in self._each(vector.total(), payloads, parts):
+            self.compress(x, payload, context)
 
     def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
-        for out, rows, context in zip(mean.vector().split(parts.lengths), payloads, parts.contexts, strict=False):
-            self.decompress(self._used(rows, context, parts), out, context)
+        for out, rows, context in self._each(mean.vector(), payloads, parts):
+            self.decompress(rows, out, context)
 
-    def _used(self, rows: Tensor, context: GroupContext, parts: Parts) -> Tensor:
-        """The bytes of payloads (..., ≥ bytes) that a part fills; it may be shorter than others."""
-        return rows if parts.is_whole else rows[..., : self.group_bytes(context.layout, context.step)]
+    def _each(self, x: Tensor, payloads: Tensor, parts: Parts) -> Iterator[tuple[Tensor, Tensor, GroupContext]]:
+        """Each part of x (n,), with the bytes of its row of payloads (parts, ..., ≥ bytes) that it fills, for it may be
+        shorter than others, and its context."""
+        for part, row, context in zip(x.split(parts.lengths), payloads, parts.contexts, strict=False):
+            yield part, row if parts.is_whole else row[..., : self.group_bytes(context.layout, context.step)], context
 
 
-class Rowwise(Codec):
-    """A codec that works on vectors of equal length at once, as rows of a matrix: few launches on a GPU. On a CPU each
-    part is a matrix of one row."""
+class Rowwise(SimpleCodec):
+    """A simple codec written for vectors of equal length, as the rows of a matrix: few launches on a GPU. On a CPU each
+    part is a matrix of one row. It compresses x (m, n) to payloads (m, ≥ bytes), and decompresses payloads
+    (m, ranks, ≥ bytes) to out (m, n)."""
 
-    def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
-        for x, rows in equal_parts(vector.total(), payloads, parts.bounds):
-            self.send(x, rows, parts.context)
-
-    def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
-        for out, rows in equal_parts(mean.vector().zero_(), payloads, parts.bounds):
-            self.receive(rows, out, parts.context)
-
-    @abstractmethod
-    def send(self, x: Tensor, payloads: Tensor, context: GroupContext) -> None:
-        """Moves what is sent of vectors x (m, n) to payloads (m, ≥ bytes) uint8, one each."""
-
-    @abstractmethod
-    def receive(self, payloads: Tensor, out: Tensor, context: GroupContext) -> None:
-        """Adds payloads (m, ranks, ≥ bytes) uint8 to vectors out (m, n), which are zero."""
+    def _each(self, x: Tensor, payloads: Tensor, parts: Parts) -> Iterator[tuple[Tensor, Tensor, GroupContext]]:
+        for part, rows in equal_parts(x, payloads, parts.bounds):
+            yield part, rows, parts.context
 
 
 ReduceCodec = Callable[[Codec, LazySum, Mean, GroupContext], Reduction]
@@ -227,6 +222,8 @@ class Selective(Codec):
 
 class MultiRound(Compressor):
     """A compressor with `rounds` collectives of its own: a two-round algorithm reads like its paper."""
+
+    own_collectives = True
 
 
 def context_for(layout: Layout, compressor: Compressor, device: torch.device) -> GroupContext:

@@ -67,28 +67,30 @@ class DCTTopK(SimpleCodec, Selective, recordable=True):
         backend_for(x).move_slices(flat, payload, slices)
         # keep what they do not stand for
         if context.error_feedback:
-            subtract_blocks(self._decoded(payload[None], context), x, blocks)
+            subtract_blocks(self._transformed_back(self._sums(payload[None], context), context), x, blocks)
 
     def decompress(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        write_blocks(self._decoded(rows, context), out, self._layouts(context)[0])
+        sums = self._sums(rows, context)
+        write_blocks(self._transformed_back(sums, context), out, self._layouts(context)[0])
 
     def decode_over_senders(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        write_blocks(self._decoded(rows, context, over_senders=True), out, self._layouts(context)[0])
+        sums = self._sums(rows, context)
+        self.weigh_by_senders(sums, rows, context)
+        write_blocks(self._transformed_back(sums, context), out, self._layouts(context)[0])
 
     def entries(self, rows: Tensor, context: GroupContext) -> tuple[Tensor, Tensor]:
         return backend_for(rows).unpack_slices(rows, self._layouts(context)[1])
 
-    def _decoded(self, rows: Tensor, context: GroupContext, over_senders: bool = False) -> Tensor:
-        """The elements (n,), block by block, that payloads (ranks, ≥ bytes) stand for together."""
-        blocks, slices = self._layouts(context)
-        flat, spare = self._vectors(context)
-        # sum over the ranks, or average over those that sent a coefficient
-        backend_for(flat).sum_slices(rows, flat, slices)
-        if over_senders:
-            self.weigh_by_senders(flat, rows, context)
-        # transform back
-        from_coefficients(flat, spare, blocks)
+    def _sums(self, rows: Tensor, context: GroupContext) -> Tensor:
+        """The sums (n,), block by block, of the coefficients in payloads (ranks, ≥ bytes)."""
+        flat, _ = self._vectors(context)
+        backend_for(flat).sum_slices(rows, flat, self._layouts(context)[1])
         return flat
+
+    def _transformed_back(self, coefficients: Tensor, context: GroupContext) -> Tensor:
+        """The elements (n,), block by block, of coefficients (n,), in their place."""
+        from_coefficients(coefficients, self._vectors(context)[1], self._layouts(context)[0])
+        return coefficients
 
     def _layouts(self, context: GroupContext) -> tuple[tuple[CosineBlocks, ...], SliceEntries]:
         """The group's blocks, and the layout of its payload."""

@@ -31,6 +31,7 @@ class Sparsifier(Codec):
 
     ratio: float
     """The share of elements to send, in (0, 1]."""
+    has_levels = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -175,11 +176,11 @@ class RandomK(Sparsifier, Rowwise, recordable=True):
         draws = backend_for(sizes).draws(k, context.shared_seed(), context.device)
         return draws.mul_(sizes).long().add_(starts), sizes
 
-    def send(self, x: Tensor, payloads: Tensor, context: GroupContext) -> None:
+    def compress(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
         # draw the same coordinates on all ranks
         indices, sizes = self.indices(x.shape[1], context)
         # move their values to the payloads
-        values = payloads.view(torch.float32)[:, : len(indices)]
+        values = payload.view(torch.float32)[:, : len(indices)]
         torch.index_select(x.squeeze(0), -1, indices, out=values.squeeze(0))
         x.index_fill_(-1, indices, 0)
         # an unbiased mean
@@ -194,11 +195,12 @@ class RandomK(Sparsifier, Rowwise, recordable=True):
     def levels(self, x: Tensor, fewer: int, context: GroupContext) -> tuple[Tensor, Tensor]:
         return self.indices(len(x), context)[0], self._draw(len(x), fewer, context)[0]
 
-    def receive(self, payloads: Tensor, out: Tensor, context: GroupContext) -> None:
+    def decompress(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         # draw what the senders drew
         indices, _ = self.indices(out.shape[1], context)
-        values = payloads.view(torch.float32)[..., : len(indices)]
+        values = rows.view(torch.float32)[..., : len(indices)]
         # sum over the ranks
+        out.zero_()
         for some in at_once(values.transpose(0, 1)):  # (ranks, m, k)
             summed = some[0] if len(some) == 1 else some.sum(0)
             out.squeeze(0).index_add_(-1, indices, summed.squeeze(0))

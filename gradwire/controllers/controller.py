@@ -99,7 +99,7 @@ class Controller(Options, ABC):
     decision is broadcast and is in force on all ranks from the same step on; the controller does not see the step or
     few that pass meanwhile. So ranks whose arithmetic differs by a bit stay together.
 
-    All but `report`-like methods of its own run on the runtime's thread. Nothing here may wait for a GPU.
+    All but `report`, and methods like it, run on the runtime's thread. Nothing here may wait for a GPU.
     """
 
     numbers: ClassVar[int] = 0
@@ -110,6 +110,8 @@ class Controller(Options, ABC):
     """`reduced` is called."""
     times: ClassVar[bool] = False
     """`StepView.wire_s` is measured in every step."""
+    chosen: ClassVar[bool] = True
+    """It has settled on a plan, as one that searches for none always has."""
 
     def check(self, plan: Plan) -> None:
         """Raises ValueError, naming the call that works, where the plan's compressors do not fit this controller."""
@@ -139,6 +141,9 @@ class Controller(Options, ABC):
     def decisions(self) -> list[Decision]:
         """All decisions so far, or since they were last removed; not part of the state."""
         return []
+
+    def report(self, loss: float | Tensor) -> None:
+        """Notes a step's training loss, where the training loop gives it."""
 
     def look(self, context: GroupContext, vector: LazySum, numbers: Tensor) -> None:
         """Called with each group before it is encoded, if `looks`: gradient and residual are x (n,) = `vector.total()`,

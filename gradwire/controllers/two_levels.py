@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gradwire.communicators import AllGather, AllReduce
-from gradwire.compressors import Compressor, MultiLevel, Sparsifier
+from gradwire.compressors import Compressor, MultiLevel
 from gradwire.controllers.controller import GroupView, StepView
 from gradwire.controllers.gain import Reading
 from gradwire.controllers.recompress import recompress, with_options
@@ -19,7 +19,7 @@ def with_levels(
     least = reading.share(least_gain)
 
     def compressor_of(group: Group, name: str) -> Compressor:
-        if not _selects(group.compressor):
+        if not (group.compressor.has_levels and group.compressor.biased):
             return group.compressor
         # first level: the smaller factor; second: the larger one
         first = with_options(group.compressor, {"ratio": 1 / smaller})
@@ -38,7 +38,7 @@ def levels_of(seen: StepView) -> Iterator[tuple[MultiLevel, GroupView]]:
 def check_levels(plan: Plan, controller: str) -> None:
     """Raises ValueError, naming the call that works, where the plan's groups cannot have levels for a `controller`."""
     # some group has a sparsifier
-    leveled = [group for group in plan.groups if _selects(group.compressor)]
+    leveled = [group for group in plan.groups if group.compressor.has_levels and group.compressor.biased]
     if not leveled:
         raise ValueError(
             f"{controller} needs the norms of a sparsifier's selections, and {plan.groups[0].compressor} gives none; "
@@ -51,8 +51,3 @@ def check_levels(plan: Plan, controller: str) -> None:
         if not isinstance(group.communicator, AllGather | AllReduce):
             name = type(group.communicator).__name__
             raise ValueError(f"{controller}'s levels are gathered, not sent by {name}(); leave communicator= out")
-
-
-def _selects(compressor: Compressor) -> bool:
-    """Whether `MultiLevel` can select with it."""
-    return isinstance(compressor, Sparsifier) and compressor.biased

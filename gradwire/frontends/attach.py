@@ -18,7 +18,7 @@ from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.shards import attach_shards
 from gradwire.frontends.sparse import sparse_in
 from gradwire.frontends.weighted import asked_in_backward
-from gradwire.options import called_as, check_type, one_line
+from gradwire.options import called_as, check_type
 from gradwire.plans import Plan
 from gradwire.torch_private.autograd import uncompiled
 from gradwire.torch_private.fully_shard import is_fsdp
@@ -58,8 +58,7 @@ def attach(
     choices = StepChoices.of(compressor, ["mesh"], **options)
     choices.check()
     # the model: FSDP2's is wrapped itself, any other is to be in DDP
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"attach() takes a model, not {one_line(model)}; pass DistributedDataParallel(model)")
+    check_type("model", model, (nn.Module,), "DistributedDataParallel(model)", optional=False)
     check_type(
         "mesh", mesh, (DeviceMesh,), 'init_device_mesh("cuda", (hosts, 8), mesh_dim_names=("replicate", "shard"))'
     )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.updates import check_means
-from gradwire.options import Options, one_line
+from gradwire.options import Options, check_type
 from gradwire.plans import Plan
 from gradwire.slots import Layout, Slot
 
@@ -22,10 +22,8 @@ def cut(model: nn.Module, parameters: Mapping[str, nn.Parameter], fragments: Fra
     # a count: about equal parts
     if isinstance(fragments, int):
         return _cut_evenly(parameters, fragments)
-    if isinstance(fragments, str) or not all(isinstance(module, nn.Module) for module in fragments):
-        raise ValueError(
-            f"fragments={one_line(fragments)} are no modules; pass fragments=[model.a, model.b], or a count"
-        )
+    for module in fragments:
+        check_type("fragments", module, (nn.Module,), "[model.a, model.b], or a count", optional=False)
     # modules: each has some parameters, all of them cover the model, no two overlap
     names = {id(p): name for name, p in parameters.items()}
     parts = [tuple(names[id(p)] for p in module.parameters() if id(p) in names) for module in fragments]

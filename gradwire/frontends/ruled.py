@@ -9,6 +9,7 @@ from gradwire.compressors import FP32, Compressor
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.notation import read_ways
+from gradwire.options import check_type
 from gradwire.plans import Group, GroupSizes, Plan, uniform
 from gradwire.rules import Rule, joined, sort_by
 from gradwire.slots import Slot
@@ -18,14 +19,13 @@ GivenWay = Way | str
 GivenRule = tuple[str, GivenWay | Sequence[GivenWay]]
 """A pattern, and how what matches it is sent; of a list the automatic plan chooses."""
 Dense = Callable[[Slot], bool] | None
-EXAMPLE = "rules=[('*.norm.*', gw.FP32()), ('*', gw.TopK(0.01))]"
+EXAMPLE = "[('*.norm.*', gw.FP32()), ('*', gw.TopK(0.01))]"
 
 
 def rules_of(given: Sequence[GivenRule], rest: Way | None = None) -> tuple[Rule, ...]:
     """A user's rules, and one for the rest. Raises ValueError, naming one that works, for what is no rule, and for two
     of one pattern."""
-    if not isinstance(given, list | tuple):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"rules={given!r} is no list; pass e.g. {EXAMPLE}")
+    check_type("rules", given, (list, tuple), EXAMPLE, optional=False)
     rules = (*map(_rule, given), *([Rule("*", (rest,))] if rest else []))
     patterns = [rule.pattern for rule in rules]
     if twice := next((pattern for pattern in patterns if patterns.count(pattern) > 1), None):
@@ -91,12 +91,14 @@ def _rule(given: Any) -> Rule:
         case (str(pattern), str() | Compressor() | Pair() | Group() as way) if pattern:
             return Rule(pattern, tuple(_ways(way)))
         case _:
-            raise ValueError(f"{given!r} is no rule; pass pairs of a pattern and a compressor, {EXAMPLE}")
+            raise ValueError(f"{given!r} is no rule; pass pairs of a pattern and a compressor, rules={EXAMPLE}")
 
 
 def _ways(given: Any) -> Sequence[Way]:
-    if isinstance(given, str):
-        return read_ways(given)
-    if not isinstance(given, Way):
-        raise ValueError(f"a rule has {given!r} in place of a compressor, such as gw.TopK(0.01)")
-    return [given]
+    match given:
+        case str():
+            return read_ways(given)
+        case Compressor() | Pair() | Group():
+            return [given]
+        case _:
+            raise ValueError(f"a rule has {given!r} in place of a compressor, such as gw.TopK(0.01)")

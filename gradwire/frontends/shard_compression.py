@@ -172,23 +172,12 @@ class _Comm:
             )
         return self._contexts[key]
 
-    def _encode(self, x: Tensor, row: Message, context: GroupContext, kept: Tensor | None = None) -> None:
-        """Encodes x (n,), which may be changed, and a memory's residual `kept` (n,), which is updated; where x is not
-        finite, the row's flag becomes NaN, and the memory stays."""
+    def _vector(self, x: Tensor, row: Message, context: GroupContext) -> LazySum:
+        """x (n,), which may be changed, in float32; where it is not finite, the row's flag becomes NaN."""
         assert row.flags is not None
-        # the flag turns NaN where a gradient is not finite
         row.flags.zero_()
         exact = x if x.dtype == torch.float32 else context.buffers.tensor("exact", (len(x),)).copy_(x)
-        vector = LazySum(exact, exact, None, nonfinite=row.flags)
-        # without a memory
-        if kept is None or self._memory is None:
-            self._codec.encode(vector, row.body[None], context.whole)
-            return
-        # add the residual, encode, and keep what was not sent, unless something was not finite
-        left = context.buffers.tensor("left", (len(x),))
-        vector = self._memory.add({RESIDUAL: DoubleBuffer(kept, left)}, vector, context.layout, 1)
-        self._codec.encode(vector, row.body[None], context.whole)
-        torch.where(row.flags.isnan(), kept, left, out=kept)
+        return LazySum(exact, exact, None, nonfinite=row.flags)
 
     def _run(self, op: Collective, group: dist.ProcessGroup, dense: Tensor) -> None:
         """Runs a collective and counts its bytes; FSDP would have sent `dense` to each other rank."""
@@ -227,7 +216,7 @@ class ShardReduceScatter(_Comm):
         send, receive = context.message("send", size, rows=world), context.message("receive", size, rows=world)
         residual = self._remembered(world, n, input_tensor.device)
         for rank, part in enumerate(input_tensor.view(world, n)):
-            self._encode(part, send.row(rank), context, None if residual is None else residual[rank])
+            self._fill(send.row(rank), part, context, None if residual is None else residual[rank])
         # swap rows, and add up those of this rank's part
         self._run(AllToAll(send, receive), group, output_tensor)
         assert receive.flags is not None
@@ -236,6 +225,19 @@ class ShardReduceScatter(_Comm):
         # mean or sum, as FSDP asks; a flag makes it NaN
         total.div_(world if op == dist.ReduceOp.AVG else 1).add_(receive.flags.sum())
         output_tensor.copy_(total)
+
+    def _fill(self, row: Message, x: Tensor, context: GroupContext, kept: Tensor | None) -> None:
+        """Writes x (n,), and a memory's residual `kept` (n,), which is updated unless something is not finite."""
+        vector = self._vector(x, row, context)
+        # add the residual
+        if self._memory and kept is not None:
+            state = {RESIDUAL: DoubleBuffer(kept, context.buffers.tensor("left", (len(x),)))}
+            vector = self._memory.add(state, vector, context.layout, 1)
+        # encode, and keep what was not sent
+        self._codec.encode(vector, row.body[None], context.whole)
+        if kept is not None:
+            assert row.flags is not None
+            torch.where(row.flags.isnan(), kept, vector.next, out=kept)
 
     def _remembered(self, world: int, n: int, device: torch.device) -> Tensor | None:
         # (ranks, n): made at the first step, when sizes are known
@@ -266,7 +268,7 @@ class ShardAllGather(_Comm):
         context = self._context(n, group, input_tensor.device)
         size = self._codec.group_bytes(context.layout, 0)
         send, receive = context.message("send", size), context.message("receive", size, rows=world)
-        self._encode(input_tensor, send, context)
+        self._codec.encode(self._vector(input_tensor, send, context), send.body[None], context.whole)
         # all get all, and decode each rank's
         self._run(Gather(send, receive), group, input_tensor)
         assert receive.flags is not None

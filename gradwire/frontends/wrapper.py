@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from gradwire.options import check_type, one_line
+from gradwire.options import check_type
 
 
 class Wrapper(Optimizer):
@@ -29,16 +29,14 @@ class Wrapper(Optimizer):
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     @classmethod
-    def check(cls, optimizer: object, model: object, group: object) -> None:
+    def check(cls, optimizer: object, model: Any, group: object) -> None:
         """Raises ValueError, naming the call that works, for arguments that are no optimizer, no model, or no process
         group, and for a model whose gradients DDP averages."""
         call = f"gw.{cls.__name__}(optimizer, model, gw.TopK(0.01))"
-        if not isinstance(optimizer, Optimizer):
-            raise ValueError(f"the optimizer comes first, not {one_line(optimizer)}; write {call}")
+        check_type("optimizer", optimizer, (Optimizer,), f"SGD(...) in {call}", optional=False)
         if isinstance(optimizer, Wrapper):
             raise ValueError(f"the optimizer is a {type(optimizer).__name__} already; wrap the optimizer inside it")
-        if not isinstance(model, nn.Module):
-            raise ValueError(f"the model comes second, not {one_line(model)}; write {call}")
+        check_type("model", model, (nn.Module,), f"network in {call}", optional=False)
         if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
             raise ValueError(
                 f"DistributedDataParallel averages gradients itself; pass gw.{cls.__name__} a model without it, or use "

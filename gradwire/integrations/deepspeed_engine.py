@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradwire.options import one_line
+from gradwire.options import check_type
 from gradwire.torch_private.process_groups import world_size
 
 # by name, for it is not among what development needs
@@ -32,11 +32,7 @@ class TrainingEngine:
     Raises ValueError, naming what to do, for any other, and for a DeepSpeed that lacks what is used here."""
 
     def __init__(self, engine: Any) -> None:
-        if not isinstance(engine, deepspeed.DeepSpeedEngine):
-            raise ValueError(
-                f"attach() takes DeepSpeed's engine, not {one_line(engine)}; pass what deepspeed.initialize(...) "
-                "returned first"
-            )
+        check_type("engine", engine, (deepspeed.DeepSpeedEngine,), "deepspeed.initialize(...)[0]", optional=False)
         _check_has(engine, OF_ENGINE)
         if refusal := next((why for why, holds in _refusals(engine).items() if holds), None):
             raise ValueError(refusal)

@@ -94,7 +94,7 @@ class Configuration:
 
     def settled(self, plan: Plan | None) -> "Configuration":
         """This one with the plan that it has chosen, where it chooses one; plain DDP in place of a native one."""
-        if plan is None or not isinstance(self.controller, Auto):
+        if plan is None or self.controller is None or self.controller.chosen:
             return self
         return Configuration(self.text, plan=None if plan.native else plan)
 
@@ -223,7 +223,7 @@ def _ruled(head: str, *given: str) -> Configuration:
     """`head` with rules, each as PATTERN=WAY."""
     plain = parse(head)
     # what no rule matches goes by the head
-    if not plain.compressor or (isinstance(plain.controller, Auto) and plain.text != AUTO):
+    if not plain.compressor or (plain.controller and not plain.controller.chosen and plain.text != AUTO):
         raise ValueError(f"{head} takes no rules, which are for compressors and {AUTO}: leave {given[0]!r} out")
     pairs = list(map(read_rule, given))
     rest = AUTO if plain.text == AUTO else way_of(plain.compressor, plain.memory, plain.communicator)

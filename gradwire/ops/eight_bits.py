@@ -9,7 +9,7 @@ from gradwire.ops.formats import Blocks, shared_exponent
 from gradwire.ops.noise import Seed
 
 CODE = shared_exponent()
-"""Encoding a decoded vector gives the same numbers, so that saving, loading and merging state changes none."""
+"""Quantising a dequantised vector gives the same numbers, so that saving, loading and merging state changes none."""
 
 
 def blocks_of(lengths: Iterable[int]) -> Blocks:
@@ -17,12 +17,12 @@ def blocks_of(lengths: Iterable[int]) -> Blocks:
     return Blocks(tuple(lengths), CODE)
 
 
-def encode(x: Tensor, payload: Tensor, layout: Blocks, seed: Seed) -> None:
-    """Rounds x (n,) float32, finite, into a payload (≥ nbytes,) uint8. Decoded, it is x on average over the noise."""
+def quantise(x: Tensor, payload: Tensor, layout: Blocks, seed: Seed) -> None:
+    """Rounds x (n,) float32, finite, into a payload (≥ nbytes,) uint8 whose numbers are x on average over noise."""
     backend_for(x).add_quantise(x, x, None, 1.0, 1.0, [layout], payload[None], keep=False, seeds=[seed])
 
 
-def decode(payload: Tensor, layout: Blocks, out: Tensor) -> Tensor:
-    """Decodes a payload (≥ nbytes,) to out (n,) float32, and returns out."""
+def dequantise(payload: Tensor, layout: Blocks, out: Tensor) -> Tensor:
+    """Writes the numbers of a payload (≥ nbytes,) to out (n,) float32, and returns out."""
     backend_for(out).sum_blocks(payload[None, None], out, [layout])
     return out

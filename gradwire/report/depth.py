@@ -24,7 +24,7 @@ SENT_NOTE = """kB that a rank sends in a step, and how many times fewer than den
 def facts(entry: CatalogueEntry) -> Mapping[str, str]:
     """Paper and options, as text; for a compressor also its memories, its communicators and its state."""
     known = {"paper": entry.paper, "options": entry.defaults}
-    if isinstance(made := default(entry.cls), Compressor):
+    if entry.family and (made := default(entry.cls)):
         known |= {"sent by": _sent_by(made), "memory": _memory(made), "keeps": _kept(made)}
     return {name: text for name, text in known.items() if text}
 

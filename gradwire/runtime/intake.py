@@ -62,11 +62,12 @@ class StepFutures:
         # outside the lock: a callback may add another future
         for step, future, buffer in done:
             failed = error is not None and step > ended
-            if failed and not isinstance(error, Exception) and not buffer.is_sparse:
+            raised = failed and isinstance(error, Exception)
+            if failed and not raised and not buffer.is_sparse:
                 buffer.fill_(torch.nan)  # a torch future takes no SystemExit; the framework goes on with NaN
             if future is None:
                 continue
-            if failed and isinstance(error, Exception):
+            if raised:
                 future.set_exception(error)  # pyright: ignore[reportArgumentType]
             else:
                 future.set_result(buffer)

@@ -8,7 +8,7 @@ from torch import Tensor
 from gradwire.compressors import DoubleBuffer
 from gradwire.memories import RESIDUAL
 from gradwire.ops.backend import backend_for
-from gradwire.ops.eight_bits import blocks_of, decode, encode
+from gradwire.ops.eight_bits import blocks_of, dequantise, quantise
 from gradwire.ops.formats import Blocks
 from gradwire.ops.noise import Seed
 from gradwire.ops.workspace import Workspace
@@ -103,7 +103,7 @@ class StateBuffers:
         own = blocks_of([self.slots[slot].numel])
         payload = pieces[0].new_zeros(own.nbytes)
         copy_each(_pieces_of(payload, own), pieces)
-        return self.slots[slot].view(decode(payload, own, self._empty(own)))
+        return self.slots[slot].view(dequantise(payload, own, self._empty(own)))
 
     def write(self, kind: str, slot: int, tensor: Tensor) -> None:
         """Replaces a slot's state by a tensor of its shape."""
@@ -116,7 +116,7 @@ class StateBuffers:
         x = self._empty(own)
         self.slots[slot].view(x).copy_(tensor)
         payload = pieces[0].new_zeros(own.nbytes)
-        encode(x, payload, own, Seed(slot))
+        quantise(x, payload, own, Seed(slot))
         copy_each(pieces, _pieces_of(payload, own))
 
     def clear(self, kind: str, slot: int) -> None:
@@ -183,13 +183,13 @@ class BufferPart:
         """The numbers (n,) of a half, float32 or bfloat16: itself, or of int8 decoded to scratch of this name."""
         if not self.codes:
             return half
-        return decode(half, self.codes, scratch.tensor(name, (self.codes.numel,)))
+        return dequantise(half, self.codes, scratch.tensor(name, (self.codes.numel,)))
 
     def keep(self, x: Tensor, half: Tensor, seed: Seed) -> None:
         """Writes x (n,) float32, which may be overwritten, to a half, rounded stochastically to its type. What that
         type holds stays as it is."""
         if self.codes:
-            encode(x, half, self.codes, seed)
+            quantise(x, half, self.codes, seed)
         elif half.dtype == torch.float32:
             half.copy_(x)
         else:

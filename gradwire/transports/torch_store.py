@@ -115,6 +115,6 @@ def _answer(answer: Future[T], call: Callable[[str], T], key: str) -> None:
 def _address(store: Any) -> str:
     """The address of a store's server."""
     # a prefix's store is another one
-    while isinstance(store, dist.distributed_c10d.PrefixStore):
+    while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return f"{store.host}:{store.port}" if hasattr(store, "port") else type(store).__name__

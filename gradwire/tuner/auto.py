@@ -98,7 +98,7 @@ class Auto(Controller):
         self._last_s = 0.0
 
     @property
-    def chosen(self) -> bool:
+    def chosen(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._phase in ("watch", "looking again")
 
     @property

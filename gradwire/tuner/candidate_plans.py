@@ -9,10 +9,10 @@ from typing import get_args
 import numpy as np
 
 from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
-from gradwire.compressors import BF16, FP32, QSGD, Compressor, MultiLevel
+from gradwire.compressors import BF16, FP32, QSGD, Compressor
 from gradwire.memories import NoMemory, Residual
 from gradwire.options import check_type
-from gradwire.plans import Group, Plan, default_memory
+from gradwire.plans import Group, Plan, default_memory, sizes_follow_from_shapes
 from gradwire.rules import Rule, joined
 from gradwire.schedule import (
     Objective,
@@ -51,8 +51,8 @@ def check_wanted(candidates: Sequence[Way], fidelity: float | None, objective: O
     if objective not in get_args(Objective):
         raise ValueError(f"objective={objective!r} is neither 'progress', per second, nor 'step', the shortest one")
     for compressor in map(compressor_of, candidates):
-        if isinstance(compressor, MultiLevel):
-            raise ValueError("MultiLevel() costs what the gradient makes it; name its sparsifier, such as TopK(0.1)")
+        if not sizes_follow_from_shapes(compressor):
+            raise ValueError(f"{type(compressor).__name__}() costs what the gradient makes it; name e.g. TopK(0.1)")
         # of votes the shortest step may be asked for, where no progress is compared
         if compressor.is_update or (compressor.sign_vote and objective == "progress"):
             raise ValueError(

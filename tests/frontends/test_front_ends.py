@@ -119,7 +119,7 @@ def test_the_direct_exchange_is_on_whatever_the_group_was_called(backend: str):
 
 
 def test_what_auto_refuses_is_refused_before_anything_is_opened():
-    with pytest.raises(ValueError, match="name its sparsifier"):
+    with pytest.raises(ValueError, match="costs what the gradient makes it"):
         StepChoices.of(None, candidates=[gw.MultiLevel()]).check()
 
 

@@ -255,8 +255,8 @@ def test_a_trained_tokenizer_gives_back_its_text_and_is_the_same_each_time(tmp_p
     path = write_wikitext(tmp_path) / "wiki.train.tokens"
     made = [tokenizer("bpe:300", lines_of(path)) for _ in range(3)]
     assert made[0].vocabulary == 300
-    numbers = made[0].encode(path)
-    assert all(numpy.array_equal(numbers, other.encode(path)) for other in made[1:])
+    numbers = made[0].tokenize(path)
+    assert all(numpy.array_equal(numbers, other.tokenize(path)) for other in made[1:])
     pieces = "".join(made[0].core.id_to_token(number) for number in numbers.tolist())
     assert pieces.replace("Ġ", " ").replace("Ċ", "\n") == path.read_text()
 

@@ -1344,7 +1344,7 @@ def the_published_usage_of_acp_sgd_runs_but_for_its_import() -> None:
 def an_optimizer_s_names_stand_for_those_of_a_model_that_is_not_given() -> None:
     model = network()
     named = torch.optim.SGD(model.named_parameters(), lr=0.1)
-    refused(ValueError, "the model comes second", lambda: gw.DistributedOptimizer(named, gw.TopK(0.1)))
+    refused(ValueError, "is no Module; pass one", lambda: gw.DistributedOptimizer(named, gw.TopK(0.1)))
     dense = {"0.weight"}
     optimizer = gw.DistributedOptimizer(named, compressor=gw.TopK(0.1), dense=lambda name, _: name in dense)
     assert optimizer.handle.plan

@@ -26,6 +26,7 @@ from gradwire.tuner.candidate_plans import quiet, safe, ways_by, ways_of
 from gradwire.tuner.profiler import ReductionTimes, _collectives
 from gradwire.tuner.trials import SETTLE, TRIED
 from tests.support.harness import SMALL, Job, draw, hand_over, hosts, raising, slots_of, together, total
+from tests.support.outside import SharedScale
 
 SLOTS = slots_of(SMALL)
 DENSE = uniform(SLOTS, gw.FP32())
@@ -178,9 +179,10 @@ def test_an_own_way_to_send_is_a_candidate_too():
     assert [each.communicator for each in ways_of(gw.PowerSGD(4), 4)] == [gw.AllReduce()]
 
 
-def test_a_compressor_whose_cost_nobody_knows_is_no_candidate():
-    with pytest.raises(ValueError, match="name its sparsifier"):
-        Auto([gw.MultiLevel()])
+@pytest.mark.parametrize("compressor", [gw.MultiLevel(), SharedScale()], ids=str)
+def test_a_compressor_whose_cost_nobody_knows_is_no_candidate(compressor: gw.Compressor):
+    with pytest.raises(ValueError, match="costs what the gradient makes it; name"):
+        Auto([compressor])
 
 
 @pytest.mark.parametrize("compressor", [gw.Dion(), gw.SignSGD(), gw.Signum()], ids=str)

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from gradwire.controllers import Decision, GraVAC
+from gradwire.controllers import Decision
 from gradwire.frontends import LocalSteps
 from gradwire.lab.configuration import Configuration
 from gradwire.lab.jobs.precision import MixedPrecision
@@ -25,7 +25,6 @@ from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.to_device import to_device
 from gradwire.plans import Plan
 from gradwire.runtime.stats import Stats
-from gradwire.tuner import Auto
 
 
 class Rate:
@@ -100,7 +99,7 @@ class MeasuredModel:
     @property
     def choosing(self) -> bool:
         """Whether the controller has yet to settle on a plan; one rank alone has none."""
-        return isinstance(self.controller, Auto) and self.plan is not None and not self.controller.chosen
+        return self.controller is not None and self.plan is not None and not self.controller.chosen
 
     def optimizer(self, inner: Optimizer) -> Optimizer:
         """The optimizer to step: `inner`, with local steps around it where the configuration says so."""
@@ -127,7 +126,7 @@ class MeasuredModel:
         """Forward and backward of one batch; returns its loss."""
         with self.precision.forward():
             loss = task.training_loss(self.wrapped, to_device(batch, self.peers.device))
-        if isinstance(self.controller, GraVAC):
+        if self.controller:
             self.controller.report(loss.detach())
         self.precision.scaled(loss).backward()
         return loss.detach()

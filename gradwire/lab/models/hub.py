@@ -93,7 +93,7 @@ def vit(size: Size) -> Logits:
     from transformers import ViTConfig, ViTForImageClassification
 
     sizes: dict[str, Any] = {"image_size": size.length, "num_channels": size.channels, "num_labels": size.outputs}
-    config = ViTConfig(**_encoder(size), **sizes)
+    config = ViTConfig(**_layer_options(size), **sizes)
     return Logits(ViTForImageClassification(config))
 
 
@@ -101,14 +101,14 @@ def pretraining(size: Size) -> PreTraining:
     """BERT in pre-training (https://arxiv.org/abs/1810.04805)."""
     from transformers import BertConfig, BertForPreTraining
 
-    return PreTraining(BertForPreTraining(BertConfig(vocab_size=size.outputs, **_encoder(size))))
+    return PreTraining(BertForPreTraining(BertConfig(vocab_size=size.outputs, **_layer_options(size))))
 
 
 def answering(size: Size) -> Answers:
     """BERT that answers questions (https://arxiv.org/abs/1810.04805)."""
     from transformers import BertConfig, BertForQuestionAnswering
 
-    return Answers(BertForQuestionAnswering(BertConfig(vocab_size=size.outputs, **_encoder(size))))
+    return Answers(BertForQuestionAnswering(BertConfig(vocab_size=size.outputs, **_layer_options(size))))
 
 
 def gpt2(size: Size) -> Logits:
@@ -128,7 +128,7 @@ def gpt2(size: Size) -> Logits:
     return Logits(GPT2LMHeadModel(config))
 
 
-def _encoder(size: Size) -> dict[str, Any]:
+def _layer_options(size: Size) -> dict[str, Any]:
     """Options that BERT and ViT share; their hidden layers are four times as wide."""
     (layers,), width = size.stages, size.width
     names = ("hidden_dropout_prob", "attention_probs_dropout_prob")

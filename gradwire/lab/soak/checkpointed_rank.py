@@ -74,19 +74,17 @@ class CheckpointedRank:
     def live(self) -> None:
         """Trains until a rank is lost, or this one is ordered to leave."""
         try:
-            self._train(self._resume())
+            try:
+                self._train(self._resume())
+            except RuntimeError:
+                # Gradwire's next call names the lost rank, as errors of torch's own collectives do not, unless it has
+                # come back meanwhile
+                self._trained.handle.verify()
+                raise
+        except UncheckedError as error:
+            report(error=str(error), phase="checking")
         except RuntimeError as error:
-            why = self._why(error)
-            report(error=str(why), phase="checking" if isinstance(why, UncheckedError) else "training")
-
-    def _why(self, error: RuntimeError) -> RuntimeError:
-        """The error of Gradwire's next call, which names the lost rank, as errors of torch's own collectives do not;
-        unless the rank has come back meanwhile."""
-        try:
-            self._trained.handle.verify()
-        except RuntimeError as named:
-            return named
-        return error
+            report(error=str(error), phase="training")
 
     def _resume(self) -> int:
         """Loads the last whole checkpoint, whose metadata is written last, and returns its step. Raises AssertionError

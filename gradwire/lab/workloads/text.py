@@ -126,7 +126,7 @@ def wikitext(folder: Path, tokenizer: str) -> Corpus:
         # those that the tokenizer has, for masked words
         special = [number for number in (tokens.cls, tokens.sep, tokens.mask) if number is not None]
         numbers = {"vocabulary": [tokens.vocabulary], "special": special}
-        parts = {"train": tokens.encode(train), "held_out": tokens.encode(held_out)}
+        parts = {"train": tokens.tokenize(train), "held_out": tokens.tokenize(held_out)}
         return parts | {name: numpy.array(own, numpy.int32) for name, own in numbers.items()}
 
     arrays = cached(f"wikitext {tokenizer}", [train, held_out, *files_of(tokenizer)], make)

@@ -36,7 +36,7 @@ class Tokens:
     def vocabulary(self) -> int:
         return self.core.get_vocab_size()
 
-    def encode(self, path: Path) -> NDArray[numpy.int32]:
+    def tokenize(self, path: Path) -> NDArray[numpy.int32]:
         """The tokens of a text file, without special ones."""
         lines = lines_of(path)
         parts = [

@@ -49,9 +49,9 @@ def tried(device: torch.device) -> tuple[Backend, str]:
         differences = threads.map(lambda trial: _difference(trial, here, host), TRIALS.values())
         found = dict(zip(TRIALS, differences, strict=True))
     # compilers may not like threads
-    found |= {name: _difference(TRIALS[name], here, host) for name, why in found.items() if isinstance(why, Exception)}
-    wrong = {name: why for name, why in found.items() if why}
-    if len(errors := [why for why in wrong.values() if isinstance(why, Exception)]) == len(TRIALS):
+    found |= {name: _difference(TRIALS[name], here, host) for name, (_, error) in found.items() if error}
+    wrong = {name: why for name, (why, _) in found.items() if why}
+    if len(errors := [error for _, error in found.values() if error]) == len(TRIALS):
         raise errors[0]
     names = [name for trial in wrong for name in TRIALS[trial].functions]
     why = ", ".join(f"{trial} ({why})" for trial, why in wrong.items())
@@ -61,13 +61,13 @@ def tried(device: torch.device) -> tuple[Backend, str]:
     )
 
 
-def _difference(trial: Trial, here: Tensor, host: Tensor) -> str | Exception:
-    """Why the results are not right; "" where they are."""
+def _difference(trial: Trial, here: Tensor, host: Tensor) -> tuple[str, Exception | None]:
+    """Why the results are not right, "" where they are; and the error where there are none."""
     try:
         ours, right = trial.run(TRITON, *here).cpu(), trial.run(REFERENCE, *host)
     except Exception as error:
-        return error
-    return "" if torch.allclose(ours, right, atol=1e-5) else "Triton is wrong here"
+        return str(error) or type(error).__name__, error
+    return "" if torch.allclose(ours, right, atol=1e-5) else "Triton is wrong here", None
 
 
 def _sums(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
