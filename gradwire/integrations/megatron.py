@@ -1,6 +1,6 @@
 """Gradwire under Megatron-core: `attach` to a model in its DistributedDataParallel."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from gradwire.frontends import Handle
 from gradwire.frontends.choices import StepChoices, device_of, parameters_of, slots_of
 from gradwire.frontends.hooks import GradientHooks, Whole
 from gradwire.frontends.owners import check_free
-from gradwire.integrations.megatron_ddp import MegatronModel
+from gradwire.integrations.megatron_ddp import BucketGroup, MegatronModel
 from gradwire.plans import Plan
 from gradwire.runtime.runtime import Runtime
 from gradwire.transports import ProcessGroup
@@ -79,14 +79,16 @@ class MegatronGradients(GradientHooks):
         with self.accumulate(), self._own.set_aside():
             yield
 
-    def _group_ready(self, runtime: Runtime, slots: dict[Tensor, int], parameters: Sequence[Tensor]) -> None:
+    def _group_ready(self, runtime: Runtime, slots: dict[Tensor, int], group: BucketGroup) -> None:
         if not self._synchronising:
             return
         if not self._under_way:
             self._open_step(runtime)
-        for parameter in parameters:
-            # a group that began in the backward pass is handed over again when the step ends
-            if (slot := slots.get(parameter)) is not None and not runtime.arrived[slot]:
+        # when the step ends, groups that began in the backward pass come again
+        own = {slots[parameter]: parameter for parameter in group.parameters if parameter in slots}
+        if own and not all(runtime.arrived[slot] for slot in own):
+            group.check()
+            for slot, parameter in own.items():
                 self._gradient_ready(slot, parameter)
 
     def _open_step(self, runtime: Runtime) -> None:

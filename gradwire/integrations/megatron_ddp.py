@@ -1,6 +1,6 @@
 """Megatron-core's DistributedDataParallel: all attributes of it that Gradwire uses, none of which are promised."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib import import_module
@@ -22,8 +22,23 @@ OF_DDP = (
     "bucket_groups", "config", "ddp_config", "dp_group", "expert_parallel_bucket_groups", "finish_grad_sync", "no_sync",
     "param_to_bucket_group", "zero_grad_buffer",
 )  # fmt: skip
-OF_GROUP = ("buckets", "check_grads", "start_grad_sync")
+OF_GROUP = ("buckets", "check_grads", "ddp_config", "start_grad_sync")
 OF_BUCKET = ("grad_data", "gradient_scaling_factor", "params_list")
+
+
+class BucketGroup:
+    """A group of buckets, which Megatron sums together."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.parameters: list[Tensor] = [each for bucket in group.buckets for each in bucket.params_list]
+
+    def check(self) -> None:
+        """Looks for gradients that are NaN or unexpectedly large, as Megatron does where its options say so. Raises
+        what Megatron raises."""
+        nan, large = self._group.ddp_config.check_for_nan_in_grad, self._group.ddp_config.check_for_large_grads
+        if nan or large:
+            self._group.check_grads(check_for_nan_or_inf=nan, check_for_large=large)
 
 
 class MegatronModel:
@@ -90,10 +105,10 @@ class MegatronModel:
         return number_in(self._scale) if self._ddp.config.grad_scale_func else None
 
     def reduce_by(
-        self, clear: Callable[[], None], ready: Callable[[Sequence[Tensor]], None], finish: Callable[[], None]
+        self, clear: Callable[[], None], ready: Callable[[BucketGroup], None], finish: Callable[[], None]
     ) -> None:
-        """Has `clear` called before gradients become zero, `ready` with the parameters of each group of buckets, in
-        place of the start of its sum, and `finish` at the end of the step, in place of the wait for all sums."""
+        """Has `clear` called before gradients become zero, `ready` with each group of buckets in place of the start of
+        its sum and once more at the end of the step, and then `finish`, in place of the wait for all sums."""
         rest = self._ddp.zero_grad_buffer
 
         def zero_grad_buffer() -> None:
@@ -101,7 +116,7 @@ class MegatronModel:
             rest()
 
         for group in self._ddp.bucket_groups:
-            self._replace(group, "start_grad_sync", partial(_start, group, ready))
+            self._replace(group, "start_grad_sync", partial(_start, ready, BucketGroup(group)))
 
         def finish_grad_sync(force_all_reduce: bool | None = False) -> None:
             for group in self._ddp.bucket_groups:
@@ -134,12 +149,8 @@ class MegatronModel:
         self._replaced.append((owner, name))
 
 
-def _start(group: Any, ready: Callable[[Sequence[Tensor]], None], force_all_reduce: bool | None = False) -> None:
-    """Hands over a group of buckets; before that, gradients are checked as Megatron checks them."""
-    nan, large = group.ddp_config.check_for_nan_in_grad, group.ddp_config.check_for_large_grads
-    if nan or large:
-        group.check_grads(check_for_nan_or_inf=nan, check_for_large=large)
-    ready([parameter for bucket in group.buckets for parameter in bucket.params_list])
+def _start(ready: Callable[[BucketGroup], None], group: BucketGroup, force_all_reduce: bool | None = False) -> None:
+    ready(group)
 
 
 def _check_has(owner: Any, names: Iterable[str]) -> None:

@@ -282,6 +282,23 @@ def a_backward_that_failed_under_megatron_leaves_no_trace() -> None:
 
 
 @scenario(2)
+def gradients_are_checked_before_they_are_means_and_not_again() -> None:
+    training = Training(check_for_nan_in_grad=True, **OVERLAPPED)
+    attach(training.ddp, "topk:0.05")
+    training.steps(2)
+    with mock.patch.object(_ParamAndGradBucketGroup, "check_grads") as check:
+        training.step()
+    assert check.call_count == len(training.ddp.bucket_groups) > 1
+
+
+@scenario(2)
+def means_that_megatron_would_make_in_the_collective_are_means() -> None:
+    own, training = Training().steps(3), Training(average_in_collective=True)
+    attach(training.ddp, "fp32")
+    assert torch.equal(training.steps(3), own)
+
+
+@scenario(2)
 def a_parameter_without_a_gradient_has_one_of_zero() -> None:
     after = []
     for compressor in (None, "fp32"):
