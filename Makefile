@@ -13,7 +13,7 @@ DEV := $(VENV)/.dev
 
 WORKERS := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2)))
 
-.PHONY: demo test test-all test-deepspeed test-ray test-torchft test-titan lint docs benchmarks sanitize fuzz dist wheels extras clean
+.PHONY: demo test test-all test-deepspeed test-megatron test-ray test-torchft test-titan lint docs benchmarks sanitize fuzz dist wheels extras clean
 
 demo: $(LAB)  ## the main job: a language model over slow links, dense against compressed
 	$(BIN)/gradwire demo
@@ -29,6 +29,10 @@ test-all: $(DEV)  ## and the long ones: every row of every table, trainings in s
 test-deepspeed: $(DEV)  ## the tests that need DeepSpeed, which builds one of its kernels for CPUs
 	$(INSTALL) --editable '.[deepspeed]'
 	$(BIN)/python -m pytest -q tests/integrations/test_deepspeed.py
+
+test-megatron: $(DEV)  ## the tests that need Megatron-core
+	$(INSTALL) --editable '.[megatron]'
+	$(BIN)/python -m pytest -q tests/integrations/test_megatron.py
 
 test-ray: $(DEV)  ## the tests that need Ray, which takes 500 MB more
 	$(INSTALL) --editable '.[ray]'

@@ -100,14 +100,18 @@ class GradientHooks:
 
     def hook_in(self, runtime: Runtime) -> None:
         """Gradients go to the runtime from now on."""
+        self.hook_forward(runtime)
+        # one hook for each parameter, with the number of its slot
+        slots: dict[Tensor, int] = {self._parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
+        self._registered.on_gradients(slots, lambda slot: partial(self._gradient_ready, slot))
+
+    def hook_forward(self, runtime: Runtime) -> None:
+        """Forward passes are seen from now on, which give up a step whose backward pass failed."""
         self._runtime = runtime
         self._registered.keep(
             self._model.register_forward_pre_hook(Hook(self._forward_begins), prepend=True),
             self._model.register_forward_hook(Hook(self._forward_ends)),
         )
-        # one hook for each parameter, with the number of its slot
-        slots: dict[Tensor, int] = {self._parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
-        self._registered.on_gradients(slots, lambda slot: partial(self._gradient_ready, slot))
 
     def own(self, parameters: Iterable[Tensor], kind: str) -> None:
         """Claims parameters for this job, which users call `kind`, so that no other averages them."""

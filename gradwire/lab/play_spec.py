@@ -51,7 +51,9 @@ class PlaySpec:
         defaults = signature(cls.read).parameters
         given = [name for name, value in options.items() if value != defaults[name].default]
         if given:
-            raise ValueError(f"{', '.join(given)}: of a cluster that is played; say which, such as play {EXAMPLE}")
+            raise ValueError(
+                f"only a played cluster has {', '.join(given)}; add one: --play {EXAMPLE}, in Python play={EXAMPLE!r}"
+            )
         return None
 
     @classmethod

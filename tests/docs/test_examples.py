@@ -40,6 +40,8 @@ def test_replicas_of_an_example_are_alike(example: Path, tmp_path: Path):
     _, steps, ratio = told[0]
     assert int(steps) >= 8
     assert float(ratio) > 4
+    practice = (FOLDER.parent / "docs" / "practice.md").read_text()
+    assert [figure for figure in re.findall(r"[\d,]+ bytes a step", output) if figure not in practice] == []
 
 
 def test_every_example_is_a_recipe_of_the_site():

@@ -128,9 +128,12 @@ CLUSTERS = [
 COMMANDS = (["bench", "dense"], ["plan"], ["simulate", "resnet50"])
 MISTAKES = [
     *(([*command, *options], message) for command in COMMANDS for options, message in CLUSTERS),
-    (["bench", "dense", "--jitter", "0.1"], "jitter: of a cluster that is played; say which, such as play 64@25gbit"),
-    (["bench", "dense", "--inside", "8gbit"], "inside: of a cluster that is played"),
-    (["plan", "--gpus-per-host", "8", "--different"], "gpus_per_host, different: of a cluster that is played"),
+    (
+        ["bench", "dense", "--jitter", "0.1"],
+        "only a played cluster has jitter; add one: --play 64@25gbit, in Python",
+    ),
+    (["bench", "dense", "--inside", "8gbit"], "only a played cluster has inside; add one"),
+    (["plan", "--gpus-per-host", "8", "--different"], "only a played cluster has gpus_per_host, different; add one"),
     (["bench", "dense", "--play", "8@1gbit", "--hosts", "2"], "leave --hosts, --link and --json out"),
     (["bench", "dense", "--play", "8@1gbit", "--link", "1gbit"], "leave --hosts, --link and --json out"),
     (["bench", "dense", "--play", "8@1gbit", "--shard", "2"], "leave link and shard out"),
@@ -157,7 +160,7 @@ def test_a_mistake_is_one_line(arguments: list[str], message: str, capsys: pytes
 
 def test_a_profile_has_no_other_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "resnet50", "--different"]) != 0
-    assert "different: of a cluster that is played" in capsys.readouterr().err
+    assert "only a played cluster has different; add one" in capsys.readouterr().err
 
 
 def test_a_predicted_training_has_a_cost(tmp_path: Path) -> None:

@@ -1,0 +1,174 @@
+"""Megatron-core's DistributedDataParallel: all attributes of it that Gradwire uses, none of which are promised."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradwire.ops.host import number_in
+from gradwire.ops.vectors import Scalar
+from gradwire.options import one_line
+from gradwire.torch_private.process_groups import world_size
+
+# by name, for it is not among what development needs
+megatron: Any = import_module("megatron.core")
+distributed: Any = import_module("megatron.core.distributed")
+TRIED = "0.16.1"
+OF_DDP = (
+    "bucket_groups", "config", "ddp_config", "dp_group", "expert_parallel_bucket_groups", "finish_grad_sync", "no_sync",
+    "param_to_bucket_group", "zero_grad_buffer",
+)  # fmt: skip
+OF_GROUP = ("buckets", "check_grads", "ddp_config", "start_grad_sync")
+OF_BUCKET = ("grad_data", "gradient_scaling_factor", "params_list")
+
+
+class BucketGroup:
+    """A group of buckets, which Megatron sums together."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.parameters: list[Tensor] = [each for bucket in group.buckets for each in bucket.params_list]
+
+    def check(self) -> None:
+        """Looks for gradients that are NaN or unexpectedly large, as Megatron does where its options say so. Raises
+        what Megatron raises."""
+        nan, large = self._group.ddp_config.check_for_nan_in_grad, self._group.ddp_config.check_for_large_grads
+        if nan or large:
+            self._group.check_grads(check_for_nan_or_inf=nan, check_for_large=large)
+
+
+class MegatronModel:
+    """A model in Megatron's DistributedDataParallel, each rank of which holds all of it. Its gradients, summed over the
+    micro-batches of a step, are `parameter.main_grad`, which lie in buckets.
+
+    Raises ValueError, naming what to do, for any other, and for a Megatron that lacks what is used here."""
+
+    def __init__(self, ddp: Any) -> None:
+        if not isinstance(ddp, distributed.DistributedDataParallel):
+            raise ValueError(
+                f"attach() takes Megatron's DistributedDataParallel, not {one_line(ddp)}; pass DistributedDataParallel("
+                "config, ddp_config, model), of a list of them its only one"
+            )
+        _check_has(ddp, OF_DDP)
+        if refusal := next((why for why, holds in _refusals(ddp).items() if holds), None):
+            raise ValueError(refusal)
+        for group in ddp.bucket_groups:
+            _check_has(group, OF_GROUP)
+            _check_has(group.buckets[0], OF_BUCKET)
+        self._ddp = ddp
+        # at one address, which recorded turns read
+        self._one = torch.ones((), dtype=torch.float32, device=ddp.bucket_groups[0].buckets[0].grad_data.device)
+        self._scale = self._one.clone()
+        self._replaced: list[tuple[Any, str]] = []
+
+    @property
+    def module(self) -> nn.Module:
+        """The model itself."""
+        return self._ddp.module
+
+    @property
+    def process_group(self) -> Any:
+        """The group over which gradients are summed."""
+        return self._ddp.dp_group
+
+    def reduces(self, parameter: Tensor) -> bool:
+        """Whether the parameter needed a gradient when its DistributedDataParallel was made."""
+        return parameter in self._ddp.param_to_bucket_group
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """A context in which backward passes only accumulate."""
+        return self._ddp.no_sync()
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """A context in which gradients begin at zero; afterwards they are what they were before."""
+        before = [bucket.grad_data.clone() for bucket in self._buckets]
+        for bucket in self._buckets:
+            bucket.grad_data.zero_()
+        try:
+            yield
+        finally:
+            for bucket, gradients in zip(self._buckets, before, strict=True):
+                bucket.grad_data.copy_(gradients)
+
+    def read_scale(self) -> None:
+        """Reads the factor that schedules multiply losses by, for the step that begins."""
+        if scaled := self._ddp.config.grad_scale_func:
+            self._scale.copy_(scaled(self._one).reshape(()))
+
+    def scale(self) -> Scalar | None:
+        """That factor; None where losses are not scaled."""
+        return number_in(self._scale) if self._ddp.config.grad_scale_func else None
+
+    def reduce_by(
+        self, clear: Callable[[], None], ready: Callable[[BucketGroup], None], finish: Callable[[], None]
+    ) -> None:
+        """Has `clear` called before gradients become zero, `ready` with each group of buckets in place of the start of
+        its sum and once more at the end of the step, and then `finish`, in place of the wait for all sums."""
+        rest = self._ddp.zero_grad_buffer
+
+        def zero_grad_buffer() -> None:
+            clear()
+            rest()
+
+        for group in self._ddp.bucket_groups:
+            self._replace(group, "start_grad_sync", partial(_start, ready, BucketGroup(group)))
+
+        def finish_grad_sync(force_all_reduce: bool | None = False) -> None:
+            for group in self._ddp.bucket_groups:
+                group.start_grad_sync()
+            finish()
+
+        self._replace(self._ddp, "zero_grad_buffer", zero_grad_buffer)
+        self._replace(self._ddp, "finish_grad_sync", finish_grad_sync)
+
+    def weigh(self) -> None:
+        """Makes the means in `main_grad` what Megatron makes: sums, where the loss is one per token."""
+        ranks = 1 if self._ddp.ddp_config.average_in_collective else self._ddp.dp_group.size()
+        for bucket in self._buckets:
+            if (factor := bucket.gradient_scaling_factor * ranks) != 1:
+                bucket.grad_data.mul_(factor)
+
+    def restore(self) -> None:
+        """Undoes what was replaced: Megatron sums by itself again."""
+        for owner, name in self._replaced:
+            delattr(owner, name)
+        self._replaced.clear()
+
+    @property
+    def _buckets(self) -> list[Any]:
+        return [bucket for group in self._ddp.bucket_groups for bucket in group.buckets]
+
+    def _replace(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        # on this object alone, in front of its class's method
+        setattr(owner, name, call)
+        self._replaced.append((owner, name))
+
+
+def _start(ready: Callable[[BucketGroup], None], group: BucketGroup, force_all_reduce: bool | None = False) -> None:
+    ready(group)
+
+
+def _check_has(owner: Any, names: Iterable[str]) -> None:
+    if missing := [name for name in names if not hasattr(owner, name)]:
+        raise ValueError(f"megatron-core {megatron.__version__} has no {missing[0]!r}; install version {TRIED}")
+
+
+def _refusals(ddp: Any) -> Mapping[str, bool]:
+    """Error messages for models whose gradients Gradwire cannot reduce, and whether each applies to this one."""
+    own = ddp.ddp_config
+    whole = ddp.dp_group.size() == world_size() and not ddp.expert_parallel_bucket_groups
+    return {
+        "every rank must hold the whole model: no tensor, pipeline, context or expert parallelism": not whole,
+        "Gradwire does not gather parameters; set overlap_param_gather=False": own.overlap_param_gather,
+        "sums go over all ranks at once; set num_distributed_optimizer_instances=1": (
+            own.num_distributed_optimizer_instances > 1
+        ),
+        "gradients share memory with parameters; set reuse_grad_buf_for_mxfp8_param_ag=False": (
+            own.reuse_grad_buf_for_mxfp8_param_ag
+        ),
+    }
