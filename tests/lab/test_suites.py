@@ -110,7 +110,8 @@ def test_every_row_can_be_run(name: str) -> None:
 
 def test_suites_have_what_was_published() -> None:
     assert {row.setup.model for row in SUITES["adtopk"]} == {"bert-large", "gpt2-large", "vit-large", "resnet152"}
-    assert len(SUITES["adtopk"]) == 4 * (1 + 6 * 2)
+    assert len(SUITES["adtopk"]) == 4 * (1 + 6 * 2 + 1)
+    assert any(isinstance(parse(row.configuration).communicator, gw.OkTopk) for row in SUITES["adtopk"])
     groups = {parse(row.configuration).grouping for row in SUITES["acpsgd"]}
     assert {gw.groups.of(megabytes=megabytes) for megabytes in (0, 25, 50, 100, 500, 1000, 1500)} == groups - {None}
     assert {row.setup.ranks for row in SUITES["acpsgd"]} == {4, 8, 16, 32, 64}

@@ -73,7 +73,7 @@ ROWS = (
     ),
     Row("DGC's warm-up", attached("gw.DGC(0.001), memory=gw.DGCMemory(0.9), controller=gw.WarmUp(0.25, 1000)")),
     Row("merging as in MG-WFBP", bench("topk:0.01@25mb topk:0.01@planned"), "exact search in place of a greedy one"),
-    Row("step times of six compressors, gathered and hybrid", bench("--suite adtopk")),
+    Row("step times of six compressors, gathered and hybrid, and of Ok-Topk", bench("--suite adtopk")),
     Row("BERT-large on SQuAD", trained("--preset adtopk-bert-large-squad --data ~/squad")),
     Row("GPT-2 large on WikiText-103", trained("--preset adtopk-gpt2-large-wikitext --data ~/wikitext")),
     Row("ViT-large on ImageNet", trained("--preset adtopk-vit-large-imagenet --data ~/images")),

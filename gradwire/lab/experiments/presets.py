@@ -98,7 +98,8 @@ def _gravac() -> dict[str, Training]:
     }  # fmt: skip
 
 
-_ADTOPK = ("dense", "interleaved", *(f"{name}:0.01" for name in ("topk", "dgc", "gaussiank", "redsync", "sidco")))
+_ADTOPK = ("dense", "interleaved", "interleaved@hybrid", "topk:0.01", "topk:0.01+oktopk")
+_ADTOPK += tuple(f"{name}:0.01" for name in ("dgc", "gaussiank", "redsync", "sidco"))
 _FINE_TUNED: dict[str, Any] = {"assumed": "decay and how the rate falls", "from_weights": True}
 
 
