@@ -1,7 +1,7 @@
 """ADTopk: each row's largest elements beside top-k of as many bytes, one thing changed at a time.
 
     python benchmarks/losses/all_dimension.py                               # ten minutes on one core
-    python benchmarks/losses/all_dimension.py --tasks cnn-sgd --cells "0.1 %;no memory"
+    python benchmarks/losses/all_dimension.py --tasks cnn-sgd --cells "0.1 %"
     python benchmarks/losses/all_dimension.py --rates                       # dense at several: how they were chosen
 
 Four workers' gradients are computed one after the other in one process and compressed by the formula; vectors travel
@@ -70,9 +70,7 @@ CELLS = {
     IN_CODE: Run(cut="code"),
     IN_CODE_THIN: Run(cut="code", ratio=0.001),
     "DGC's memory": Run(memory="dgc"),
-    "no memory": Run(memory="none"),
     "the other axis": Run(cut="shorter"),
-    "dense for a tenth of the steps": Run(first=(1.0, 1.0)),
     "in turn with a reused threshold": Run(turns="reused"),
 }
 """The first has the package's defaults, each other one changes one thing."""
@@ -141,11 +139,11 @@ def measure(run: Run, lr: float, task: str, seed: int, arguments: argparse.Names
 
 def key_of(run: Run) -> dict[str, Any]:
     """A run as its result has it."""
-    return asdict(run) | {"first": list(run.first)}
+    return asdict(run)
 
 
 def train(setting: Setting, run: Run, lr: float, seed: int, steps: int) -> dict[str, float]:
-    """Losses, the share of elements that rows send, and the means of `shares` over the steps that compress."""
+    """Losses, the share of elements that rows send, and the means of `shares`."""
     model = setting.task.build_model(seed)
     matrices, vectors = ([p for p in model.parameters() if (p.dim() < 2) == few] for few in (False, True))
     optimizer = setting.optimizer_of([{"params": matrices}, {"params": vectors}], lr)
@@ -163,8 +161,7 @@ def train(setting: Setting, run: Run, lr: float, seed: int, steps: int) -> dict[
             losses.append(loss.item())
             gradients.append(torch.autograd.grad(loss / RANKS, matrices + vectors))
         flat = [parameters_to_vector(own[: len(matrices)]) for own in gradients]
-        ratio = run.ratio_at(step, steps)
-        sent = sum(worker.send(own, step, ratio) for worker, own in zip(workers, flat, strict=True))
+        sent = sum(worker.send(own, step) for worker, own in zip(workers, flat, strict=True))
         assert isinstance(sent, Tensor)
         # their means; those of vectors are exact
         for p, part in zip(matrices, sent.split([p.numel() for p in matrices]), strict=True):
@@ -173,12 +170,12 @@ def train(setting: Setting, run: Run, lr: float, seed: int, steps: int) -> dict[
             p.grad = torch.stack(own).sum(0)
         optimizer.step()
         schedule.step()
-        found += [shares(workers, sent, torch.stack(flat).sum(0))] if ratio < 1 else []
+        found += [shares(workers, sent, torch.stack(flat).sum(0))] if run != DENSE else []
     held_out = setting.task.sums(model, 0, max(1, setting.task.held_out_size // 2000), whole=True)
     select = workers[0].select
     means = {key: fmean(each[key] for each in found) for key in found[0]} if found else {}
     losses_of = {"loss": setting.task.figures(held_out)["loss"], "training": fmean(losses[-RANKS * steps // 10 :])}
-    return losses_of | {"sent": select.sent(run.ratio) / select.n} | means
+    return losses_of | {"sent": select.sent / select.n} | means
 
 
 def shares(workers: list[Worker], sent: Tensor, exact: Tensor) -> dict[str, float]:
@@ -247,7 +244,7 @@ def asked_and_sent() -> Iterable[list[str]]:
             with torch.device("meta"):
                 model = MODELS[name].build(MODELS[name].sized())
             shapes = [p.shape for p in model.parameters() if p.dim() > 1]
-            sent = sum(x.numel() // x[1] * count(Run(cut="code"), x[1], ratio) for x in shapes)
+            sent = sum(x.numel() // x[1] * count(Run(cut="code", ratio=ratio), x[1]) for x in shapes)
             cells.append(f"{sent / sum(x.numel() for x in shapes):.2%}")
         yield [f"{ratio:.1%}", *cells]
 

@@ -23,20 +23,14 @@ class Run:
     """What a row is: see `rows_of`."""
     ratio: float = 0.01
     memory: str = "residual"
-    """Or `dgc`, or `none`."""
+    """Or `dgc`."""
     turns: str = ""
     """Every other step the largest of all: `exact`, or by a threshold that is `reused`."""
-    first: tuple[float, ...] = ()
-    """Ratios of the first steps, a twentieth of all steps each."""
 
     @property
     def beside(self) -> "Run":
         """Top-k of as many bytes."""
         return replace(self, rows=False, turns="")
-
-    def ratio_at(self, step: int, steps: int) -> float:
-        stage = 20 * step // steps
-        return self.first[stage] if stage < len(self.first) else self.ratio
 
 
 def rows_of(shape: torch.Size, cut: str) -> Tensor:
@@ -51,10 +45,10 @@ def rows_of(shape: torch.Size, cut: str) -> Tensor:
     return matrix if (matrix.shape[1] >= matrix.shape[0]) == (cut == "longer") else matrix.T
 
 
-def count(run: Run, length: int, ratio: float) -> int:
+def count(run: Run, length: int) -> int:
     """How many elements of a row are sent."""
     rounded = round if run.cut in ("longer", "shorter") else int
-    return max(1, rounded(ratio * length))
+    return max(1, rounded(run.ratio * length))
 
 
 class Selection:
@@ -64,24 +58,22 @@ class Selection:
         *starts, self.n = accumulate((shape.numel() for shape in shapes), initial=0)
         self.run, self.threshold, self.turn = run, 0.0, 0
         self.rows = [start + rows_of(shape, run.cut) for start, shape in zip(starts, shapes, strict=True)]
-
-    def sent(self, ratio: float) -> int:
+        self.sent = sum(len(rows) * count(run, rows.shape[1]) for rows in self.rows)
         """How many elements rows send."""
-        return sum(len(rows) * count(self.run, rows.shape[1], ratio) for rows in self.rows)
 
-    def __call__(self, x: Tensor, step: int, ratio: float) -> Tensor:
+    def __call__(self, x: Tensor, step: int) -> Tensor:
         """The places of the elements to send at a step."""
-        if ratio == 1:
+        if self.run.ratio == 1:
             return torch.arange(self.n)
         magnitude, run = x.abs(), self.run
         if run.rows and not (run.turns and step % 2):
-            largest = [magnitude[rows].topk(count(run, rows.shape[1], ratio), 1).indices for rows in self.rows]
+            largest = [magnitude[rows].topk(count(run, rows.shape[1]), 1).indices for rows in self.rows]
             return torch.cat([rows.gather(1, at).flatten() for rows, at in zip(self.rows, largest, strict=True)])
-        return self._largest(magnitude, ratio)
+        return self._largest(magnitude)
 
-    def _largest(self, magnitude: Tensor, ratio: float) -> Tensor:
+    def _largest(self, magnitude: Tensor) -> Tensor:
         # as many as fit into the bytes of rows
-        size = VALUE_AND_PLACE * self.sent(ratio)
+        size = VALUE_AND_PLACE * self.sent
         k = bisect_right(range(1, self.n + 1), size, key=lambda k: Entries(self.n, k, 32).nbytes)
         # a threshold serves five turns, while about k elements pass it
         self.turn += 1
@@ -101,13 +93,11 @@ class Worker:
         self.select = select
         self.left, self.velocity, self.sent = torch.zeros(3, select.n).unbind()
 
-    def send(self, gradient: Tensor, step: int, ratio: float) -> Tensor:
+    def send(self, gradient: Tensor, step: int) -> Tensor:
         """What is sent of a gradient (n,) and the memory, as a vector (n,)."""
-        memory = self.select.run.memory
-        if memory == "none":
-            self.left.zero_()
-        self.left += self.velocity.mul_(0.9).add_(gradient) if memory == "dgc" else gradient
-        at = self.select(self.left, step, ratio)
+        dgc = self.select.run.memory == "dgc"
+        self.left += self.velocity.mul_(0.9).add_(gradient) if dgc else gradient
+        at = self.select(self.left, step)
         self.sent = torch.zeros_like(self.left)
         self.sent[at] = self.left[at]
         self.left[at] = self.velocity[at] = 0.0

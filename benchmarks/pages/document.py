@@ -30,9 +30,7 @@ INDEX = """# What was measured
 Beside published figures: {systems}. [Row by row](../published.md).
 
 But for the page about a GPU: CPUs, gloo, torch 2.13; a network namespace per rank behind `tc tbf`. Ranks and network
-share two cores. Timings vary by
-10 to 20%: configurations take turns, and ratios count.
-Each page says when, at which commit, on which machine and by which command its figures were measured.
+share two cores. Timings vary by 10 to 20%; ratios count.
 """
 
 

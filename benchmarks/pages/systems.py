@@ -4,11 +4,12 @@ from math import inf
 from statistics import median
 
 from benchmarks.losses.gravac import RIVALS, over_best
+from benchmarks.pages.adtopk_losses import adtopk
 from benchmarks.pages.page import Page, Shown
 from benchmarks.shared.provenance import load
 from benchmarks.shared.tables import middle, span
 
-NO_GPUS = "Not repeated, for want of GPUs and data: its trainings."
+NO_GPUS = "Its trainings need GPUs."
 
 
 def cupcake() -> Page:
@@ -86,33 +87,6 @@ def _sooner(took: list[dict[str, float | None]], rival: str) -> str:
     """How many times sooner GraVAC is at the goal than a rival, the median; "never" where most rivals never are."""
     times = [(each[rival] or inf) / (each["GraVAC"] or inf) for each in took]
     return f"{median(times):.1f}x" if median(times) < inf else "it never is"
-
-
-def adtopk() -> Page:
-    losses = {(run["task"], run["name"], run["seed"]): run["loss"] for run in load("convergence")["runs"]}
-
-    def change(task: str, density: str) -> list[float]:
-        names = (f"AllDimensionTopK {density}", f"TopK {density}")
-        pairs = [[losses[task, name, seed] for name in names] for seed in range(3)]
-        return [100 * (all_dimensions / top_k - 1) for all_dimensions, top_k in pairs]
-
-    densities, tasks = ("1 %", "lowest"), ("text", "images")
-    rows = [[task, *(middle(change(task, density), "+.1f") + "%" for density in densities)] for task in tasks]
-    encoding = {row["compressor"]: row["encode_ms"] for row in load("selection")["codecs"] if row["n"] > 10_000_000}
-    top_k = encoding["TopK(ratio=0.01, value_bits=32)"]
-    slower = span(ms / top_k for name, ms in encoding.items() if name.startswith("AllDimension"))
-    of = {density: " and ".join(f"{median(change(task, density)):+.1f}%" for task in tasks) for density in densities}
-    return Page(
-        "adtopk", "ADTopk (HPDC 2024)",
-        f"Its loss is {of['lowest']} of top-k's at one element per row (text, images), {of['1 %']} at 1%; "
-        f"encoding takes {slower} times as long.",
-        [
-            Shown(["convergence"], ["loss, equal bytes", "1%", "one per row"], rows),
-            Shown(["selection"], ["", "published", "measured"], [["encoding", "less", f"{slower}x"]]),
-        ],
-        "Published: up to 268% more throughput; we could not read of which run, nor any table. Not measured: its step "
-        "times (`gradwire bench --suite adtopk`).",
-    )  # fmt: skip
 
 
 def acpsgd() -> Page:

@@ -35,21 +35,21 @@ def test_rows_are_cut_as_they_are_called():
 def test_top_k_has_as_many_bytes_as_rows(ratio: float):
     x = torch.randn(sum(shape.numel() for shape in SHAPES))
     rows, whole = (Selection(run, SHAPES) for run in (Run(ratio=ratio), Run(ratio=ratio).beside))
-    size = VALUE_AND_PLACE * len(rows(x, 0, ratio))
-    sent = [Entries(len(x), len(whole(x, 0, ratio)) + more, 32).nbytes for more in (0, 1)]
+    size = VALUE_AND_PLACE * len(rows(x, 0))
+    sent = [Entries(len(x), len(whole(x, 0)) + more, 32).nbytes for more in (0, 1)]
     assert sent[0] <= size < sent[1] + 4
 
 
 def test_every_row_sends_its_largest():
-    at = Selection(Run(ratio=0.001), [torch.Size((2, 3))])(torch.tensor([1.0, -3, 2, 5, 6, -7]), 0, 0.001)
+    at = Selection(Run(ratio=0.001), [torch.Size((2, 3))])(torch.tensor([1.0, -3, 2, 5, 6, -7]), 0)
     assert sorted(at.tolist()) == [1, 5]
 
 
-@pytest.mark.parametrize("run", [Run(), Run(turns="exact"), Run(turns="reused"), Run(first=(1.0,))], ids=str)
+@pytest.mark.parametrize("run", [Run(), Run(turns="exact"), Run(turns="reused")], ids=str)
 def test_what_is_not_sent_is_left(run: Run):
     worker = Worker(Selection(run, SHAPES))
     gradients = torch.randn(8, worker.select.n)
-    sent = sum(worker.send(gradient, step, run.ratio_at(step, 40)) for step, gradient in enumerate(gradients))
+    sent = sum(worker.send(gradient, step) for step, gradient in enumerate(gradients))
     torch.testing.assert_close(worker.left + sent, gradients.sum(0))
 
 
