@@ -55,7 +55,8 @@ TASKS = {
     "lstm-sgd": text("sgd", 1.0, 2.0, 4.0, model="lstm", width=64, layers=1),
     "gpt-adamw": text("adamw", 0.004, 0.008, 0.016, model="gpt", width=48, layers=2, heads=3),
 }
-"""The second of three rates is dense's best."""
+"""The second rate is used. Of those tried it is dense's best, or within 1 % of it, on one seed and 300 steps; the CNN's
+of AdamW is that of `fidelity.py`."""
 
 
 DENSE = Run(rows=False, ratio=1.0)
