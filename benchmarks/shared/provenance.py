@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 BENCHMARKS = Path(__file__).parents[1]
 RESULTS = BENCHMARKS / "results"
 CALLED = "GRADWIRE_BENCHMARK"
+RENAMED = {"controllers.py --part lgreco": "lgreco.py"}
+"""What a result's command says, and what does the same today."""
 
 
 def save(name: str, **found: Any) -> None:
@@ -36,11 +38,11 @@ def command() -> str:
 
 
 def command_today(result: dict[str, Any]) -> str:
-    """The command that measured a result, with the path that its script has now: scripts keep their names when they
-    move."""
-    return re.sub(
-        r"benchmarks/(?:\w+/)?(\w+\.py)", lambda path: f"benchmarks/{_place(path[1])}", result["command"], count=1
-    )
+    """The command that measured a result, with the path that its script has now."""
+    command = result["command"]
+    for before, today in RENAMED.items():
+        command = command.replace(before, today)
+    return re.sub(r"benchmarks/(?:\w+/)?(\w+\.py)", lambda path: f"benchmarks/{_place(path[1])}", command, count=1)
 
 
 def _place(script: str) -> str:
