@@ -56,6 +56,7 @@ def bench_played(
     """Times configurations on a cluster of which one rank is played, and writes what they take on other links and
     ranks, and what a training costs if that is asked for."""
     with mistakes():
+        # what can be refused is refused before ranks start
         if json_file or model["ranks"] or model["link"]:
             raise ValueError("--play says ranks and link, and writes played.json: leave --hosts, --link and --json out")
         played = PlaySpec.read(**vars(play))
@@ -64,6 +65,7 @@ def bench_played(
         running, spec = setup.cluster(timed.device), setup.spec(named, timed)
         cost = TrainingCost.of(**vars(training))
     with runner(running) as ranks:
+        # one rank runs, and the process that leads shows
         folder = run_folder(out, "played", ranks.leads)
         with writing_to(folder, ranks.leads):
             time_turns(spec, ranks, partial(_show_played, setup, running, folder, cost), "playing")

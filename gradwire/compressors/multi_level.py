@@ -52,6 +52,7 @@ class MultiLevel(MultiRound):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # a codec that leaves the rest to a memory, and numbers in their ranges
         if not self.codec.biased:
             raise ValueError(
                 f"MultiLevel() leaves a part of its codec's selection to a memory, and {self.codec} wants none; use "

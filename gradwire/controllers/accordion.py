@@ -54,11 +54,13 @@ class Accordion(Controller):
         self._layers: dict[str, _Layer] = {}
 
     def check(self, plan: Plan) -> None:
+        # it sees the learning rate
         if self.scheduler is None:
             raise ValueError(
                 "Accordion acts when the learning rate drops, and has no scheduler; "
                 "use Accordion(low, high, scheduler=scheduler)"
             )
+        # some group has a setting that it can change
         if not any(setting_of(group.compressor) in ("ratio", "rank") for group in plan.groups):
             raise ValueError(
                 f"Accordion changes a ratio or a rank, and {plan.groups[0].compressor} has neither; "

@@ -200,6 +200,7 @@ class GraVAC(Controller):
 
     def _watch(self, summary: Summary) -> str:
         """Keeps the factor, unless its gain fell or something changed since it was settled on; returns the reason."""
+        # what is gained now
         factors, before, gain = self._factors, self._reference, self._reading.of(summary.sent)
         # a smaller factor has become better
         if factors.reconsider(summary.held):

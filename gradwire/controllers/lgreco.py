@@ -54,6 +54,7 @@ class LGreCo(Controller):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # the budget and its limit
         if self.budget == "seconds" and not self.limit:
             raise ValueError("a budget of seconds needs how many per step; use e.g. LGreCo('seconds', limit=0.05)")
         if self.budget not in ("error", "bytes", "seconds") or (self.limit is not None and self.limit <= 0):
@@ -61,6 +62,7 @@ class LGreCo(Controller):
                 f"budget={self.budget!r}, limit={self.limit} is no budget; use LGreCo('error'), LGreCo('bytes', 4e6) "
                 "or LGreCo('seconds', 0.05)"
             )
+        # choices whose errors can be predicted
         if unfit := [choice for choice in self.choices or () if not sizes_follow_from_shapes(choice)]:
             raise ValueError(f"{unfit[0]} cannot predict its error on a layer; use e.g. choices=(gw.TopK(0.01),)")
         if self.interval < 1:

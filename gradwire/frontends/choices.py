@@ -107,11 +107,13 @@ class Choices:
         ranks."""
         if plan := self.fixed_plan:
             return lambda slots: plan
+        # one compressor, dense ones by name, sizes by device
         compressor: Any = self.compressor or FP32()
         is_dense = self.dense
         dense = None if is_dense is None else lambda slot: is_dense(slot.name, parameters[slot.name])
         kinds = {kind_of(parameter.device) for parameter in parameters.values()}
         sizes = SIZES["cuda" if "cuda" in kinds else "cpu"]
+        # by rules, or all slots in one way
         if rules := self.by_layer:
             return partial(planned_by, rules, dense, self.groups, sizes, ranks)
         return partial(planned, compressor, self.memory, self.communicator, dense, self.groups, sizes, ranks)

@@ -120,6 +120,7 @@ def _check(gradients: Codec, weights: Codec, memory: Residual | None) -> None:
     check_type("memory", memory, (Residual,), "gw.Residual()")
     if memory and memory.dtype != torch.float32:
         raise ValueError(f"compress_shards() keeps float32, not {memory.dtype}; use memory=gw.Residual()")
+    # both codecs suit shards
     lacking = "" if memory else "needs a memory for gradients"
     for codec, lack in (gradients, lacking), (weights, "needs a memory, which weights do not have"):
         check_type("compressor", codec, (Compressor,), "gw.QSGD()")

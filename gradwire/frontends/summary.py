@@ -37,6 +37,7 @@ def _rows(way: RowWay) -> str:
 def _figures(stats: Stats, elements: int) -> list[str]:
     """Bytes and times per step, and the memory that is held for so many elements."""
     steps = max(stats.steps, 1)
+    # of a step
     times = {"encode": stats.encode_s, "wire": stats.wire_s, "decode": stats.decode_s, "waited for": stats.wait_s}
     spent = ", ".join(f"{name} {1e3 * seconds / steps:.2f} ms" for name, seconds in times.items())
     sent, dense = (f"{count / steps / 1e3:,.1f} kB" for count in (stats.wire_bytes, stats.dense_bytes))
@@ -44,6 +45,7 @@ def _figures(stats: Stats, elements: int) -> list[str]:
     if elements:
         held = stats.held_bytes
         lines.append(f"memory held: {held / 1e6:,.1f} MB, {held / elements:.1f} bytes a parameter")
+    # of the whole run
     lines.append(f"kernels: {stats.kernels}")
     recorded = [f"recorded turns: {stats.recorded}"] if stats.recorded else []
     return [*lines, *recorded, *stats.account.splitlines()]

@@ -91,6 +91,7 @@ class TrainingEngine:
     def save_with(self, key: str, state: Callable[[], Any], load: Callable[[Any], None]) -> None:
         """Adds `state()` to the client state of every checkpoint, and has `load` take it over, None where a
         checkpoint lacks it. All ranks call both."""
+        # the client state travels with the checkpoint
         save_rest, load_rest = self._engine.save_checkpoint, self._engine.load_checkpoint
 
         def save_checkpoint(
@@ -130,6 +131,7 @@ def _check_has(owner: Any, names: Iterable[str]) -> None:
 
 def _refusals(engine: Any) -> Mapping[str, bool]:
     """Error messages for engines whose gradients Gradwire cannot reduce, and whether each applies to this one."""
+    # how the engine keeps gradients, and who holds the model
     stage, (kind, accumulated) = int(engine.zero_optimization_stage()), engine.get_data_types()
     replicas = engine.dp_world_size == world_size() and not (engine.pipeline_parallelism or engine.has_moe_layers)
     optimizer, half = type(engine.basic_optimizer).__name__, torch.float16

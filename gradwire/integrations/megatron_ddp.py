@@ -109,15 +109,18 @@ class MegatronModel:
     ) -> None:
         """Has `clear` called before gradients become zero, `ready` with each group of buckets in place of the start of
         its sum and once more at the end of the step, and then `finish`, in place of the wait for all sums."""
+        # before gradients become zero
         rest = self._ddp.zero_grad_buffer
 
         def zero_grad_buffer() -> None:
             clear()
             rest()
 
+        # in place of the start of a sum
         for group in self._ddp.bucket_groups:
             self._replace(group, "start_grad_sync", partial(_start, ready, BucketGroup(group)))
 
+        # in place of the wait for all sums
         def finish_grad_sync(force_all_reduce: bool | None = False) -> None:
             for group in self._ddp.bucket_groups:
                 group.start_grad_sync()

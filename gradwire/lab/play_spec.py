@@ -34,9 +34,11 @@ class PlaySpec:
         """That of `play`, such as 64@25gbit: 64 ranks, in hosts with a link of 25 Gbit/s each. `inside` (NVLink) joins
         the ranks of a host, a message takes `latency_us` (50) beside its bytes; the rest is `OtherRanks`'. Raises
         ValueError for text that says no cluster."""
+        # ranks @ link
         ranks, at, link = play.partition("@")
         if not at or not ranks.strip().isdecimal():
             raise ValueError(f"{play!r} is no cluster to play: write ranks@link, such as {EXAMPLE}")
+        # between hosts and inside of one
         rates = [Link.parse(each).bits_per_second / 8 for each in (link, inside or NVLINK)]
         latency_s = 1e-6 * (LATENCY_US if latency_us is None else latency_us)
         return cls(

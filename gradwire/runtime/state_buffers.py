@@ -109,9 +109,11 @@ class StateBuffers:
         """Replaces a slot's state by a tensor of its shape."""
         buffer, pieces = self.kinds[kind], self._pieces(kind, slot)
         buffer.used[self._places.of[slot]] = True
+        # numbers as they are
         if buffer.dtype != torch.int8:
             self.slots[slot].view(pieces[0]).copy_(tensor)
             return
+        # 8 bits: quantise, then copy codes and scales to their places
         own = blocks_of([self.slots[slot].numel])
         x = self._empty(own)
         self.slots[slot].view(x).copy_(tensor)

@@ -35,10 +35,12 @@ def merged(by_rank: Sequence[Sequence[Finding]], hosts: Sequence[str]) -> list[F
 
 def _of_name(name: str, by_rank: Sequence[Sequence[Finding]], hosts: Sequence[str]) -> list[Finding]:
     found = [(rank, finding) for rank, own in enumerate(by_rank) for finding in own if finding.name == name]
+    # ranks by what is wrong on them
     ranks: dict[Finding, list[int]] = {}
     for rank, finding in found:
         if not finding.ok:
             ranks.setdefault(finding, []).append(rank)
+    # nothing is: one finding for all
     if not ranks:
         ranks[found[0][1]] = [rank for rank, _ in found]
     return [

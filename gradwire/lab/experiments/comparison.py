@@ -106,6 +106,7 @@ class Comparison:
         """Facts about the runs, for reports."""
         task = self.make_task()
         optimizer, options = self.recipe.optimizer_of(task)
+        # what the recipe says beside the optimizer
         given = {
             name: value
             for name, value in asdict(self.recipe).items()

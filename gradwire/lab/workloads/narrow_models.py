@@ -50,6 +50,7 @@ class NarrowVGG(nn.Sequential):
     def __init__(
         self, stages: Sequence[tuple[int, int]], hidden: int, classes: int = 10, channels: int = 3, pixels: int = 32
     ) -> None:
+        # stages of convolutions, each half as many pixels as the one before
         layers: list[nn.Module] = []
         for width, convolutions in stages:
             for _ in range(convolutions):
@@ -58,6 +59,7 @@ class NarrowVGG(nn.Sequential):
             if pixels > 1:
                 layers.append(nn.MaxPool2d(2))
                 pixels //= 2
+        # the head
         layers += [nn.Flatten(), nn.Linear(channels * pixels**2, hidden), nn.ReLU()]
         layers += [nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, classes)]
         super().__init__(*layers)
@@ -101,6 +103,7 @@ class ResidualBlock(nn.Module):
             nn.Conv2d(width, width, 3, padding=1, bias=False),
             nn.BatchNorm2d(width),
         )
+        # the shortcut has the shape of what it is added to
         self.shortcut = nn.Identity()
         if stride != 1 or channels != width:
             self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))

@@ -170,9 +170,11 @@ def _ends(upper: Tensor, words: int, spans: int = 0, span: int = 32) -> tuple[Te
     ends, starts, counts = (
         torch.empty(rows, length, dtype=torch.int32, device=upper.device) for length in (words, spans + 1, programs)
     )
+    # count the entries of each program's words
     launching.launch(
         words_kernel, rows * programs, counts, starts, upper, upper.stride(0), words, spans, SIZE=SIZE
     )  # fmt: skip
+    # add up the counts before each word
     launching.launch(
         ends_kernel, rows * programs, ends, starts, counts, upper, upper.stride(0), words, spans, SPAN=span, SIZE=SIZE
     )  # fmt: skip
