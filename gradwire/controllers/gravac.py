@@ -153,9 +153,11 @@ class GraVAC(Controller):
         return {"window": self._window.to_tensor(), "search": torch.tensor(numbers, dtype=torch.float64, device="cpu")}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self._window.load(state["window"])
         index, frozen, compute_s, share, seconds, rate, loss, error, residual, *tried = state["search"].tolist()
         factors = self._factors
+        if len(tried) != 2 * len(factors.factors):
+            raise ValueError("it is not what such a controller saves")
+        self._window.load(state["window"])
         factors.index, factors.frozen, factors.compute_s = int(index), bool(frozen), compute_s
         factors.shares, factors.seconds = tried[: len(tried) // 2], tried[len(tried) // 2 :]
         self._reference, self._guard = Reference(share, seconds, rate), Guard(loss, error, residual)

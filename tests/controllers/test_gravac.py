@@ -333,6 +333,16 @@ def test_a_run_that_was_cut_within_a_window_goes_on_bit_for_bit(cut: int):
         running.close()
 
 
+@pytest.mark.parametrize("numbers", [-1, 2])
+def test_a_state_of_other_numbers_is_refused(numbers: int):
+    """That of a search over other factors, or one that Gradwire 0.2.0 saved, which has one number less."""
+    controller = gw.GraVAC()
+    state = controller.state_dict()
+    state["search"] = state["search"].repeat(2)[: len(state["search"]) + numbers]
+    with pytest.raises(ValueError, match="it is not what such a controller saves"):
+        controller.load_state_dict(state)
+
+
 def test_ranks_with_gradients_that_are_not_finite_go_on_alike():
     running = controlled(3)
     for number in range(20):
