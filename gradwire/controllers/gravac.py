@@ -22,6 +22,8 @@ logger = logging.getLogger("gradwire")
 
 TIME_DRIFT, GAIN_DRIFT, DELAY_DRIFT = 1.3, 1.25, 2.0
 """Steps, gains and delays that change by more than so many times start a new search."""
+FELL_BACK = 0.75
+"""Steps that send so many times the factor in force, or less, are those of groups that sent more for their gain."""
 HORIZON_WINDOWS = 8
 """The horizon of "delay", in windows."""
 
@@ -36,6 +38,8 @@ class Reference:
     """Of a step; at first those from when the factor was tried."""
     rate: float = 0.0
     """The largest learning rate since."""
+    factor: float = nan
+    """How many times fewer elements were sent."""
 
 
 @dataclass
@@ -132,8 +136,8 @@ class GraVAC(Controller):
             self._reference.rate = rate
             self._factors.explore()
             self._begin_search(seen, f"the learning rate dropped: explore from {self._factors.factor:g}x")
-        elif self._window.latest_seconds(seen.ranks, self.window // 2) > TIME_DRIFT * self._reference.seconds:
-            # half of these steps at least take longer: the last quarter of the window
+        elif self._steps_take_longer(seen.ranks):
+            # half of these steps at least do: the last quarter of the window
             seconds = self._window.latest_seconds(seen.ranks, self.window // 4)
             self._factors.explore()
             text = self._factors.judge(self._window.summarize(seen.ranks).held, seconds)
@@ -148,25 +152,33 @@ class GraVAC(Controller):
         factors, reference, guard = self._factors, self._reference, self._guard
         numbers = [
             factors.index, factors.frozen, factors.compute_s, reference.share, reference.seconds, reference.rate,
-            guard.loss, guard.error, guard.residual, *factors.shares, *factors.seconds,
+            reference.factor, guard.loss, guard.error, guard.residual, *factors.shares, *factors.seconds,
         ]  # fmt: skip
         return {"window": self._window.to_tensor(), "search": torch.tensor(numbers, dtype=torch.float64, device="cpu")}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        index, frozen, compute_s, share, seconds, rate, loss, error, residual, *tried = state["search"].tolist()
+        index, frozen, compute_s, *numbers = state["search"].tolist()
+        reference, guard, tried = numbers[:4], numbers[4:7], numbers[7:]
         factors = self._factors
         if len(tried) != 2 * len(factors.factors):
             raise ValueError("it is not what such a controller saves")
         self._window.load(state["window"])
         factors.index, factors.frozen, factors.compute_s = int(index), bool(frozen), compute_s
         factors.shares, factors.seconds = tried[: len(tried) // 2], tried[len(tried) // 2 :]
-        self._reference, self._guard = Reference(share, seconds, rate), Guard(loss, error, residual)
+        self._reference, self._guard = Reference(*reference), Guard(*guard)
 
     def _plan(self) -> Plan:
         factors = self._factors
         return with_levels(
             self._origin, factors.smaller, factors.factor, self._reading, factors.least_gain, self.smoothing
         )
+
+    def _steps_take_longer(self, ranks: int) -> bool:
+        """Whether the steps of the last half window take longer, and not because many of them sent a smaller factor."""
+        half, expected = self.window // 2, self._reference.factor
+        if not self._window.latest_seconds(ranks, half) > TIME_DRIFT * self._reference.seconds:
+            return False
+        return self._window.latest_factor(half) > FELL_BACK * (self._factors.factor if isnan(expected) else expected)
 
     def _begin_search(self, seen: Observation, reason: str) -> None:
         """Starts a search in the middle of a window."""
@@ -216,7 +228,7 @@ class GraVAC(Controller):
             reason = "the gain rose"
         else:
             if isnan(before.share):
-                self._reference = Reference(summary.sent, summary.seconds, before.rate)
+                self._reference = Reference(summary.sent, summary.seconds, before.rate, summary.factor)
             return f"stay at {factors.factor:g}x"
         factors.explore()
         return f"{reason}: explore from {factors.factor:g}x"

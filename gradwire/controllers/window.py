@@ -70,6 +70,11 @@ class Window:
         """The median of the last `steps`, NaN before there are so many."""
         return median(row.seconds / ranks for row in self.rows[-steps:]) if len(self.rows) >= steps else nan
 
+    def latest_factor(self, steps: int) -> float:
+        """All elements over those that the last `steps` sent."""
+        sent, elements = (sum(each) for each in zip(*(row[3:5] for row in self.rows[-steps:]), strict=True))
+        return elements / sent if sent else 1.0
+
     def summarize(self, ranks: int) -> Summary:
         """The window's averages: sums over steps before any division, so that steps count by their norms."""
         # leave out steps that settle, then sum
