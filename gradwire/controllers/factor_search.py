@@ -91,10 +91,13 @@ class FactorSearch:
         self.frozen = self.index in self.tried
         return f"{reason}{'stay at' if self.frozen else 'try'} {self.factor:g}x"
 
-    def reconsider(self, share: float) -> bool:
+    def reconsider(self, share: float, seconds: float) -> bool:
         """Steps back to a smaller factor where that promises more, now that `share` is sent; returns whether. A
         residual may take longer than a window to fill, and the gain is less once it is full."""
         before = self.index
+        # after a step back its steps may not have been timed
+        if isnan(self.seconds[before]):
+            self.seconds[before] = seconds
         self.shares[before] = share
         self.index = self._best(before)
         self.frozen = self.index in self.tried

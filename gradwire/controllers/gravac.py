@@ -217,7 +217,7 @@ class GraVAC(Controller):
         # what is gained now
         factors, before, gain = self._factors, self._reference, self._reading.of(summary.sent)
         # a smaller factor has become better
-        if factors.reconsider(summary.held):
+        if factors.reconsider(summary.held, summary.seconds):
             return f"the gain fell to {self._reading.of(summary.held):.2f}: step back to {factors.factor:g}x"
         # something has changed
         if summary.seconds * TIME_DRIFT < before.seconds:

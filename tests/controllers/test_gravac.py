@@ -134,7 +134,7 @@ def test_a_gain_that_falls_once_residuals_are_full_steps_back(share: float, stay
     factors = candidates(least_gain=0.05)
     factors.shares, factors.seconds = [0.9, 0.8, 0.6, 0.2, 0.03], [0.9, 0.6, 0.35, 0.1, 0.1]
     factors.index, factors.frozen = 3, True
-    assert factors.reconsider(share) == (stays_at < 160)
+    assert factors.reconsider(share, 1.0) == (stays_at < 160)
     assert factors.factor == stays_at
 
 
@@ -142,15 +142,25 @@ def test_a_gain_that_becomes_too_small_steps_back_though_nothing_is_faster():
     factors = candidates(least_gain=0.1)
     factors.shares, factors.seconds = [0.9, 0.8, 0.6, 0.2, nan], [9.0, 7.0, 7.0, 0.01, nan]
     factors.index, factors.frozen = 3, True
-    assert factors.reconsider(0.09)
+    assert factors.reconsider(0.09, 1.0)
     assert factors.factor == 20
+
+
+def test_a_factor_that_was_stepped_back_to_is_watched_though_it_was_not_tried():
+    factors = geometric()
+    assert factors.judge(share_of(10), 1.0) == "try 80x"
+    factors.judge(share_of(20), 0.9)
+    factors.explore()
+    factors.step_back()
+    assert not factors.reconsider(share_of(DELAYS[factors.factor]), 1.0)
+    assert factors.frozen
 
 
 def test_where_the_factor_that_was_begun_with_gains_too_little_in_the_end_a_smaller_one_is_tried():
     factors = candidates(least_gain=0.1)
     factors.shares[2], factors.seconds[2] = 0.2, 1.0
     factors.index, factors.frozen = 2, True
-    assert factors.reconsider(0.09)
+    assert factors.reconsider(0.09, 1.0)
     assert (factors.factor, factors.frozen) == (20, False)
 
 
