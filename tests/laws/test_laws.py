@@ -133,6 +133,21 @@ def test_replicas_are_identical_and_keep_what_is_not_sent(case: Case):
             lawful_step(case, running, draw(SMALL_SLOTS, 3, step))
 
 
+@rows(CONSERVING)
+def test_all_elements_travel_in_time(case: Case):
+    """Of a gradient that stays the same, and none of whose elements is small."""
+    generator = torch.Generator().manual_seed(0)
+    grads = [
+        [g.sign() * (1 + torch.rand(g.shape, generator=generator)) for g in own] for own in draw(SMALL_SLOTS, 2, 0)
+    ]
+    sent = [torch.zeros_like(g, dtype=torch.bool) for g in grads[0]]
+    with start(case, SMALL_SLOTS, 2) as running:
+        for _ in range(100):
+            for travelled, mean in zip(sent, running.step(grads)[0], strict=True):
+                travelled |= mean != 0
+    assert torch.cat([each.flatten() for each in sent]).float().mean() > 0.7
+
+
 @codecs
 @pytest.mark.parametrize("n", [1, 7, 8, 1000, 70_001])
 def test_a_codec_takes_out_what_its_payload_stands_for(codec: Codec, n: int):
