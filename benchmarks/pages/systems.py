@@ -82,8 +82,8 @@ def gravac() -> Page:
     )
     return Page(
         "gravac", "GraVAC (2023)",
-        f"{span(sooner)} times as fast as static 10x, published 2 to 7; within 1.05 of the best static factor's time in "
-        f"{near} of {len(over)}.",
+        f"{span(sooner)} times as fast as static 10x, published 2 to 7; within 1.05 of the best static factor's time "
+        f"in {near} of {len(over)}.",
         [Shown(["gravac"], columns, rows, note), Shown(["multilevel"], ["", "published", "measured"], [levels])],
         f"{NO_GPUS} `gradwire train --suite gravac` runs all.",
     )  # fmt: skip
