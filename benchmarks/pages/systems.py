@@ -80,7 +80,8 @@ def gravac() -> Page:
     note = (
         "Real losses, computed times to dense's loss + 1%, where dense's wire takes so many times its computation. "
         "Medians of three seeds. Accordion: PowerSGD r4/r1. Published over 10x: 4.32, 1.95, 6.67; over "
-        "Accordion: 1.94, 5.63, 2.06. The rate falls to a tenth after half of dense's steps, for all: only 10x is there then."
+        "Accordion: 1.94, 5.63, 2.06. The rate falls to a tenth after half of dense's steps, for all: only 10x is "
+        "there then."
     )
     return Page(
         "gravac", "GraVAC (2023)",
