@@ -12,7 +12,6 @@ collect this file.
 
 import argparse
 import os
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -20,6 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT))
+
+from tests.support.where_tested import where_tested  # noqa: E402
+
 LEAST = 0.95
 """The share of faults that tests have to find."""
 AREA_S, ALL_S = 900.0, 5400.0
@@ -260,11 +263,8 @@ def _found_by(fault: Fault) -> str:
 
 def _tests_of(module: Path) -> list[Path]:
     """The test files of a module: that of its name, and those that tests/README.md names."""
-    found = set((ROOT / "tests").rglob(f"test_{module.name}.py"))
-    for line in (ROOT / "tests" / "README.md").read_text().splitlines():
-        if line.startswith("|") and f"`{module}`" in line:
-            found |= {ROOT / path for path in re.findall(r"tests/[\w/]+\.py", line)}
-    return sorted(found)
+    named = [ROOT / test for test in where_tested().get(module, [])]
+    return sorted({*named, *(ROOT / "tests").rglob(f"test_{module.name}.py")})
 
 
 def _first_failure(files: list[Path], limit_s: float) -> str:

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import gradwire
+from tests.support.where_tested import where_tested
 
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "gradwire"
@@ -87,16 +88,9 @@ def test_every_module_of_the_core_has_a_test_of_its_name_or_a_line_in_the_readme
         if path.name != "__init__.py"
     }
     own = {module for module in modules if (TESTS / module.parent / f"test_{module.name}.py").exists()}
-    listed = _tested_in()
+    listed = where_tested()
     assert listed.keys() == modules - own
     assert not [test for tests in listed.values() for test in tests if not (TESTS.parent / test).exists()]
-
-
-def _tested_in() -> dict[Path, list[str]]:
-    """The test files of each module that the table in tests/README.md names."""
-    table = (TESTS / "README.md").read_text().partition("| module | tested in |")[2]
-    rows = [[re.findall("`(.*?)`", cell) for cell in line.split("|")[1:3]] for line in table.splitlines()[2:]]
-    return {Path(module): [test.split()[0] for test in tests] for modules, tests in rows for module in modules}
 
 
 def test_every_fault_of_mutants_is_one_place_in_the_code():

@@ -13,7 +13,6 @@ where it ended; remove the result after a change of this file.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, replace
@@ -31,7 +30,7 @@ from torch.nn.utils import parameters_to_vector
 from benchmarks.losses.convergence import Clothes
 from benchmarks.losses.fidelity import Setting, rate
 from benchmarks.losses.row_selection import Run, Selection, Worker, count
-from benchmarks.shared.provenance import RESULTS, save
+from benchmarks.shared.provenance import known_runs, save
 from benchmarks.shared.tables import markdown, middle
 from gradwire.lab.models import MODELS
 from gradwire.lab.workloads import FashionMnist, LanguageModel
@@ -99,7 +98,7 @@ def main() -> None:
             runs = [(run, setting.lr) for run in runs_of(name) if name in CELLS_OF[task]]
         for run, lr in runs:
             measure(run, lr, task, seed, arguments)
-    runs, asked = known(arguments.save), list(asked_and_sent())
+    runs, asked = known_runs(arguments.save), list(asked_and_sent())
     save(arguments.save, ranks=RANKS, runs=runs, asked=asked)
     print("\n\n".join(table(*key, runs) for key in dict.fromkeys((run["task"], run["steps"]) for run in runs)))
     print(markdown(("asked", *PUBLISHED), asked))
@@ -116,11 +115,6 @@ def arguments_of() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def known(file: str) -> list[dict[str, Any]]:
-    path = RESULTS / file
-    return json.loads(path.read_text())["runs"] if path.exists() else []
-
-
 def runs_of(name: str) -> list[Run]:
     """A cell's runs: its own, and those beside it."""
     run = CELLS[name]
@@ -130,17 +124,12 @@ def runs_of(name: str) -> list[Run]:
 
 def measure(run: Run, lr: float, task: str, seed: int, arguments: argparse.Namespace) -> None:
     """Trains a run that the results lack, and writes them."""
-    runs = known(arguments.save)
-    key = key_of(run) | {"task": task, "seed": seed, "steps": arguments.steps, "lr": lr}
+    runs = known_runs(arguments.save)
+    key = asdict(run) | {"task": task, "seed": seed, "steps": arguments.steps, "lr": lr}
     if not any(key.items() <= other.items() for other in runs):
         runs.append(key | train(TASKS[task], run, lr, seed, arguments.steps))
         print(runs[-1], flush=True)
         save(arguments.save, ranks=RANKS, runs=runs)
-
-
-def key_of(run: Run) -> dict[str, Any]:
-    """A run as its result has it."""
-    return asdict(run)
 
 
 def train(setting: Setting, run: Run, lr: float, seed: int, steps: int) -> dict[str, float]:
@@ -227,7 +216,7 @@ def figure(key: str, runs: list[dict[str, Any]]) -> float:
 
 def of(task: str, steps: int, run: Run, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The runs of one kind at the task's rate, by seed."""
-    key = key_of(run) | {"task": task, "steps": steps, "lr": TASKS[task].lr}
+    key = asdict(run) | {"task": task, "steps": steps, "lr": TASKS[task].lr}
     return sorted((each for each in runs if key.items() <= each.items()), key=lambda each: each["seed"])
 
 

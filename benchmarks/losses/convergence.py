@@ -13,7 +13,6 @@ goes on where it ended; remove the result after a change of this file.
 """
 
 import argparse
-import json
 import math
 import statistics
 import sys
@@ -29,7 +28,7 @@ import torch
 from torch import nn
 
 import gradwire as gw
-from benchmarks.shared.provenance import RESULTS, save
+from benchmarks.shared.provenance import known_runs, save
 from benchmarks.shared.ranks import as_rank, collect
 from gradwire.compressors import Codec, Compressor
 from gradwire.lab.workloads import FashionMnist, LanguageModel, Task
@@ -111,7 +110,7 @@ def main() -> None:
     for part, seed, task in product(*(each.split(",") for each in (arguments.parts, arguments.seeds, arguments.tasks))):
         if missing(part, task, int(seed)):
             collect(__file__, ["--parts", part, "--seeds", seed, "--tasks", task], RANKS, "loopback")
-    print("\n\n".join(markdown(task, known()) for task in settings()))
+    print("\n\n".join(markdown(task, known_runs(FILE)) for task in settings()))
 
 
 def parse() -> argparse.Namespace:
@@ -123,15 +122,10 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def known() -> list[dict]:
-    path = RESULTS / FILE
-    return json.loads(path.read_text())["runs"] if path.exists() else []
-
-
 def missing(part: str, task: str, seed: int) -> list[Run]:
     """The runs of a part that the results file lacks."""
     setting = settings()[task]
-    done = {run["name"] for run in known() if (run["task"], run["seed"]) == (task, seed)}
+    done = {run["name"] for run in known_runs(FILE) if (run["task"], run["seed"]) == (task, seed)}
     beside = rivals(setting.slots)
     parts = {
         "rivals": [run for run in beside if not run.each], "rest": rest(setting),
@@ -145,7 +139,7 @@ def job(arguments: argparse.Namespace) -> list[dict]:
     import torch.distributed as dist
 
     task, seed = arguments.tasks, int(arguments.seeds)
-    results, runs = known(), missing(arguments.parts, task, seed)
+    results, runs = known_runs(FILE), missing(arguments.parts, task, seed)
     for run in runs:
         found = {"task": task, "seed": seed} | train(run, settings()[task], seed)
         results.append(found)

@@ -15,7 +15,6 @@ ended.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ from torch import Tensor, nn
 import gradwire as gw
 from benchmarks.losses.feedback import Code, against_dense, nearest, stochastic
 from benchmarks.losses.fidelity import rate
-from benchmarks.shared.provenance import RESULTS, save
+from benchmarks.shared.provenance import known_runs, save
 from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.tables import markdown
 from gradwire.lab.workloads import LanguageModel
@@ -155,7 +154,7 @@ def main() -> None:
     for seed, way in product(map(int, arguments.seeds.split(",")), ways.split(";")):
         about = {"way": way, "seed": seed, "optimizer": arguments.optimizer, "engine": arguments.engine}
         about |= {"workers": 2 if arguments.engine else arguments.workers}
-        runs = known()
+        runs = known_runs(FILE)
         if not any(about.items() <= run.items() for run in runs):
             found = in_ranks(about) if arguments.engine else play(way, seed, arguments.optimizer, arguments.workers)
             save(FILE, runs=[*runs, about | found])
@@ -171,11 +170,6 @@ def arguments_of() -> argparse.Namespace:
     parser.add_argument("--engine", action="store_true")
     parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
-
-
-def known() -> list[dict[str, Any]]:
-    path = RESULTS / FILE
-    return json.loads(path.read_text())["runs"] if path.exists() else []
 
 
 def play(way: str, seed: int, optimizer: str, workers: int) -> dict[str, float]:
@@ -245,7 +239,7 @@ def figures(task: LanguageModel, model: nn.Module, losses: list[float]) -> dict[
 
 def tables() -> str:
     """The runs against dense of the same seed, in Markdown, a table for each optimizer and number of workers."""
-    runs, about = known(), ("optimizer", "workers", "engine")
+    runs, about = known_runs(FILE), ("optimizer", "workers", "engine")
     kinds = {tuple(run[key] for key in about): None for run in runs}
     return "\n\n".join(table([run for run in runs if tuple(run[key] for key in about) == kind], kind) for kind in kinds)
 

@@ -11,7 +11,6 @@ goes on where it ended.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.losses.fidelity import STEPS, TASKS, rate
-from benchmarks.shared.provenance import RESULTS, save
+from benchmarks.shared.provenance import known_runs, save
 from benchmarks.shared.tables import markdown
 
 RANKS = 2
@@ -308,18 +307,13 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for seed, task, way in product(arguments.seeds.split(","), arguments.tasks.split(","), arguments.ways.split(";")):
-        runs = known(task)
+        runs = known_runs(f"feedback_{task}.json")
         if (way, int(seed)) in {(run["way"], run["seed"]) for run in runs} or (way in STATES and "adamw" not in task):
             continue
         runs.append({"task": task, "way": way, "seed": int(seed)} | train(task, way, int(seed)))
         save(f"feedback_{task}.json", runs=runs)
         print(f"{task}, seed {seed}, {way}: {runs[-1]}", flush=True)
     print("\n\n".join(map(table, arguments.tasks.split(","))))
-
-
-def known(task: str) -> list[dict[str, Any]]:
-    path = RESULTS / f"feedback_{task}.json"
-    return json.loads(path.read_text())["runs"] if path.exists() else []
 
 
 def train(task: str, way: str, seed: int) -> dict[str, float]:
@@ -377,7 +371,8 @@ class AdamW(torch.optim.Optimizer):
 
 def table(task: str) -> str:
     """The task's runs in Markdown."""
-    return markdown((task, "held out against dense, by seed", "training"), against_dense(known(task)))
+    runs = known_runs(f"feedback_{task}.json")
+    return markdown((task, "held out against dense, by seed", "training"), against_dense(runs))
 
 
 def against_dense(runs: list[dict[str, Any]]) -> list[list[str]]:

@@ -15,7 +15,6 @@ goes on where it ended; remove the result after a change of this file.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.shared.provenance import RESULTS, save
+from benchmarks.shared.provenance import RESULTS, known_runs, save
 from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.rates import up_and_down
 from gradwire.lab.configuration import parse
@@ -112,7 +111,7 @@ def main() -> None:
             given = ["--seeds", seed, "--tasks", task, "--steps", str(arguments.steps)]
             given += ["--names", arguments.names, "--save", arguments.save]
             collect(__file__, [*given, *(["--rates"] if arguments.rates else [])], RANKS, "loopback")
-    runs = known(arguments.save)
+    runs = known_runs(arguments.save)
     tasks = [task for task in TASKS if of_task(task, arguments.steps, runs)]
     print("\n\n".join(markdown(task, arguments.steps, runs) for task in tasks))
 
@@ -129,17 +128,12 @@ def arguments_of() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def known(file: str) -> list[dict[str, Any]]:
-    path = RESULTS / file
-    return json.loads(path.read_text())["runs"] if path.exists() else []
-
-
 def missing(arguments: argparse.Namespace, task: str, seed: int) -> list[tuple[str, float]]:
     """Names and rates of the runs that the results file lacks."""
     setting = TASKS[task]
     rates = setting.rates if arguments.rates else (setting.lr,)
     names = ("dense",) if arguments.rates else tuple(arguments.names.split(";"))
-    done = {(run["task"], run["seed"], run["steps"], run["name"], run["lr"]) for run in known(arguments.save)}
+    done = {(run["task"], run["seed"], run["steps"], run["name"], run["lr"]) for run in known_runs(arguments.save)}
     return [run for run in product(names, rates) if (task, seed, arguments.steps, *run) not in done]
 
 
@@ -148,7 +142,7 @@ def job(arguments: argparse.Namespace) -> None:
     import torch.distributed as dist
 
     task, seed = arguments.tasks, int(arguments.seeds)
-    results, transport = known(arguments.save), ProcessGroup.own()
+    results, transport = known_runs(arguments.save), ProcessGroup.own()
     for name, lr in missing(arguments, task, seed):
         found = train(CONFIGURATIONS.get(name, name), task, seed, lr, arguments.steps, transport)
         found = {"task": task, "seed": seed, "name": name, "lr": lr} | found

@@ -1,13 +1,13 @@
 """GraVAC beside every static factor: time until the dense run's held-out loss, over slow, slower and changing links.
 
     python benchmarks/losses/gravac.py                                # three trainings, three seeds; half an hour
-    python benchmarks/losses/gravac.py --cases "LSTM, text" --seeds 0
+    python benchmarks/losses/gravac.py --cases "LSTM" --seeds 0
 
 A ResNet, a VGG and an LSTM of 0.1 to 0.3 million parameters train on two ranks over loopback, all but dense for twice
 as many steps. Losses are real, times are computed: a step takes 1, its computation, and the time of its bytes on the
 link, where dense's take 8 (100 Mbit/s for a million parameters on a CPU), or 80. So one training of a static factor
 counts for all links, and other work on the machine changes nothing. GraVAC, which reads the time, trains once for each
-link. "0.8, then 80" is a link that becomes slower after half of the dense steps. In the last case the learning rate
+link. "0.8→80" is a link that becomes slower after half of the dense steps. In the last case the learning rate
 falls to a tenth then.
 
 The goal is dense's last held-out loss + 1 %; it is reached where the mean of three evaluations in a row is there.
@@ -48,14 +48,14 @@ class Case:
 
 LSTM = ("model=lstm", "width=160", "layers=1", "context=24")
 CASES = {
-    "ResNet, digits": Case("digits", ("width=32", "batch=32"), rate=0.003),
-    "VGG, fashion-mnist": Case("fashion-mnist", ("model=cnn", "width=16", "batch=8")),
-    "LSTM, text": Case("lm", LSTM),
-    "LSTM, text, rate falls": Case("lm", LSTM, falls=120),
+    "ResNet": Case("digits", ("width=32", "batch=32"), rate=0.003),
+    "VGG": Case("fashion-mnist", ("model=cnn", "width=16", "batch=8")),
+    "LSTM": Case("lm", LSTM),
+    "LSTM, rate falls": Case("lm", LSTM, falls=120),
 }
 FACTORS = (10, 100, 1000)
 RIVALS = ("dense", *(f"{factor}x" for factor in FACTORS), "Accordion")
-LINKS = {"8": (8.0, 8.0), "80": (80.0, 80.0), "0.8, then 80": (0.8, 80.0)}
+LINKS = {"8": (8.0, 8.0), "80": (80.0, 80.0), "0.8→80": (0.8, 80.0)}
 """How long a dense step's bytes take before and after half of the dense steps, in steps of computation."""
 
 
@@ -82,7 +82,7 @@ def parse() -> argparse.Namespace:
 
 
 def ways() -> list[str]:
-    """What counts for all links, and GraVAC over each."""
+    """The ways that are trained: its rivals, once for all links, and GraVAC, once for each link."""
     return [*RIVALS, *(f"GraVAC, {link}" for link in LINKS)]
 
 

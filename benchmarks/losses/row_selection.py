@@ -1,4 +1,4 @@
-"""What workers send of a gradient: the largest elements of rows, cut in several ways, or top-k of as many bytes."""
+"""Selection by workers: the largest elements of each row, cut in several ways, or top-k of as many bytes."""
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ class Run:
     rows: bool = True
     """The largest elements of each row; else the largest of all, in as many bytes."""
     cut: str = "longer"
-    """What a row is: see `rows_of`."""
+    """The way in which `rows_of` cuts a weight into rows."""
     ratio: float = 0.01
     memory: str = "residual"
     """Or `dgc`."""
@@ -94,7 +94,7 @@ class Worker:
         self.left, self.velocity, self.sent = torch.zeros(3, select.n).unbind()
 
     def send(self, gradient: Tensor, step: int) -> Tensor:
-        """What is sent of a gradient (n,) and the memory, as a vector (n,)."""
+        """Adds a gradient (n,) to the memory, and takes out the elements to send: a vector (n,), zero elsewhere."""
         dgc = self.select.run.memory == "dgc"
         self.left += self.velocity.mul_(0.9).add_(gradient) if dgc else gradient
         at = self.select(self.left, step)

@@ -15,7 +15,7 @@ BENCHMARKS = Path(__file__).parents[1]
 RESULTS = BENCHMARKS / "results"
 CALLED = "GRADWIRE_BENCHMARK"
 RENAMED = {"controllers.py --part lgreco": "lgreco.py"}
-"""What a result's command says, and what does the same today."""
+"""Parts of recorded commands whose script has another name today, and what to write in their place."""
 
 
 def save(name: str, **found: Any) -> None:
@@ -54,6 +54,12 @@ def _place(script: str) -> str:
 def load(name: str) -> dict[str, Any]:
     """The result benchmarks/results/`name`.json."""
     return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def known_runs(file: str) -> list[dict[str, Any]]:
+    """The runs in benchmarks/results/`file`; none where there is no such file yet."""
+    path = RESULTS / file
+    return json.loads(path.read_text())["runs"] if path.exists() else []
 
 
 def commits_ago(result: dict[str, Any]) -> int | None:

@@ -117,9 +117,8 @@ class FactorSearch:
         to show that, so no factor is credited with more than the next smaller one that was tried allows."""
         delays = list[float]()
         for index, (factor, share) in enumerate(zip(self.factors, self.shares, strict=True)):
-            below, above = (
-                [i for i in self.tried if (i < index) == smaller and i != index] for smaller in (True, False)
-            )
+            below = [i for i in self.tried if i < index]
+            above = [i for i in self.tried if i > index]
             # in proportion to the next smaller factor, or else to the next larger one
             least = delays[below[-1]] * factor / self.factors[below[-1]] if below else 0.0
             if not isnan(share):

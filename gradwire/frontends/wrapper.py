@@ -36,7 +36,7 @@ class Wrapper(Optimizer):
         check_type("optimizer", optimizer, (Optimizer,), f"SGD(...) in {call}", optional=False)
         if isinstance(optimizer, Wrapper):
             raise ValueError(f"the optimizer is a {type(optimizer).__name__} already; wrap the optimizer inside it")
-        # a model whose gradients nobody else averages
+        # a model that is not in DDP, which averages gradients itself
         check_type("model", model, (nn.Module,), f"network in {call}", optional=False)
         if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
             raise ValueError(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradwire.integrations.framework import Replacements, check_has
 from gradwire.options import check_type
 from gradwire.torch_private.process_groups import world_size
 
@@ -39,7 +40,7 @@ class TrainingEngine:
         if engine.zero_optimization():
             _check_has(engine.optimizer, OF_ZERO)
         self._engine = engine
-        self._replaced: list[tuple[Any, str]] = []
+        self._replacements = Replacements()
 
     @property
     def module(self) -> nn.Module:
@@ -81,12 +82,12 @@ class TrainingEngine:
                 yield
                 reduce()
 
-        self._replace(engine, "allreduce_gradients", allreduce_gradients)
-        self._replace(engine, "coalesce_grad_reduction", coalesce_grad_reduction)
-        self._replace(engine, "buffered_allreduce_fallback", _no_sum)
+        self._replacements.replace(engine, "allreduce_gradients", allreduce_gradients)
+        self._replacements.replace(engine, "coalesce_grad_reduction", coalesce_grad_reduction)
+        self._replacements.replace(engine, "buffered_allreduce_fallback", _no_sum)
         if engine.zero_optimization():
-            self._replace(engine.optimizer, "average_tensor", _no_sum)
-            self._replace(engine.optimizer, "buffered_reduce_fallback", _no_sum)
+            self._replacements.replace(engine.optimizer, "average_tensor", _no_sum)
+            self._replacements.replace(engine.optimizer, "buffered_reduce_fallback", _no_sum)
 
     def save_with(self, key: str, state: Callable[[], Any], load: Callable[[Any], None]) -> None:
         """Adds `state()` to the client state of every checkpoint, and has `load` take it over, None where a
@@ -105,19 +106,12 @@ class TrainingEngine:
                 load(client_state.pop(key, None))
             return path, client_state
 
-        self._replace(self._engine, "save_checkpoint", save_checkpoint)
-        self._replace(self._engine, "load_checkpoint", load_checkpoint)
+        self._replacements.replace(self._engine, "save_checkpoint", save_checkpoint)
+        self._replacements.replace(self._engine, "load_checkpoint", load_checkpoint)
 
     def restore(self) -> None:
         """Undoes what was replaced: the engine sums by itself again."""
-        for owner, name in self._replaced:
-            delattr(owner, name)
-        self._replaced.clear()
-
-    def _replace(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
-        # on this object alone, in front of its class's method
-        setattr(owner, name, call)
-        self._replaced.append((owner, name))
+        self._replacements.undo()
 
 
 def _no_sum(*arguments: Any, **options: Any) -> None:
@@ -125,8 +119,7 @@ def _no_sum(*arguments: Any, **options: Any) -> None:
 
 
 def _check_has(owner: Any, names: Iterable[str]) -> None:
-    if missing := [name for name in names if not hasattr(owner, name)]:
-        raise ValueError(f"DeepSpeed {deepspeed.__version__} has no {missing[0]!r}; install version {TRIED}")
+    check_has(owner, names, f"DeepSpeed {deepspeed.__version__}", TRIED)
 
 
 def _refusals(engine: Any) -> Mapping[str, bool]:

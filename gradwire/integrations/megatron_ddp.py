@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradwire.integrations.framework import Replacements, check_has
 from gradwire.ops.host import number_in
 from gradwire.ops.vectors import Scalar
 from gradwire.options import one_line
@@ -63,7 +64,7 @@ class MegatronModel:
         # at one address, which recorded turns read
         self._one = torch.ones((), dtype=torch.float32, device=ddp.bucket_groups[0].buckets[0].grad_data.device)
         self._scale = self._one.clone()
-        self._replaced: list[tuple[Any, str]] = []
+        self._replacements = Replacements()
 
     @property
     def module(self) -> nn.Module:
@@ -118,7 +119,7 @@ class MegatronModel:
 
         # in place of the start of a sum
         for group in self._ddp.bucket_groups:
-            self._replace(group, "start_grad_sync", partial(_start, ready, BucketGroup(group)))
+            self._replacements.replace(group, "start_grad_sync", partial(_start, ready, BucketGroup(group)))
 
         # in place of the wait for all sums
         def finish_grad_sync(force_all_reduce: bool | None = False) -> None:
@@ -126,8 +127,8 @@ class MegatronModel:
                 group.start_grad_sync()
             finish()
 
-        self._replace(self._ddp, "zero_grad_buffer", zero_grad_buffer)
-        self._replace(self._ddp, "finish_grad_sync", finish_grad_sync)
+        self._replacements.replace(self._ddp, "zero_grad_buffer", zero_grad_buffer)
+        self._replacements.replace(self._ddp, "finish_grad_sync", finish_grad_sync)
 
     def weigh(self) -> None:
         """Makes the means in `main_grad` what Megatron makes: sums, where the loss is one per token."""
@@ -138,18 +139,11 @@ class MegatronModel:
 
     def restore(self) -> None:
         """Undoes what was replaced: Megatron sums by itself again."""
-        for owner, name in self._replaced:
-            delattr(owner, name)
-        self._replaced.clear()
+        self._replacements.undo()
 
     @property
     def _buckets(self) -> list[Any]:
         return [bucket for group in self._ddp.bucket_groups for bucket in group.buckets]
-
-    def _replace(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
-        # on this object alone, in front of its class's method
-        setattr(owner, name, call)
-        self._replaced.append((owner, name))
 
 
 def _start(ready: Callable[[BucketGroup], None], group: BucketGroup, force_all_reduce: bool | None = False) -> None:
@@ -157,8 +151,7 @@ def _start(ready: Callable[[BucketGroup], None], group: BucketGroup, force_all_r
 
 
 def _check_has(owner: Any, names: Iterable[str]) -> None:
-    if missing := [name for name in names if not hasattr(owner, name)]:
-        raise ValueError(f"megatron-core {megatron.__version__} has no {missing[0]!r}; install version {TRIED}")
+    check_has(owner, names, f"megatron-core {megatron.__version__}", TRIED)
 
 
 def _refusals(ddp: Any) -> Mapping[str, bool]:

@@ -56,8 +56,7 @@ def test_what_is_not_sent_is_left(run: Run):
 def test_the_runs_of_a_task_on_tiny_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    for module in (all_dimension, provenance):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(provenance, "RESULTS", tmp_path)
     task = LanguageModel(model="lstm", width=4, layers=1, context=4, batch=1, max_bytes=2_000)
     monkeypatch.setattr(all_dimension, "TASKS", {"cnn-sgd": Setting(lambda: task, "sgd", 0.1, (0.1,))})
     monkeypatch.setattr(all_dimension, "PUBLISHED", ("lstm",))

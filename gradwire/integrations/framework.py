@@ -1,0 +1,28 @@
+"""Changes to objects of a framework, and checks that they have what is used of them."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+class Replacements:
+    """Methods that were replaced on single objects, in front of their class's."""
+
+    def __init__(self) -> None:
+        self._replaced: list[tuple[Any, str]] = []
+
+    def replace(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        """Has `owner.name` be `call`."""
+        setattr(owner, name, call)
+        self._replaced.append((owner, name))
+
+    def undo(self) -> None:
+        """Makes all methods their class's again."""
+        for owner, name in self._replaced:
+            delattr(owner, name)
+        self._replaced.clear()
+
+
+def check_has(owner: Any, names: Iterable[str], framework: str, tried: str) -> None:
+    """Raises ValueError, naming the version of the `framework` that was tried, where `owner` lacks an attribute."""
+    if missing := [name for name in names if not hasattr(owner, name)]:
+        raise ValueError(f"{framework} has no {missing[0]!r}; install version {tried}")
