@@ -3,11 +3,11 @@
     python benchmarks/scheduler/played_beside_real.py                                  # 2 and 4 ranks, three links
     python benchmarks/scheduler/played_beside_real.py --ranks 2 --links 1gbit --models tiny-vgg16 --repeats 1
 
-In every cell (model, ranks, link) the real ranks and the played ones take turns. Real ones are processes over gloo,
-each in a network namespace of its own behind a shaped link. Played ones are as many processes at once, so that they
-share the cores as the real ones do, each playing one rank by itself. Figures are medians over all timed steps of rank
-0. Beside them stands what a curve says of this link that was measured where others were asked for. Writes
-benchmarks/results/played_beside_real.json with all ratios to the real steps.
+In every cell (model, ranks, link) ranks are processes over gloo, each in a network namespace of its own behind a shaped
+link. They take some steps among each other, then some on a card that is played, in turns, so that both kinds share the
+cores alike and a slow minute hits both. Figures are medians over all timed steps of rank 0. Beside them stands what a
+curve says of this link that was measured where others were asked for. Writes benchmarks/results/played_beside_real.json
+with all ratios to the real steps.
 """
 
 import argparse
@@ -42,49 +42,36 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="tiny-vgg16,tiny-gpt2")
+    parser.add_argument("--models", default="tiny-vgg16,tiny-gpt")
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--links", default="100mbit,1gbit,10gbit")
     parser.add_argument("--configurations", default=CONFIGURATIONS)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--latency-us", type=float, default=50.0)
     parser.add_argument("--save", default="played_beside_real.json")
     return parser.parse_args()
 
 
-Cell = tuple[dict[str, list[float]], dict[str, list[float]], dict[str, list[Any]]]
-"""By configuration: milliseconds of real steps, of played ones, and the played ones' curves."""
+Cell = dict[str, tuple[dict[str, list[float]], Any]]
+"""By configuration: milliseconds of the real and the played steps, and a curve."""
 
 
 def cell(model: str, ranks: int, link: str, arguments: argparse.Namespace) -> Cell:
-    """The real and the played ranks in turns."""
-    from gradwire.lab.experiments.bench_setup import Setup
-    from gradwire.lab.launch.lab_cluster import LabCluster
+    """The steps of all configurations."""
+    from benchmarks.scheduler.played_beside_real_rank import beside
+    from gradwire.lab.curve import StepCurve
+    from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
+    from gradwire.lab.launch.runner import runner
     from gradwire.lab.play_spec import PlaySpec
 
     there = PlaySpec.read(f"{ranks}@{link}", latency_us=arguments.latency_us)
-    real, played = Setup(model=model, ranks=ranks, link=link), Setup(model=model, ranks=ranks, play=there)
-    found: Cell = {}, {}, {}
-    for _ in range(arguments.repeats):
-        for sample in timed(real, real.cluster("cpu"), arguments):
-            found[0].setdefault(sample.configuration, []).extend(sample.step_ms)
-        for sample in timed(played, LabCluster(ranks), arguments):
-            found[1].setdefault(sample.configuration, []).extend(sample.step_ms)
-            found[2].setdefault(sample.configuration, []).append(sample.curve)
-    return found
-
-
-def timed(setup: Any, cluster: Any, arguments: argparse.Namespace) -> list[Any]:
-    from gradwire.lab.experiments.bench_setup import TimingOptions
-    from gradwire.lab.jobs.bench_job import TimedSteps, bench
-    from gradwire.lab.launch.runner import runner
-
-    spec = setup.spec(arguments.configurations.split(), TimingOptions(arguments.steps, 1))
+    timing = TimingOptions(arguments.steps, arguments.repeats)
+    spec = Setup(model=model, ranks=ranks, play=there).spec(arguments.configurations.split(), timing)
     lines: list[dict[str, Any]] = []
-    with runner(cluster) as runs, TemporaryDirectory() as folder:
-        runs.run(bench, spec, Path(folder, "lines.jsonl"), lines.append)
-    return [TimedSteps.from_line(line) for line in lines]
+    with runner(Setup(model=model, ranks=ranks, link=link).cluster("cpu")) as runs, TemporaryDirectory() as folder:
+        runs.run(beside, spec, Path(folder, "lines.jsonl"), lines.append)
+    return {line["configuration"]: (line["step_ms"], StepCurve.from_line(line["curve"])) for line in lines}
 
 
 def compared(model: str, ranks: int, link: str, cells: dict[str, Cell], latency_us: float) -> list[dict[str, Any]]:
@@ -92,13 +79,12 @@ def compared(model: str, ranks: int, link: str, cells: dict[str, Cell], latency_
     from gradwire.lab.play_spec import PlaySpec
 
     network = PlaySpec.read(f"{ranks}@{link}", latency_us=latency_us).cluster.network
-    real, played, _ = cells[link]
     rows: list[dict[str, Any]] = []
-    for name, steps in real.items():
+    for name, (step_ms, _) in cells[link].items():
         # the curves that were measured where other links were asked for
-        curves = [curve for other, (_, _, own) in cells.items() if other != link for curve in own[name]]
-        by_curve = {"curve_ms": [1e3 * curve.at(*network) for curve in curves]}
-        found = {"real_ms": steps, "played_ms": played[name]} | (by_curve if curves else {})
+        by_curve = [1e3 * own[name][1].at(*network) for other, own in cells.items() if other != link]
+        found = {"real_ms": step_ms["real"], "played_ms": step_ms["played"]}
+        found |= {"curve_ms": by_curve} if by_curve else {}
         figures = {what: median(numbers) for what, numbers in found.items()}
         ratios = {what.removesuffix("_ms"): figure / figures["real_ms"] for what, figure in figures.items()}
         rows.append({"model": model, "ranks": ranks, "link": link, "configuration": name} | figures | ratios)

@@ -123,6 +123,9 @@ def test_the_found_plans_timeline_is_what_the_search_said(regime, gpus_per_host)
     lanes = {"forward", "backward", "encode", "wire", "decode", "wait", "optimizer"}
     assert {span.lane for span in drawn.spans} == lanes
     assert all(span.start_s <= span.end_s for span in drawn.spans)
+    # the thread that trains does one thing after another
+    trains = [span for span in drawn.spans if span.lane in ("forward", "backward", "wait", "optimizer")]
+    assert all(before.end_s == pytest.approx(after.start_s) for before, after in pairwise(trains))
 
 
 @pytest.mark.parametrize("compressor", [gw.ACPSGD(2), gw.Interleaved(gw.TopK(0.1), gw.TopK(0.01), 3)], ids=str)
