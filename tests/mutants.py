@@ -203,10 +203,11 @@ FAULTS = [
     Fault("controllers/guard.py", "max(LOSS_RISE * before, before + 3 * noise)", "LOSS_RISE * before"),
     Fault("controllers/accordion.py", "self._began = seen.step + 1", "self._began = seen.step"),
     Fault("controllers/warm_up.py", "(self._done - self.dense) * stages", "self._done * stages"),
-    Fault("controllers/factor_search.py", "best - 1 if best == before > 0 and isnan(self.compute_s) else best", "best"),
+    Fault("controllers/factor_search.py", "self._half() if best == before and isnan(self.compute_s) else best", "best"),
     Fault("controllers/factor_search.py", "compute_s + wire_s / factor", "compute_s + wire_s"),
     Fault("controllers/factor_search.py", "max(0.0, line.intercept)", "0.0"),
-    Fault("controllers/factor_search.py", "max(0, self.index - 1), True", "self.index, True"),
+    Fault("controllers/factor_search.py", "self._half(), True", "self.index, True"),
+    Fault("controllers/factor_search.py", "factor < 0.55 * self.factor", "factor < self.factor"),
     Fault("controllers/gain.py", "return sqrt(share)", "return share"),
 ]  # fmt: skip
 

@@ -153,31 +153,32 @@ def made(way: str, scheduler: Any) -> tuple[gw.compressors.Compressor, Any]:
     if way == "Accordion":
         return gw.PowerSGD(4), gw.Accordion(4, 1, interval=2 * WINDOW, scheduler=scheduler)
     if "GraVAC" in way:
-        return gw.TopK(0.1), gw.GraVAC(10, 1000, window=WINDOW, scaling="geometric", scheduler=scheduler)
+        return gw.TopK(0.1), gw.GraVAC(10, 1000, window=WINDOW, scheduler=scheduler)
     return gw.FP32() if way == "dense" else gw.TopK(1 / float(way.removesuffix("x"))), None
 
 
 def compared(runs: list[dict[str, Any]], case: str, link: str) -> dict[str, Any]:
-    """The time of each way to the goal over a link, None where it never was there, and GraVAC's decisions."""
+    """The time and the steps of each way to the goal over a link, None where it never was there, and GraVAC's
+    decisions."""
     own = {run["way"]: run for run in runs}
     goal = NEAR * fmean(own["dense"]["losses"][-3:])
     over_link = [*RIVALS, f"GraVAC, {link}"]
-    took = {
-        way.split(",")[0]: reached(own[way], goal, Clock(LINKS[link], own[way]["dense_bytes"], case))
-        for way in over_link
-    }
-    return {"took": took, "decisions": own[over_link[-1]]["decisions"]}
+    took, steps = dict[str, float | None](), dict[str, int | None]()
+    for way in over_link:
+        name, clock = way.split(",")[0], Clock(LINKS[link], own[way]["dense_bytes"], case)
+        took[name], steps[name] = reached(own[way], goal, clock) or (None, None)
+    return {"took": took, "steps": steps, "decisions": own[over_link[-1]]["decisions"]}
 
 
-def reached(run: dict[str, Any], goal: float, clock: Clock) -> float | None:
-    """The time until the mean of three evaluations is at the goal; None where it never was."""
+def reached(run: dict[str, Any], goal: float, clock: Clock) -> tuple[float, int] | None:
+    """Time and steps until the mean of three evaluations is at the goal; None where it never was."""
     ends = list[float]()
     for size in run["bytes"]:
         clock.add(size)
         ends.append(clock.now)
     means = [fmean(three) for three in zip(run["losses"], run["losses"][1:], run["losses"][2:], strict=False)]
     at = next((number for number, loss in enumerate(means) if loss <= goal), None)
-    return None if at is None else ends[EVERY * (at + 3) - 1]
+    return None if at is None else (ends[(steps := EVERY * (at + 3)) - 1], steps)
 
 
 def over_best(row: dict[str, Any]) -> float:
@@ -187,12 +188,17 @@ def over_best(row: dict[str, Any]) -> float:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    heads = ["case", "link", "seed", *RIVALS, "GraVAC", "over the best"]
-    cells = [
-        [row["case"], row["link"], str(row["seed"]), *(f"{time:.0f}" if time else "-" for time in row["took"].values())]
-        for row in rows
-    ]
-    return markdown(heads, [[*own, f"{over_best(row):.2f}"] for row, own in zip(rows, cells, strict=True)])
+    heads = ["case", "link", "seed", *(f"{way}: time (steps)" for way in (*RIVALS, "GraVAC")), "over the best"]
+    return markdown(heads, [[*_where(row), *_times(row), f"{over_best(row):.2f}"] for row in rows])
+
+
+def _where(row: dict[str, Any]) -> list[str]:
+    return [row["case"], row["link"], str(row["seed"])]
+
+
+def _times(row: dict[str, Any]) -> list[str]:
+    """A cell for each way."""
+    return [f"{time:.0f} ({row['steps'][way]})" if time else "never" for way, time in row["took"].items()]
 
 
 if __name__ == "__main__":

@@ -7,19 +7,34 @@ from typing import Literal
 
 from gradwire.controllers.gain import Reading, delay_of, share_of
 
-Scaling = Literal["exponential", "geometric"]
+Scaling = Literal["fine", "geometric", "exponential"]
+PER_DECADE = 10
+"""Factors from one to ten times as much, where scaling is "fine"."""
 DELAY_PER_FACTOR = 0.25
 """Steps that an element waits for each time that a factor sends less: 0.21 to 0.32 on three tasks, from 40x to 1000x
 (benchmarks/results/delays.json)."""
 
 
 def spaced(smallest: float, largest: float, scaling: Scaling) -> tuple[float, ...]:
-    """Factors from the smallest to the largest: 2, 4, 16, 256 times the smallest, or each twice the one before."""
+    """Factors from the smallest to the largest: ten for each power of ten, or each twice the one before, or 2, 4, 16,
+    256 times the smallest."""
     factors = [smallest]
     while factors[-1] < largest:
-        exponent = 2 ** (len(factors) - 1) if scaling == "exponential" else len(factors)
-        factors.append(min(largest, smallest * 2.0**exponent))
+        following = smallest * _scale(len(factors), scaling)
+        # none that is hardly less than the largest
+        factors.append(following if following < 0.9 * largest else largest)
     return tuple(factors)
+
+
+def _scale(number: int, scaling: Scaling) -> float:
+    """The factor of this number, from 1 on, over the smallest."""
+    match scaling:
+        case "fine":
+            return round(10 ** (number / PER_DECADE), 2)
+        case "geometric":
+            return 2.0**number
+        case "exponential":
+            return 2.0**2 ** (number - 1)
 
 
 @dataclass
@@ -61,7 +76,7 @@ class FactorSearch:
     @property
     def smaller(self) -> float:
         """The factor of groups whose gain is too small."""
-        return self.factors[max(0, self.index - 1)]
+        return self.factors[self._half()]
 
     @property
     def tried(self) -> list[int]:
@@ -75,8 +90,8 @@ class FactorSearch:
         self.seconds = [nan] * len(self.factors)
 
     def step_back(self) -> None:
-        """One factor down, and stays there."""
-        self.index, self.frozen = max(0, self.index - 1), True
+        """To half the factor or less, and stays there."""
+        self.index, self.frozen = self._half(), True
 
     def judge(self, share: float, seconds: float) -> str:
         """Moves on after steps in which the factor in force had this share and that took `seconds`; returns the
@@ -85,9 +100,9 @@ class FactorSearch:
         self.shares[before], self.seconds[before] = share, seconds
         self._fit()
         reason = "" if self.gains[before] >= self.least_gain else f"{self.factor:g}x gains too little: "
-        # the factor that promises most, or where nothing says how seconds grow with the elements, the next smaller one
+        # the factor that promises most, or where nothing says how seconds grow with the elements, half of it
         best = self._best(len(self.factors) - 1)
-        self.index = best - 1 if best == before > 0 and isnan(self.compute_s) else best
+        self.index = self._half() if best == before and isnan(self.compute_s) else best
         self.frozen = self.index in self.tried
         return f"{reason}{'stay at' if self.frozen else 'try'} {self.factor:g}x"
 
@@ -149,6 +164,10 @@ class FactorSearch:
         tolerance the smallest."""
         promised = self.throughputs[: largest + 1]
         return next(i for i, throughput in enumerate(promised) if throughput >= max(promised) * (1 - self.tolerance))
+
+    def _half(self) -> int:
+        """The factor that is about half the one in force, or less; or else the smallest."""
+        return max((index for index, factor in enumerate(self.factors) if factor < 0.55 * self.factor), default=0)
 
     def _middle(self) -> int:
         """The factor to begin with: nearest to the geometric mean of the smallest one and the largest whose gain is

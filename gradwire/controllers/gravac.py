@@ -24,7 +24,7 @@ TIME_DRIFT, GAIN_DRIFT, DELAY_DRIFT = 1.3, 1.25, 2.0
 """Steps, gains and delays that change by more than so many times start a new search."""
 FELL_BACK = 0.75
 """Steps that send so many times the factor in force, or less, are those of groups that sent more for their gain."""
-HORIZON_WINDOWS = 8
+HORIZON_WINDOWS = 16
 """The horizon of "delay", in windows."""
 
 
@@ -48,8 +48,8 @@ class GraVAC(Controller):
     what was tried, and stays with the one of the greatest gain per second (Tyagi and Swany, IEEE CLOUD 2023,
     https://arxiv.org/abs/2305.12201). Train at least 40 x `window` steps.
 
-    Every group sends the factor in force where its gain was `min_gain` or more in the step before, else the next
-    smaller one where that was, else everything. The search begins anew when the learning rate drops to half, steps take
+    Every group sends the factor in force where its gain was `min_gain` or more in the step before, else half of it
+    where that was, else everything. The search begins anew when the learning rate drops to half, steps take
     longer or less long, the gain falls, or delays fall to half.
 
     Give it the loss by `report`, and it steps back where that rises suddenly.
@@ -61,10 +61,11 @@ class GraVAC(Controller):
     """The largest factor."""
     window: int = 100
     """In steps."""
-    scaling: Scaling = "exponential"
-    """Factors are 2, 4, 16, 256 times `min_factor`, or with "geometric" each twice the one before."""
+    scaling: Scaling = "fine"
+    """Factors are ten for each power of ten, or as in the paper each twice the one before ("geometric"), or 2, 4, 16,
+    256 times `min_factor` ("exponential")."""
     gain: Gain = "delay"
-    """How the gain is read: "delay", with a horizon of 8 windows, is a step's progress over that of a dense one."""
+    """How the gain is read: "delay", with a horizon of 16 windows, is a step's progress over that of a dense one."""
     min_gain: float | None = None
     """The least gain, in [0, 1]; None for that of `gain`, 0.7 for "delay"."""
     tolerance: float = 0.01

@@ -1,0 +1,36 @@
+"""A rank of `played_beside_real.py`: steps among real ranks and on a played card, in turns in one process."""
+
+from contextlib import ExitStack
+
+from gradwire.lab.configuration import parse
+from gradwire.lab.jobs.bench_job import BenchSpec
+from gradwire.lab.jobs.measured_model import MeasuredModel
+from gradwire.lab.jobs.timed_model import TimedModel
+from gradwire.lab.launch.rank_job import Log, Peers, run_rank
+from gradwire.lab.play_spec import PlaySpec
+from gradwire.lab.played_cluster import PlayedCluster
+from gradwire.lab.workloads.make_task import make_task
+
+
+def beside(spec: BenchSpec, peers: Peers, log: Log) -> None:
+    """Times `spec.steps` steps of both kinds, `spec.repeats` times; `log` gets a line for each configuration."""
+    assert spec.play is not None
+    task, played = make_task(spec.task, spec.options), PlayedCluster(PlaySpec.from_line(spec.play), spec.seed)
+    batches = [next(task.batches(peers.rank, peers.world, spec.seed))]
+    kinds = {"real": peers, "played": played.peers(peers)}
+    for configuration in map(parse, spec.configurations):
+        with ExitStack() as stack:
+            timed: dict[str, TimedModel] = {}
+            for kind, ranks in kinds.items():
+                model = MeasuredModel(task.build_model(spec.seed), configuration, ranks, spec.seed)
+                timed[kind] = TimedModel(stack.enter_context(model), task, batches)
+            curve = timed["played"].curve(played)
+            step_ms: dict[str, list[float]] = {kind: [] for kind in kinds}
+            for repeat in range(spec.repeats):
+                for kind in list(kinds)[:: 1 if repeat % 2 else -1]:
+                    step_ms[kind] += timed[kind].time(spec.steps, warm_up=2)[0]
+        log({"configuration": configuration.text, "step_ms": step_ms, "curve": curve.to_line()})
+
+
+if __name__ == "__main__":
+    run_rank(beside, BenchSpec)
