@@ -75,9 +75,9 @@ def test_groups_whose_gain_is_too_small_send_half_the_factor(in_force: float, ha
 
 def test_the_second_factor_that_is_tried_is_half_the_first_where_nothing_promises_more():
     """Two that are closer would not show how seconds grow with the elements."""
-    factors = FactorSearch(spaced(10, 100, "fine"), 0.01, ENERGY, 0.0)
+    factors = FactorSearch(spaced(10, 100, "fine"), 0.01, Reading("delay", horizon=1000), 0.7)
     factors.index = len(factors.factors) - 1
-    assert factors.judge(0.01, 1.0) == "try 50.1x"
+    assert factors.judge(share_of(25), 1.0) == "try 50.1x"
 
 
 def candidates(least_gain: float = 0.0, reading: Reading = ENERGY) -> FactorSearch:
