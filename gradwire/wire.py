@@ -1,7 +1,8 @@
 """Costs of collectives in the alpha-beta model: messages one after another, and bytes, seen from one rank.
 
 The formulas are the standard ones of ring and tree algorithms (Thakur, Rabenseifner and Gropp, IJHPCA 2005,
-https://doi.org/10.1177/1094342005051521), which gloo and NCCL use; N ranks, m bytes.
+https://doi.org/10.1177/1094342005051521); N ranks, m bytes. NCCL uses all of them, gloo rings for sums and trees for
+broadcasts alone.
 """
 
 from dataclasses import dataclass

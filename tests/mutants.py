@@ -200,7 +200,7 @@ FAULTS = [
     # controllers
     Fault("controllers/gravac.py", "throughput = gain / summary.seconds", "throughput = gain"),
     Fault("controllers/gravac.py", "            self._factors.step_back()\n", "            pass\n"),
-    Fault("controllers/guard.py", "max(LOSS_RISE * before, before + 3 * noise)", "LOSS_RISE * before"),
+    Fault("controllers/guard.py", "max(LOSS_RISE * abs(before), 3 * noise)", "LOSS_RISE * abs(before)"),
     Fault("controllers/accordion.py", "self._began = seen.step + 1", "self._began = seen.step"),
     Fault("controllers/warm_up.py", "(self._done - self.dense) * stages", "self._done * stages"),
     Fault("controllers/factor_search.py", "self._half() if best == before and isnan(self.compute_s) else best", "best"),

@@ -21,7 +21,7 @@ def spaced(smallest: float, largest: float, scaling: Scaling) -> tuple[float, ..
     factors = [smallest]
     while factors[-1] < largest:
         following = smallest * _scale(len(factors), scaling)
-        # none that is hardly less than the largest
+        # a factor within 10 % of the largest is left out
         factors.append(following if following < 0.9 * largest else largest)
     return tuple(factors)
 

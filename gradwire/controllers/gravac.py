@@ -1,6 +1,7 @@
 """GraVAC: a search while training for the compression factor that trains fastest."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, isnan, nan
 from statistics import fmean
@@ -48,8 +49,8 @@ class GraVAC(Controller):
     what was tried, and stays with the one of the greatest gain per second (Tyagi and Swany, IEEE CLOUD 2023,
     https://arxiv.org/abs/2305.12201). Train at least 40 x `window` steps.
 
-    Every group sends the factor in force where its gain was `min_gain` or more in the step before, else half of it
-    where that was, else everything. The search begins anew when the learning rate drops to half, steps take
+    Every group sends the factor in force where its gain was `min_gain` or more in the step before, else about half that
+    factor where its gain was, else everything. The search begins anew when the learning rate drops to half, steps take
     longer or less long, the gain falls, or delays fall to half.
 
     Give it the loss by `report`, and it steps back where that rises suddenly.
@@ -62,8 +63,8 @@ class GraVAC(Controller):
     window: int = 100
     """In steps."""
     scaling: Scaling = "fine"
-    """Factors are ten for each power of ten, or as in the paper each twice the one before ("geometric"), or 2, 4, 16,
-    256 times `min_factor` ("exponential")."""
+    """Factors are ten for each power of ten ("fine"), or as in the paper 2, 4, 16, 256 times `min_factor`
+    ("exponential"), or each twice the one before ("geometric")."""
     gain: Gain = "delay"
     """How the gain is read: "delay", with a horizon of 16 windows, is a step's progress over that of a dense one."""
     min_gain: float | None = None
@@ -153,19 +154,24 @@ class GraVAC(Controller):
         factors, reference, guard = self._factors, self._reference, self._guard
         numbers = [
             factors.index, factors.frozen, factors.compute_s, reference.share, reference.seconds, reference.rate,
-            reference.factor, guard.loss, guard.error, guard.residual, *factors.shares, *factors.seconds,
+            reference.factor, guard.loss, guard.error, guard.residual,
+            *factors.factors, *factors.shares, *factors.seconds,
         ]  # fmt: skip
         return {"window": self._window.to_tensor(), "search": torch.tensor(numbers, dtype=torch.float64, device="cpu")}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         index, frozen, compute_s, *numbers = state["search"].tolist()
-        reference, guard, tried = numbers[:4], numbers[4:7], numbers[7:]
-        factors = self._factors
-        if len(tried) != 2 * len(factors.factors):
-            raise ValueError("it is not what such a controller saves")
+        reference, guard, factors = numbers[:4], numbers[4:7], self._factors
+        count = len(numbers[7:]) // 3
+        saved, shares, seconds = (numbers[7 + count * part :][:count] for part in range(3))
+        if saved != list(factors.factors):
+            raise ValueError(
+                f"it was saved with the factors {_listed(saved)}, these are {_listed(factors.factors)}: "
+                "pass min_factor, max_factor and scaling as they were"
+            )
         self._window.load(state["window"])
         factors.index, factors.frozen, factors.compute_s = int(index), bool(frozen), compute_s
-        factors.shares, factors.seconds = tried[: len(tried) // 2], tried[len(tried) // 2 :]
+        factors.shares, factors.seconds = shares, seconds
         self._reference, self._guard = Reference(*reference), Guard(*guard)
 
     def _plan(self) -> Plan:
@@ -238,3 +244,9 @@ class GraVAC(Controller):
         seconds = self._factors.seconds[self._factors.index] if self._factors.frozen else nan
         self._reference = Reference(seconds=seconds, rate=self._reference.rate)
         self._guard.changed()
+
+
+def _listed(factors: Sequence[float]) -> str:
+    """The first few of the factors, and the last."""
+    first = ", ".join(f"{factor:g}x" for factor in factors[:3])
+    return f"{first} to {factors[-1]:g}x" if len(factors) > 3 else first

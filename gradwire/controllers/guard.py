@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from math import hypot, isnan
 
-LOSS_RISE = 1.2
-"""A mean loss so many times that of the window before is a sudden rise."""
+LOSS_RISE = 0.2
+"""A mean loss that is larger by so much of the absolute one of the window before is a sudden rise."""
 RESIDUAL_RISE = 4.0
 """A residual so many times as large, over what is sent, is a sudden rise."""
 
@@ -13,8 +13,8 @@ RESIDUAL_RISE = 4.0
 class Guard:
     """Compares each window with the one before.
 
-    Sudden is a mean loss 1.2 times as large, by more than 3 standard errors of the difference, and a residual 4 times
-    as large over what is sent, at the same factor.
+    Sudden is a mean loss that is larger by a fifth, and by more than 3 standard errors of the difference, and a
+    residual 4 times as large over what is sent, at the same factor.
     """
 
     loss: float = float("nan")
@@ -31,7 +31,7 @@ class Guard:
         noise, self.error = hypot(self.error, error), error
         left, self.residual = self.residual, residual
         # compare
-        if not isnan(before) and loss > max(LOSS_RISE * before, before + 3 * noise):
+        if not isnan(before) and loss - before > max(LOSS_RISE * abs(before), 3 * noise):
             return f"the loss rose from {before:.4g} to {loss:.4g}"
         if not isnan(left) and residual > RESIDUAL_RISE * max(left, 1):
             return f"the residual rose from {left:.3g} to {residual:.3g} times what is sent"

@@ -1,12 +1,13 @@
 """Step time against the time that messages take: measured on one played cluster, read for others."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 
 from gradwire.transports.played import SentCollective
+from gradwire.wire import depth
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class StepCurve:
     """Median seconds of a step of one configuration, against the seconds for which its messages keep a card busy.
 
     Between measured points it is a line; beyond the last one every second on the card is one more of the step. Decoding
-    an all-gather grows with the payloads, and what it grows by is added to the step.
+    an all-gather grows with the payloads, and what it grows by is added to the step. What fewer payloads take less is
+    subtracted from it, down to `alone_s`: some of it may have been hidden.
     """
 
     busy_s: tuple[float, ...]
@@ -37,14 +39,24 @@ class StepCurve:
     decode_s: float
     """Seconds of a step in which payloads are decoded."""
 
-    def at(self, hosts: int, latency_s: float, bytes_per_s: float) -> float:
-        """The seconds of a step with so many hosts, whose links are these."""
-        busy_s = seconds(self.carried, hosts, latency_s, bytes_per_s)
+    def at(self, hosts: int, latency_s: float, bytes_per_s: float, alone_s: float = 0.0) -> float:
+        """The seconds of a step with so many hosts, whose links are these; `alone_s` are those of a step without
+        communication."""
+        busy_s = seconds(self.others(hosts), hosts, latency_s, bytes_per_s)
         # steps never get shorter, whatever a measurement says
         rising = np.maximum.accumulate(self.step_s)
         step_s = float(np.interp(busy_s, self.busy_s, rising)) + max(0.0, busy_s - self.busy_s[-1])
         gathers = any(each.sent.kind == "Gather" for each in self.carried)
-        return max(0.0, step_s + gathers * self.decode_s * (hosts / self.hosts - 1))
+        more_s = gathers * self.decode_s * (hosts / self.hosts - 1)
+        return max(step_s + more_s, min(step_s, alone_s))
+
+    def others(self, hosts: int) -> tuple[Carried, ...]:
+        """The collectives of a step among so many hosts: messages up a tree grow with its depth."""
+        deeper = depth(hosts) / depth(self.hosts) if self.hosts > 1 else 1.0
+        return tuple(
+            replace(each, count=deeper * each.count) if each.sent.kind == "SendReceive" else each
+            for each in self.carried
+        )
 
     def to_line(self) -> dict[str, Any]:
         return asdict(self)

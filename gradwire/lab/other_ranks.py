@@ -30,12 +30,13 @@ class OtherRanks:
         """Whether this rank ever waits for a slower one."""
         return self.jitter > 0 or self.slow_rank > 1
 
-    def behind(self, ranks: int, seed: int, step: int) -> float:
-        """By how much the slowest of so many ranks is behind the played one in a step, as a share of the played one's
-        computing: the same for the same seed and step."""
-        took = np.random.default_rng((seed, step)).normal(1.0, self.jitter, ranks - 1)
+    def behind(self, ranks: int, seed: int, step: int, every: int = 1) -> float:
+        """By how much the slowest of so many ranks is behind the played one, in steps of the played one's computing,
+        after the `every` steps before which they met last and the last of which is `step`: the same for the same seed
+        and step."""
+        took = np.random.default_rng((seed, step)).normal(1.0, self.jitter, (every, ranks - 1)).sum(0)
         took[0] *= self.slow_rank
-        return max(0.0, float(took.max()) - 1.0)
+        return max(0.0, float(took.max()) - every)
 
     def __str__(self) -> str:
         """In words, for headings; nothing where they do as the played one does."""

@@ -53,9 +53,12 @@ class PlayedCluster:
         """Whether steps wait for a slower rank."""
         return self._others.late
 
-    def wait_for_slowest(self, alone_s: float, step: int, device: torch.device) -> None:
-        """Passes the time by which the slowest rank is behind in a step that takes so long without messages."""
-        if late_s := alone_s * self._others.behind(self.cluster.ranks, self._seed, step):
+    def wait_for_slowest(self, alone_s: float, every: int, step: int, device: torch.device) -> None:
+        """Passes the time by which the slowest rank is behind in a step that takes so long without messages, where
+        ranks meet: in one of `every` steps."""
+        if (step + 1) % every:
+            return
+        if late_s := alone_s * self._others.behind(self.cluster.ranks, self._seed, step, every):
             self._slowest.carry(late_s, device, lambda: None).wait()
 
     def peers(self, real: Peers) -> Peers:

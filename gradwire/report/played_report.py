@@ -77,7 +77,8 @@ class PlayedTimes:
     def step_s(self, name: str, ranks: int, link: Link) -> float:
         """The seconds of a step of a configuration."""
         there = replace(self.cluster, ranks=ranks, gpus_per_host=self.per_host, bytes_per_s=link.bits_per_second / 8)
-        return median(curve.at(*there.network) for curve in self.curves[name])
+        alone_s = median(curve.step_s[0] for curve in self.curves[NOCOMM])
+        return median(curve.at(*there.network, alone_s) for curve in self.curves[name])
 
     def fastest(self, ranks: int, link: Link) -> str:
         """The configuration with the shortest step."""

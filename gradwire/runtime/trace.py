@@ -150,8 +150,8 @@ class Recorder:
         self._clock = Clock()
         self._trace: Trace | None = None
         self.doing = BETWEEN
-        # steps so far; and for how many of them this one is timed, 0 where it is not
-        self._steps, self._stands_for = 0, 1
+        # steps so far; for how many of them this one is timed, 0 where it is not; and the sum of these
+        self._steps, self._stands_for, self._timed = 0, 1, 0
 
     def step_begins(self, is_timed: bool) -> None:
         """Chooses whether the groups of a step are timed, unless that is asked for. On the worker."""
@@ -160,6 +160,7 @@ class Recorder:
             self._stands_for = 1
         else:
             self._stands_for = 0 if number % self._every else self._every
+        self._timed += self._stands_for
 
     def trace(self, steps: int) -> Trace:
         """Records the next `steps` whole steps."""
@@ -167,8 +168,10 @@ class Recorder:
         return self._trace
 
     def totals(self) -> dict[str, float]:
-        """Seconds by lane."""
-        return self._clock.totals()
+        """Seconds by lane: of groups as if those of all steps so far were timed, so that any two readings may be
+        compared."""
+        scale = self._steps / self._timed if self._timed else 1.0
+        return {lane: seconds * (1.0 if lane == "wait" else scale) for lane, seconds in self._clock.totals().items()}
 
     def so_far(self, lane: str) -> float:
         """Seconds of a lane that are known to be over, without waiting for a GPU."""

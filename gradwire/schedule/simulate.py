@@ -182,7 +182,8 @@ def on_cluster(profile: Profile, cluster: Cluster) -> Profile:
     all-gather grows with the number of payloads."""
     network = cluster.network
     costs, per_host = over_link(profile.candidates, *network), cluster.ranks // network.peers
-    if "AllReduce" in costs:
+    # gloo knows the ring alone
+    if "AllReduce" in costs and profile.device != "cpu":
         costs["AllReduce"] = all_reduce(*network)
     # what a rank computes stays; decoding more payloads takes longer
     return dataclasses.replace(
@@ -227,8 +228,8 @@ def latency_of(profile: Profile) -> float:
     """Latency of a message where the profile was taken."""
     unit = over_link(profile.candidates, profile.hosts, 1.0, float("inf"))
     messages = {name: float(np.asarray(cost(np.zeros(1)))[0]) for name, cost in unit.items()}
-    if isinstance(profile.collectives.get("AllReduce"), CostTable):
-        # that of `all_reduce`, where trees have fewer
+    if profile.device != "cpu" and "AllReduce" in messages:
+        # NCCL's trees have fewer
         messages["AllReduce"] = 2 * min(profile.hosts - 1, depth(profile.hosts))
     fixed = {name: float(profile.collectives[name](np.zeros(1))[0]) for name in messages}
     return min(fixed[name] / count for name, count in messages.items())

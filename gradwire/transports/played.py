@@ -8,7 +8,7 @@ from typing import Self
 import torch
 
 from gradwire.collective import HOST, REPLICA, AllToAll, Broadcast, Collective, Gather, SendReceive, Sum
-from gradwire.transports.card import Card
+from gradwire.transports.card import CPU, Card
 from gradwire.transports.echo import Echo, echo
 from gradwire.transports.mesh import Mesh
 from gradwire.transports.others import Others
@@ -32,19 +32,21 @@ class SentCollective:
     """The class of the collective; "Parts" is a gather of parts of a vector."""
     nbytes: int
     """That one rank sends or, of parts, has in all."""
+    nccl: bool = True
+    """Over NCCL, which also knows trees for sums, and rings for broadcasts; gloo does not."""
 
     @classmethod
     def of(cls, op: Collective, world: int) -> Self:
         """The collective among `world` ranks."""
-        nbytes = op.send.whole.nbytes
+        nbytes, nccl = op.send.whole.nbytes, op.send.whole.device != CPU
         match op:
             case Gather() if op.parts:
-                return cls("Parts", world * nbytes)
+                return cls("Parts", world * nbytes, nccl)
             case SendReceive(target=None, source=None):
                 # a turn in which this rank has no part
-                return cls("SendReceive", 0)
+                return cls("SendReceive", 0, nccl)
             case _:
-                return cls(type(op).__name__, nbytes)
+                return cls(type(op).__name__, nbytes, nccl)
 
     def ways(self, world: int, hosts: int) -> list[Wire]:
         """The ways in which a backend may carry it among `world` ranks, of which it takes the fastest. Ranks that share
@@ -53,7 +55,7 @@ class SentCollective:
             case Sum.__name__:
                 # all ranks are in one ring, whose latency is that between hosts
                 ring = Wire(all_reduce(0, hosts).messages, all_reduce(self.nbytes, world).wire_bytes)
-                return [ring, all_reduce_by_trees(self.nbytes, hosts)]
+                return [ring, all_reduce_by_trees(self.nbytes, hosts)] if self.nccl else [ring]
             case Gather.__name__:
                 return [all_gather(self.nbytes, world)]
             case "Parts":
@@ -61,7 +63,8 @@ class SentCollective:
             case AllToAll.__name__:
                 return [all_to_all(self.nbytes, world)]
             case Broadcast.__name__:
-                return [broadcast(self.nbytes, hosts), broadcast_around(self.nbytes, hosts)]
+                down = broadcast(self.nbytes, hosts)
+                return [down, broadcast_around(self.nbytes, hosts)] if self.nccl else [down]
             case _:
                 # one message in each direction, at once
                 return [Wire(1 if self.nbytes else 0, self.nbytes)]

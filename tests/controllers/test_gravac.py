@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from itertools import pairwise
 from math import nan
+from typing import Any
 
 import pytest
 import torch
@@ -376,14 +377,32 @@ def test_a_run_that_was_cut_within_a_window_goes_on_bit_for_bit(cut: int):
         running.close()
 
 
-@pytest.mark.parametrize("numbers", [-2, 2])
-def test_a_state_of_other_numbers_is_refused(numbers: int):
-    """That of a search over other factors, or one that Gradwire 0.2.0 saved, which has two numbers less."""
+@pytest.mark.parametrize(
+    "saved", [{"min_factor": 5, "max_factor": 500}, {"scaling": "exponential"}, {"max_factor": 10}]
+)
+def test_a_state_of_a_search_over_other_factors_is_refused(saved: dict[str, Any]):
+    """Also where there are as many: what was measured of 20x would count as that of 10x."""
     controller = gw.GraVAC()
-    state = controller.state_dict()
-    state["search"] = state["search"].repeat(2)[: len(state["search"]) + numbers]
-    with pytest.raises(ValueError, match="it is not what such a controller saves"):
-        controller.load_state_dict(state)
+    before = controller.state_dict()
+    with pytest.raises(
+        ValueError, match=r"saved with the factors .*, these are 10x, 12\.6x, 15\.8x to 1000x: pass min_"
+    ):
+        controller.load_state_dict(gw.GraVAC(**saved).state_dict())
+    assert all(a.allclose(b, equal_nan=True) for a, b in zip(before.values(), controller.state_dict().values()))
+
+
+def test_a_state_of_0_2_0_is_refused():
+    state = gw.GraVAC().state_dict()
+    with pytest.raises(ValueError, match="pass min_factor, max_factor and scaling as they were"):
+        gw.GraVAC().load_state_dict(state | {"search": state["search"][:19]})
+
+
+@pytest.mark.parametrize("before", [-10.0, 0.0, 10.0])
+def test_a_loss_may_be_negative(before: float):
+    guard = Guard()
+    guard.notice(before, 0.001, 3.0)
+    assert guard.notice(before + 0.002, 0.001, 3.0) is None
+    assert guard.notice(before + 3.0, 0.001, 3.0)
 
 
 def test_ranks_with_gradients_that_are_not_finite_go_on_alike():

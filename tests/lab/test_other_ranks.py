@@ -34,6 +34,19 @@ def test_the_slowest_rank_is_agreed_and_seeded() -> None:
     assert sum(few) / len(few) == pytest.approx(0.04, rel=0.1)
 
 
+def test_ranks_that_meet_every_30_steps_wait_for_the_slowest_sum_of_30() -> None:
+    """Jitter averages out in between; a rank that is always slow is 30 times as late."""
+    rounds = [OtherRanks(jitter=0.1).behind(64, 0, step, 30) for step in range(100)]
+    assert sum(rounds) / len(rounds) == pytest.approx(0.23 * 30**0.5, rel=0.1)
+    assert OtherRanks(slow_rank=1.5).behind(64, 0, 0, 30) == pytest.approx(15)
+    waited: list[float] = []
+    played = PlayedCluster(replace(SPEC, others=OtherRanks(slow_rank=1.5)))
+    played._slowest.carry = lambda seconds, *_: (waited.append(seconds), Done())[1]  # pyright: ignore
+    for step in range(60):
+        played.wait_for_slowest(0.01, 30, step, CPU)
+    assert waited == [pytest.approx(0.15)] * 2
+
+
 @pytest.mark.parametrize(
     "options", [{"jitter": -0.1}, {"jitter": inf}, {"slow_rank": 0.5}, {"slow_rank": float("nan")}]
 )
@@ -53,7 +66,7 @@ def test_a_step_waits_for_the_slowest_rank() -> None:
     for others in (OtherRanks(), OtherRanks(slow_rank=1.5)):
         played = PlayedCluster(replace(SPEC, others=others))
         played._slowest.carry = carry  # pyright: ignore[reportAttributeAccessIssue]
-        played.wait_for_slowest(0.04, 0, CPU)
+        played.wait_for_slowest(0.04, 1, 0, CPU)
     assert waited == [pytest.approx(0.02)]
 
 
@@ -69,7 +82,7 @@ def test_batches_take_turns_where_payloads_are_to_differ() -> None:
 def test_planning_has_the_same_other_ranks(others: OtherRanks, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[tuple[bool, int]] = []
     monkeypatch.setattr(
-        PlayedCluster, "wait_for_slowest", lambda self, alone_s, step, device: waited.append((alone_s > 0, step))
+        PlayedCluster, "wait_for_slowest", lambda self, alone_s, every, step, device: waited.append((alone_s > 0, step))
     )
     options = [f"function={test_played.__file__}:make"]
     play = asdict(replace(SPEC, others=others))

@@ -69,7 +69,7 @@ def test_hosts_of_two_are_played_and_written(
     # DDP's buckets around all ranks of the hosts; a selection among one rank of each host
     assert sent["nocomm"] == []
     for name, nbytes in (("dense", 4 * ELEMENTS), ("torch-fp16", 2 * ELEMENTS)):
-        assert sent[name] == [{"sent": {"kind": "Sum", "nbytes": nbytes}, "per_host": 2, "count": 1.0}]
+        assert sent[name] == [{"sent": {"kind": "Sum", "nbytes": nbytes, "nccl": False}, "per_host": 2, "count": 1.0}]
     (gather,) = (each for each in sent["topk:0.1"] if each["sent"]["kind"] == "Gather")
     assert (gather["per_host"], gather["count"]) == (1, 1.0)
     assert gather["sent"]["nbytes"] < 0.2 * 4 * ELEMENTS
@@ -211,6 +211,22 @@ def test_a_curve_by_hand() -> None:
     # an all-gather: 31 payloads of others, and 32 in place of 8 are decoded
     assert SPARSE.at(32, 1e-4, GBIT) == pytest.approx(0.12 + 0.02 * 3, abs=0.03)
     assert StepCurve.from_line(json.loads(json.dumps(DENSE.to_line()))) == DENSE
+
+
+def test_among_fewer_hosts_no_step_is_shorter_than_computing() -> None:
+    """Decoding fewer payloads takes less, but what was hidden saves nothing."""
+    hidden = replace(SPARSE, step_s=(0.101, 0.102, 0.13), hosts=64, decode_s=0.06)
+    assert hidden.at(2, 0.0, 100 * GBIT, alone_s=0.1) == pytest.approx(0.1)
+    assert hidden.at(64, 0.0, 100 * GBIT, alone_s=0.1) == pytest.approx(0.101, rel=0.01)
+    # a noisy step that was shorter than the one without communication stays what it was
+    assert hidden.at(2, 0.0, 100 * GBIT, alone_s=0.2) == pytest.approx(0.101, rel=0.01)
+
+
+def test_messages_up_a_tree_grow_with_its_depth() -> None:
+    """GlobalTopK's: 6 among 64 hosts, 10 among 1,024, 1 among 2."""
+    up = StepCurve((0.0, 1.0), (0.1, 1.1), (Carried(SentCollective("SendReceive", 1000), 1, 6.0),), 64, 0.0)
+    for hosts, messages in ((2, 1), (64, 6), (1024, 10)):
+        assert up.at(hosts, 0.01, 1e12) == pytest.approx(0.1 + 0.01 * messages)
 
 
 def test_the_winner_is_named_by_link_and_ranks() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -89,8 +90,12 @@ def test_an_all_reduce_is_a_ring_or_trees_whichever_is_faster():
 
 def test_the_latency_is_the_profiles():
     assert latency_of(JOB) == pytest.approx(1e-4)
-    for hosts in (2, 8, 100):
-        assert latency_of(on_cluster(JOB, Cluster(hosts, 100 * MBIT, latency_s=3e-5))) == pytest.approx(3e-5)
+    for hosts, device in product((2, 8, 100), ("cpu", "cuda")):
+        there = on_cluster(replace(JOB, device=device), Cluster(hosts, 100 * MBIT, latency_s=3e-5))
+        assert latency_of(there) == pytest.approx(3e-5)
+    # as it was measured over NCCL, a line and no table of `all_reduce`
+    measured = {"AllReduce": Affine(12 * 3e-5, 1e-9), "AllGather": Affine(63 * 3e-5, 1e-9)}
+    assert latency_of(replace(JOB, ranks=64, device="cuda", collectives=measured)) == pytest.approx(3e-5)
 
 
 def test_a_given_plan_is_simulated_as_it_is():
@@ -122,18 +127,21 @@ def test_local_steps_cost_their_share_of_a_round():
 
 @pytest.mark.parametrize("ranks", [2, 4, 256, 4096])
 @pytest.mark.parametrize("mbit", [10, 1_000, 400_000])
-def test_a_mean_step_by_hand(ranks: int, mbit: float):
-    """One tensor of n elements: a ring in float32, and an all-gather of 1 % of the places and values."""
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_mean_step_by_hand(ranks: int, mbit: float, device: str):
+    """One tensor of n elements: a ring in float32, over NCCL or trees, and an all-gather of 1 % of places and values."""
     n, latency_s, every = 1 << 20, 5e-5, 30
     bytes_per_s = ETHERNET * mbit * MBIT
-    job = replace(JOB, slots=(SlotTime("weight", (1024, 1024), 0.012),), candidates=CANDIDATES[:2])
+    weight = SlotTime("weight", (1024, 1024), 0.012)
+    job = replace(JOB, slots=(weight,), candidates=CANDIDATES[:2], device=device)
     found = {o.way: o for o in simulate(job, Cluster(ranks, mbit * MBIT, latency_s=latency_s), every=every)}
     around_s, encode_s = 0.005 + 0.012 + 0.001, 1e-4 + 1e-10 * n
     decode_s = 1e-4 + 9e-4 * (n - 1e4) / 9.9e5
     dense = 2 * (ranks - 1) * 4 * n / ranks
     ring_s = 2 * (ranks - 1) * latency_s + dense / bytes_per_s
     trees_s = 2 * np.log2(ranks) * latency_s + 2 * 4 * n / bytes_per_s  # in pieces, twice along a tree
-    round_s = encode_s + (ring_s if ranks == 2 else min(ring_s, trees_s)) + decode_s
+    gloo = device == "cpu" or ranks == 2
+    round_s = encode_s + (ring_s if gloo else min(ring_s, trees_s)) + decode_s
     local = found["FP32 every 30"]
     assert local.wire_bytes == pytest.approx(dense / every, rel=1e-6)
     assert local.step_s == pytest.approx(around_s + round_s / every, rel=1e-6)

@@ -62,12 +62,11 @@ def collectives(world: int, m: int) -> list[tuple[Collective, float, float]]:
     """Each with its messages one after another, and its bytes; `m` bytes are sent."""
     some, rows, others = (Message.plain(torch.zeros(shape, dtype=torch.uint8)) for shape in (m, (world, m), (world, m)))
     depth = log2(world)
-    trees = 2 * depth * LATENCY_S + 2 * m / BYTES_PER_S < 2 * (world - 1) * LATENCY_S + m / BYTES_PER_S
     return [
-        (Sum(some), 2 * depth if trees else 2 * (world - 1), 2 * m if trees else 2 * (world - 1) / world * m),
+        (Sum(some), 2 * (world - 1), 2 * (world - 1) / world * m),
         (Gather(some, rows), world - 1, (world - 1) * m),
         (gw.AllToAll(others, rows), world - 1, (world - 1) * m),
-        (Broadcast(some, 0), depth if depth * m < 1e5 else world - 1, depth * m if depth * m < 1e5 else m),
+        (Broadcast(some, 0), depth, depth * m),
         (Gather(some, rows, parts=others), world - 1, (world - 1) * m),
         (SendReceive(some, some, None, 1), 1, m),
         (SendReceive(some, some), 0, 0),
@@ -79,6 +78,17 @@ def test_collectives_cost_what_is_published(m: int):
     for op, messages, nbytes in collectives(8, m):
         seconds = messages * LATENCY_S + nbytes / BYTES_PER_S
         assert CARD.seconds(SentCollective.of(op, 8).ways(8, 8)) == pytest.approx(seconds), op
+
+
+def test_nccl_also_knows_trees_for_sums_and_rings_for_broadcasts():
+    """Fewer messages for what is small, fewer bytes for what is large; gloo, on CPUs, does not."""
+    for kind, small, large in (("Sum", (6, 2048), (14, 7 << 18)), ("Broadcast", (3, 3072), (7, 1 << 20))):
+        for nbytes, cost in ((1 << 10, small), (1 << 20, large)):
+            ways = SentCollective(kind, nbytes).ways(8, 8)
+            assert CARD.seconds(ways) == pytest.approx(cost[0] * LATENCY_S + cost[1] / BYTES_PER_S)
+            assert len(SentCollective(kind, nbytes, nccl=False).ways(8, 8)) == 1
+    on_gpu = Sum(Message.plain(torch.zeros(8, dtype=torch.uint8, device="meta")))
+    assert SentCollective.of(on_gpu, 8).nccl
 
 
 def test_a_ring_of_all_ranks_has_the_latency_of_hosts():

@@ -91,7 +91,7 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
                     batches += islice(stream, max(0, played.begin(compressors) - len(batches)))
                     # without communication no rank waits for others
                     if not configuration.silent:
-                        timed.late = partial(played.wait_for_slowest, alone_s)
+                        timed.late = partial(played.wait_for_slowest, alone_s, replica.every)
                     curve, step_ms, totals = _play(played, timed, spec.steps)
                 else:
                     curve, (step_ms, totals) = None, timed.time(spec.steps)

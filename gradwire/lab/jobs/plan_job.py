@@ -205,7 +205,7 @@ def _played(spec: PlanSpec, task: Task, controller: Auto, running: Peers) -> tup
             next(steps)
             took.append(time.perf_counter() - start)
         alone_s = median(took[1:])
-    return peers, partial(played.wait_for_slowest, alone_s)
+    return peers, partial(played.wait_for_slowest, alone_s, 1)
 
 
 def _steps(task: Task, model: nn.Module, peers: Peers, seed: int, late: Late = _punctual) -> Iterator[None]:
