@@ -388,7 +388,9 @@ def test_a_state_of_a_search_over_other_factors_is_refused(saved: dict[str, Any]
         ValueError, match=r"saved with the factors .*, these are 10x, 12\.6x, 15\.8x to 1000x: pass min_"
     ):
         controller.load_state_dict(gw.GraVAC(**saved).state_dict())
-    assert all(a.allclose(b, equal_nan=True) for a, b in zip(before.values(), controller.state_dict().values()))
+    assert all(
+        a.allclose(b, equal_nan=True) for a, b in zip(before.values(), controller.state_dict().values(), strict=True)
+    )
 
 
 def test_a_state_of_0_2_0_is_refused():

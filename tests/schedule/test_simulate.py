@@ -129,7 +129,7 @@ def test_local_steps_cost_their_share_of_a_round():
 @pytest.mark.parametrize("mbit", [10, 1_000, 400_000])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_mean_step_by_hand(ranks: int, mbit: float, device: str):
-    """One tensor of n elements: a ring in float32, over NCCL or trees, and an all-gather of 1 % of places and values."""
+    """One tensor of n elements: a ring in float32, over NCCL or trees, and an all-gather of 1 % of them."""
     n, latency_s, every = 1 << 20, 5e-5, 30
     bytes_per_s = ETHERNET * mbit * MBIT
     weight = SlotTime("weight", (1024, 1024), 0.012)
