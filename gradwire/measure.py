@@ -106,11 +106,11 @@ def plan(
     check_wanted([candidate(text) for text in texts], fidelity, objective)
     own = Own(function=named(make))
     ranks = 2 if hosts is None else hosts
-    next(own.batches(0, played.cluster.ranks if played else ranks, seed))
     wanted = {"candidates": texts, "fidelity": fidelity, "objective": objective}
     wanted |= {"play": asdict(played) if played else None}
     spec = PlanSpec(task=own.name, options=[f"function={own.function}"], seed=seed, **wanted)
     cluster = LabCluster(1 if played else ranks, link_of(link), device)
+    spec.check(played.cluster.ranks if played else ranks)
     return Planned.from_line(_run(job, spec, cluster)[-1]).plan
 
 

@@ -35,7 +35,10 @@ _WARM_UP = "steps, or with --epochs epochs, in which the rate rises; by default 
 _JOB = "profile.json, or a plan.json beside one, as `plan` writes them; or resnet50, resnet101 or bert-base"
 _OBJECTIVE = "step: the shortest step of the candidates alone; progress: the most progress per second"
 _INSIDE = f"what the ranks of a host are joined by; by default {NVLINK}, to `simulate` without --play {PCIE_3}"
-_LATENCY = "microseconds of a message beside its bytes; by default 50, to `simulate` without --play the profile's"
+_LATENCY = (
+    "microseconds that each message between hosts takes on top of its bytes; by default 50, to `simulate` without "
+    "--play the profile's"
+)
 _CANDIDATES = "separated by commas, such as bf16,topk:0.01; by default those that need no tuning"
 
 Configurations = Annotated[
@@ -122,14 +125,15 @@ Different = Annotated[
     typer.Option("--different", help="with --play: other ranks send payloads of other batches, not this rank's own"),
 ]
 Jitter = Annotated[
-    float, typer.Option(help="with --play: how a rank's computing varies from step to step, such as 0.05 of it")
+    float,
+    typer.Option(help="with --play: standard deviation of a rank's computing time, as a share of it: 0.05 is 5 %"),
 ]
 SlowRank = Annotated[
     float, typer.Option("--slow-rank", help="with --play: how many times as long one rank computes, such as 1.2")
 ]
 
 TrainingSteps = Annotated[
-    int | None, typer.Option(help="also show the hours of a training of so many steps, on a cluster that is not here")
+    int | None, typer.Option(help="also show how many hours so many steps take on the played or simulated cluster")
 ]
 Price = Annotated[
     float | None, typer.Option(help="the price of an hour of one GPU: with --training-steps, show the cost, not hours")
@@ -150,7 +154,7 @@ GpusPerHost = Annotated[int, typer.Option(help="ranks that share a host and its 
 Inside = Annotated[str | None, typer.Option(help=_INSIDE, callback=early(e.links))]
 Every = Annotated[
     int,
-    typer.Option(min=1, help="with 30: also by local steps, what moved is sent every 30 of them; see gw.LocalSteps"),
+    typer.Option(min=1, help="30: also predict local steps, which send once in 30 steps"),
 ]
 Latency = Annotated[float | None, typer.Option(help=_LATENCY)]
 

@@ -1,7 +1,8 @@
 """`gradwire bench`: step times of configurations on one model, and of published suites."""
 
 import json
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from itertools import groupby
@@ -59,7 +60,7 @@ def bench_played(
         # what can be refused is refused before ranks start
         if json_file or model["ranks"] or model["link"]:
             raise ValueError("--play says ranks and link, and writes played.json: leave --hosts, --link and --json out")
-        played = PlaySpec.read(**vars(play))
+        played = PlaySpec.read(**vars(play), typed=True)
         setup = Setup(**model | {"ranks": played.cluster.ranks, "link": LOOPBACK, "play": played})
         named = texts(compared)
         running, spec = setup.cluster(timed.device), setup.spec(named, timed)
@@ -74,7 +75,7 @@ def bench_played(
 def check_not_played(play: Play, training: PricedTraining) -> None:
     """Refuses options of a cluster that is played, where none is."""
     with mistakes():
-        PlaySpec.of(**vars(play))
+        PlaySpec.of(**vars(play), typed=True)
         if training != PricedTraining():
             raise ValueError("--training-steps and --price are for clusters that are played: give --play as well")
 
@@ -85,8 +86,9 @@ def _show_played(
     assert setup.play
     title, times = f"{setup.title}: {setup.play}", played_report.PlayedTimes.of(setup.play.cluster, samples)
     console().print(f"{title}; ms per step", highlight=False, markup=False)
-    show(played_report.steps(summarize(samples), setup.play.cluster.ranks, cost))
-    show(played_report.winners(times))
+    show(played_report.steps(summarize(samples), setup.play.cluster, cost))
+    if fastest := played_report.winners(times):
+        show(fastest)
     # hosts and ranks are those that are played, which the place says
     real = ("hosts", "ranks")
     facts = {name: str(fact) for name, fact in circumstances(running).items() if name not in real and fact is not None}
@@ -94,11 +96,11 @@ def _show_played(
     print(*played_report.write(folder, title, times, samples, facts, cost), sep="\n")
 
 
-def bench_suite(name: str, cuts: dict[str, Any], timed: TimingOptions, out: Path, own: Sequence[object]) -> None:
-    """Times a published suite; `own` are options that a suite has by itself, and are refused."""
+def bench_suite(name: str, cuts: dict[str, Any], timed: TimingOptions, out: Path, own: Mapping[str, object]) -> None:
+    """Times a published suite; `own` are options that a suite has by itself, which are refused where they are given."""
     with mistakes():
-        if any(own):
-            raise ValueError(f"suite {name} has configurations of its own and writes suite.json: give neither")
+        if given := [option for option, value in own.items() if value]:
+            raise ValueError(f"suite {name} has its own configurations and set-ups: leave {', '.join(given)} out")
         rows = rows_of(name, Cuts(**cuts_here(cuts)))
     _bench_rows(name, rows, timed, out)
 
@@ -108,7 +110,8 @@ def _show_setup(
 ) -> None:
     timings = summarize(samples)
     turns = f"{timed.repeats} x {timed.steps} steps{f', autocast to {timed.autocast}' if timed.autocast else ''}"
-    heading = f"{setup.title}, {cluster}: {turns}; ms per step, where wires that overlap add up"
+    columns = "ms per step; the column wire sums messages that overlap, so it may exceed the step"
+    heading = f"{setup.title}, {cluster}: {turns}; {columns}"
     # the heading, the table, and the same as JSON with all samples
     console().print(heading, highlight=False, markup=False)
     show(text_table.timings(timings))
@@ -136,7 +139,10 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
         )
 
     def keep(setup: Setup, samples: list[TimedSteps]) -> None:
-        measured.extend(suites.results(of[setup], summarize(samples), timed))
+        mine = suites.results(of[setup], summarize(samples), timed)
+        if not mine:
+            return
+        measured.extend(mine)
         paths[:] = suites.write(folder, name, measured, asdict(timed) | circumstances(clusters[setup]))
 
     # a folder of results, written anew after each set-up
@@ -168,6 +174,17 @@ def time_turns(spec: BenchSpec, ranks: Runner, keep: Callable[[list[TimedSteps]]
                 progress.update(bar, advance=1, note=samples[-1].configuration)
 
             ranks.run(time_steps, spec, Path(folder, "samples.jsonl"), follow)
-    finally:
+    except BaseException:
+        # what was timed before, whose report hides no failure
         if samples:
-            keep(samples)
+            _keep_what_can_be(keep, samples)
+        raise
+    if samples:
+        keep(samples)
+
+
+def _keep_what_can_be(keep: Callable[[list[TimedSteps]], None], samples: list[TimedSteps]) -> None:
+    try:
+        keep(samples)
+    except Exception as error:
+        print(f"what was timed cannot be shown: {error}", file=sys.stderr)

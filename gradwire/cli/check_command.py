@@ -44,7 +44,7 @@ def check(
         if not (task or model):
             raise ValueError(f"--play trains what {job} was measured on: give its --task or --model")
         profile, chosen = read_job(job, objective)
-        played, cost = PlaySpec.read(**vars(play)), TrainingCost.of(**vars(priced))
+        played, cost = PlaySpec.read(**vars(play), typed=True), TrainingCost.of(**vars(priced))
         running = LabCluster(1, device=device)
         training = described(task, model, None, folder).altered(options=options or [])
         outcomes = list(simulate(profile, played.cluster, plan=chosen))

@@ -117,10 +117,10 @@ def bench(
         bench_command.check_not_played(play, training)
     # a suite has configurations of its own
     if suite:
-        own = [*vars(compared).values(), json_file, play.play]
-        return bench_command.bench_suite(
-            suite, {"model": model, "ranks": hosts, "link": link, **sizes}, timed, out, own
-        )
+        own = {"CONFIGs": compared.configurations, "--controller": compared.controller, "--rule": compared.rules}
+        own |= {"--plan": compared.plan, "--shard": shard != 1, "--json": json_file, "--play": play.play}
+        cuts = {"model": model, "ranks": hosts, "link": link, **sizes}
+        return bench_command.bench_suite(suite, cuts, timed, out, own)
     setup = {"model": model or "tiny-vgg16", "ranks": hosts, "link": link, "shard": shard, **sizes}
     if play.play:
         return bench_command.bench_played(setup, play, compared, timed, json_file, training, out)
@@ -185,8 +185,10 @@ def simulate(
     with mistakes():
         if play.play and (ranks or link or every > 1):
             raise ValueError("--play says ranks and link, and plays every step: leave --ranks, --link and --every out")
-        if not play.play and any(trained):
-            raise ValueError("a profile says all of a job; --task, --model, --set and --data are for --play")
+        if not play.play and any((*trained, seed, device != "cpu")):
+            raise ValueError(
+                "a profile says all of a job; --task, --model, --set, --data, --seed and --device are for --play"
+            )
     if play.play:
         return check_command.check(job, play, objective, trained, seed, device, training, out)
     clusters = ranks or "8,64,512", link or "1gbit,10gbit,25gbit,100gbit"

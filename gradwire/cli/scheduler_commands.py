@@ -18,9 +18,8 @@ from gradwire.lab.jobs.plan_job import candidates as candidates_of
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.runner import Runner, runner
 from gradwire.lab.network.link import PCIE_3, Link
-from gradwire.lab.play_spec import PlaySpec
+from gradwire.lab.play_spec import PlaySpec, checked_cluster
 from gradwire.lab.scheduling.profiles import MODELS, profile
-from gradwire.lab.workloads.make_task import make_task
 from gradwire.plans import Plan, from_file
 from gradwire.report import plan_report, simulation_report
 from gradwire.report.training_cost import TrainingCost
@@ -55,10 +54,8 @@ def find_plan(
         wanted = wanted | {"candidates": candidates_of(named) if named else []}
         there = asdict(played) if played else None
         spec = PlanSpec(task=trained.task, options=list(trained.options), seed=seed, play=there, **wanted)
-        # refuses what plans cannot be chosen by
-        spec.controller()
         gpus = (played.cluster if played else cluster).ranks
-        next(make_task(spec.task, spec.options).batches(0, gpus, seed))
+        spec.check(gpus)
     # ranks measure; the process that leads writes and shows
     with runner(cluster) as ranks:
         home = run_folder(out, f"plan-{spec.task}", ranks.leads)
@@ -84,13 +81,13 @@ def predict(
     gpus_per_host, inside = play.gpus_per_host, play.inside or PCIE_3
     with mistakes():
         # nothing is played
-        PlaySpec.of(None, different=play.different, jitter=play.jitter, slow_rank=play.slow_rank)
+        PlaySpec.of(None, typed=True, different=play.different, jitter=play.jitter, slow_rank=play.slow_rank)
         cost = TrainingCost.of(**vars(training))
         # the profile, and the clusters to predict
         measured, chosen = read_job(job, objective)
         latency_s = latency_of(measured) if play.latency_us is None else 1e-6 * play.latency_us
         clusters = [
-            Cluster(count, bytes_per_s, gpus_per_host, latency_s, Link.parse(inside).bits_per_second / 8)
+            checked_cluster(count, bytes_per_s, gpus_per_host, latency_s, Link.parse(inside).bits_per_second / 8)
             for bytes_per_s in [Link.parse(text).bits_per_second / 8 for text in links.split(",")]
             for count in _numbers(ranks)
         ]
@@ -116,12 +113,9 @@ def _where(hosts: int | None, link: str | None, device: str, play: Play) -> tupl
     """The ranks that run, and the cluster of which each plays one rank, if they do. Raises ValueError for both."""
     if play.play and (hosts or link):
         raise ValueError("--play says ranks and link: leave --hosts and --link out")
-    if played := PlaySpec.of(**vars(play)):
+    if played := PlaySpec.of(**vars(play), typed=True):
         return LabCluster(1, device=device), played
-    cluster = cluster_of(hosts, link, device)
-    if cluster.ranks < 2:
-        raise ValueError("1 rank sends nothing and needs no plan: give 2 or more --hosts")
-    return cluster, None
+    return cluster_of(hosts, link, device), None
 
 
 def _simulated(measured: Profile, clusters: list[Cluster], chosen: Plan | None, every: int) -> list[Outcome]:

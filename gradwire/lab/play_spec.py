@@ -30,10 +30,13 @@ class PlaySpec:
         different: bool = False,
         jitter: float = 0.0,
         slow_rank: float = 1.0,
+        *,
+        typed: bool = False,
     ) -> Self:
         """That of `play`, such as 64@25gbit: 64 ranks, in hosts with a link of 25 Gbit/s each. `inside` (NVLink) joins
         the ranks of a host, a message takes `latency_us` (50) beside its bytes; the rest is `OtherRanks`'. Raises
-        ValueError for text that says no cluster."""
+        ValueError for text that says no cluster, and for options of links that it does not have, which are named as
+        they are `typed` on the command line, or as in Python."""
         # ranks @ link
         ranks, at, link = play.partition("@")
         if not at or not ranks.strip().isdecimal():
@@ -41,21 +44,25 @@ class PlaySpec:
         # between hosts and inside of one
         rates = [Link.parse(each).bits_per_second / 8 for each in (link, inside or NVLINK)]
         latency_s = 1e-6 * (LATENCY_US if latency_us is None else latency_us)
-        return cls(
-            Cluster(int(ranks), rates[0], gpus_per_host, latency_s, rates[1]), OtherRanks(different, jitter, slow_rank)
-        )
+        cluster = checked_cluster(int(ranks), rates[0], gpus_per_host, latency_s, rates[1])
+        # options of links that are not there
+        if latency_us is not None and cluster.hosts == 1:
+            given = _named("latency_us", typed)
+            raise ValueError(f"{cluster.ranks} ranks send nothing between hosts, on one host: leave {given} out")
+        if inside and gpus_per_host == 1:
+            raise ValueError(f"a host of 1 GPU has no links inside: leave {_named('inside', typed)} out")
+        return cls(cluster, OtherRanks(different, jitter, slow_rank))
 
     @classmethod
-    def of(cls, play: str | None, **options: Any) -> Self | None:
+    def of(cls, play: str | None, *, typed: bool = False, **options: Any) -> Self | None:
         """That of the options of `read`, None without `play`. Raises ValueError where the others are given alone."""
         if play:
-            return cls.read(play, **options)
+            return cls.read(play, typed=typed, **options)
         defaults = signature(cls.read).parameters
-        given = [name for name, value in options.items() if value != defaults[name].default]
+        given = [_named(name, typed) for name, value in options.items() if value != defaults[name].default]
         if given:
-            raise ValueError(
-                f"only a played cluster has {', '.join(given)}; add one: --play {EXAMPLE}, in Python play={EXAMPLE!r}"
-            )
+            example = f"--play {EXAMPLE}" if typed else f"play={EXAMPLE!r}"
+            raise ValueError(f"only a played cluster has {', '.join(given)}; add one: {example}")
         return None
 
     @classmethod
@@ -65,6 +72,21 @@ class PlaySpec:
 
     def __str__(self) -> str:
         return f"{_described(self.cluster)}{self.others}"
+
+
+def checked_cluster(
+    ranks: int, bytes_per_s: float, gpus_per_host: int, latency_s: float, inside_bytes_per_s: float
+) -> Cluster:
+    """That of these options. Raises ValueError, naming the one, for a number that none can have."""
+    if gpus_per_host < 1:
+        raise ValueError(f"a host has 1 GPU or more, not {gpus_per_host}")
+    if ranks < 2:
+        raise ValueError(f"{ranks} rank{' exchanges' if ranks == 1 else 's exchange'} nothing: give 2 or more")
+    return Cluster(ranks, bytes_per_s, gpus_per_host, latency_s, inside_bytes_per_s)
+
+
+def _named(option: str, typed: bool) -> str:
+    return f"--{option.replace('_', '-')}" if typed else option
 
 
 def _described(cluster: Cluster) -> str:

@@ -43,8 +43,10 @@ computes. What a rank computes is measured; rings, trees and all-to-all cost wha
 grows with the payloads. Stragglers and jitter are those that were asked for; congestion, the computing of a backend's
 own threads and a configuration's cost in loss are left out."""
 _PLAYED_NOTE = """As played. Hours and costs are of so many steps, however much progress a step makes."""
+_APART = "Step time, were each rank on a host of its own"
 _SHOWN = """Milliseconds of a step against the link between hosts, a panel for each number of ranks, one line per
-configuration; figures in the table below."""
+configuration."""
+_FIGURES = "Figures in the table below."
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,11 @@ class PlayedTimes:
         names = dict.fromkeys(sample.configuration for sample in samples)
         curves = {name: [s.curve for s in samples if s.configuration == name and s.curve] for name in names}
         return cls(cluster, curves)
+
+    @property
+    def alone(self) -> bool:
+        """Whether `nocomm` alone was timed."""
+        return not self.curves.keys() - {NOCOMM}
 
     @property
     def per_host(self) -> int:
@@ -86,8 +93,11 @@ class PlayedTimes:
         return next(name for name, step_s in steps.items() if step_s <= AS_FAST * min(steps.values()))
 
 
-def winners(times: PlayedTimes) -> TextTable:
-    """From which link on which configuration is the fastest, a row for each number of ranks."""
+def winners(times: PlayedTimes) -> TextTable | None:
+    """From which link on which configuration is the fastest, a row for each number of ranks; None for a single host,
+    which has no link, and where `nocomm` alone was timed."""
+    if times.alone or times.cluster.hosts == 1:
+        return None
     rows = [[str(ranks), ", ".join(_intervals(times, ranks))] for ranks in times.ranks]
     return TextTable("Fastest steps", ["ranks", _FASTEST], rows, texts=(_FASTEST,))
 
@@ -100,11 +110,14 @@ def _intervals(times: PlayedTimes, ranks: int) -> Iterator[str]:
 
 def verdict(cluster: Cluster, timings: Sequence[Timing]) -> str:
     """The configuration with the shortest steps as they were played, in a sentence."""
-    link = Link(round(8 * cluster.bytes_per_s))
     steps_ms = {timing.configuration: timing.step_ms.median for timing in timings}
-    alone_ms, shortest_ms = steps_ms.pop(NOCOMM), min(steps_ms.values())
-    name = next(name for name, step_ms in steps_ms.items() if step_ms <= AS_FAST * shortest_ms)
-    text = f"On {cluster.ranks} ranks at {link}, {name} has the shortest step: {text_table.figure(steps_ms[name])} ms"
+    alone_ms = steps_ms.pop(NOCOMM)
+    if not steps_ms:
+        return f"Only {NOCOMM} was timed."
+    # the fastest, on links that were used
+    name = next(name for name, step_ms in steps_ms.items() if step_ms <= AS_FAST * min(steps_ms.values()))
+    where = "inside a host" if cluster.hosts == 1 else f"at {Link(round(8 * cluster.bytes_per_s))}"
+    text = f"On {cluster.ranks} ranks {where}, {name} has the shortest step: {text_table.figure(steps_ms[name])} ms"
     beside = f"{text}, where computing takes {text_table.figure(alone_ms)}"
     others = [each for each in steps_ms if each != name]
     return f"{beside} and {others[0]} {text_table.figure(steps_ms[others[0]])}." if others else f"{beside}."
@@ -137,12 +150,15 @@ def _panel(axis: Axes, times: PlayedTimes, ranks: int) -> None:
     axis.xaxis.set_minor_locator(NullLocator())
 
 
-def steps(timings: Sequence[Timing], gpus: int, cost: TrainingCost | None = None) -> TextTable:
-    """Costs of one step of each configuration and, where it is asked for, of a training on so many GPUs."""
-    table = text_table.timings(timings)
+def steps(timings: Sequence[Timing], cluster: Cluster, cost: TrainingCost | None = None) -> TextTable:
+    """Costs of one step of each configuration and, where it is asked for, of a training on the cluster."""
+    # hosts of several GPUs send over one link
+    shared = cluster.hosts > 1 and cluster.gpus_per_host > 1
+    table = text_table.timings(timings, "host" if shared else "rank")
     if cost is None:
         return table
-    return text_table.with_column(table, cost.heading, [cost.at(timing.step_ms.median, gpus) for timing in timings])
+    cells = [cost.at(timing.step_ms.median, cluster.ranks) for timing in timings]
+    return text_table.with_column(table, cost.heading, cells)
 
 
 def write(
@@ -153,16 +169,17 @@ def write(
     facts: Mapping[str, str],
     cost: TrainingCost | None = None,
 ) -> list[Path]:
-    """Writes played.png, report.html, timeline.html where Gradwire reduces, and played.json; returns their paths."""
-    drawn = picture(times, title)
-    paths = [folder / name for name in ("played.png", "report.html", "played.json")]
-    write_picture(drawn, paths[0])
-    shown = [page.Picture("Step time", _SHOWN, drawn, picture(times, title, narrow=True))]
-    timings = summarize(samples)
-    tables = [(steps(timings, times.cluster.ranks, cost), _PLAYED_NOTE), (winners(times), _NOTE)]
+    """Writes played.png if more than `nocomm` was timed, report.html, played.json, and timeline.html where Gradwire
+    reduces; returns their paths."""
+    paths, shown = _pictured(folder, title, times)
+    paths += [folder / "report.html", folder / "played.json"]
+    timings, fastest = summarize(samples), winners(times)
+    tables = [(steps(timings, times.cluster, cost), _PLAYED_NOTE), *([(fastest, _NOTE)] if fastest else [])]
     timelines = {each.configuration: each.timeline for each in samples if each.timeline}
     beside = {_TIMELINE: "One step of each configuration that Gradwire reduces, as a timeline"} if timelines else {}
-    write_text(paths[1], page.render(title, verdict(times.cluster, timings), shown, tables, facts, beside))
+    write_text(
+        folder / "report.html", page.render(title, verdict(times.cluster, timings), shown, tables, facts, beside)
+    )
     # the same as data: what was measured, and steps on all links and ranks
     step_s = {
         name: {ranks: {str(link): times.step_s(name, ranks, link) for link in LINKS} for ranks in times.ranks}
@@ -172,8 +189,19 @@ def write(
         "timings": [each.to_json() for each in timings],
         "samples": [replace(each, timeline=None).to_line() for each in samples],
     }
-    write_json(paths[2], dict(facts) | figures | {"step_s": step_s})
+    write_json(folder / "played.json", dict(facts) | figures | {"step_s": step_s})
     if timelines:
         paths.append(folder / _TIMELINE)
         write_text(paths[-1], timeline_page.render(title, timelines))
     return paths
+
+
+def _pictured(folder: Path, title: str, times: PlayedTimes) -> tuple[list[Path], list[page.Picture]]:
+    """The picture's file, and the same for the page; none where `nocomm` alone was timed."""
+    if times.alone:
+        return [], []
+    drawn, path = picture(times, title), folder / "played.png"
+    write_picture(drawn, path)
+    # a single host has no table of winners
+    caption, shown = (_APART, _SHOWN) if times.cluster.hosts == 1 else ("Step time", f"{_SHOWN} {_FIGURES}")
+    return [path], [page.Picture(caption, shown, drawn, picture(times, title, narrow=True))]

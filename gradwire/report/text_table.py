@@ -59,9 +59,9 @@ def _sent(totals: Totals, unit: float) -> list[str]:
     return [figure(count / unit) for count in counts if count is not None]
 
 
-def _sent_columns(totals: Totals, unit: str) -> list[str]:
+def _sent_columns(totals: Totals, unit: str, sender: str = "rank") -> list[str]:
     """Of all ranks' interfaces there are counts on the emulated network alone."""
-    return [f"{unit} per rank", *([f"{unit} at the interface"] if totals.interface_bytes is not None else [])]
+    return [f"{unit} per {sender}", *([f"{unit} at the interface"] if totals.interface_bytes is not None else [])]
 
 
 def _held_out(run: Run, metric: str) -> str:
@@ -91,10 +91,10 @@ def splits(runs: Sequence[Run]) -> TextTable:
     return TextTable("Milliseconds per step", ["configuration", *_SPLIT], rows)
 
 
-def timings(timings: Sequence[Timing]) -> TextTable:
-    """Costs of one step of each configuration."""
+def timings(timings: Sequence[Timing], sender: str = "rank") -> TextTable:
+    """Costs of one step of each configuration; `sender` has a link: a rank, or a host of several."""
     columns = ["configuration", "ms per step", "quartiles, ms", f"times {NOCOMM}", *_SPLIT]
-    columns += [*_sent_columns(timings[0].totals, "kB"), "fewer bytes"]
+    columns += [*_sent_columns(timings[0].totals, "kB", sender), "fewer bytes"]
     rows = []
     for timing in timings:
         # times of a step, and its bytes

@@ -330,7 +330,26 @@ def test_bench_writes_all_figures(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert nocomm["per_step"]["wire_bytes"] == 0
     assert 2 * bf16["per_step"]["wire_bytes"] == pytest.approx(bf16["per_step"]["dense_bytes"], rel=0.01)
     assert all(len(sample["step_ms"]) == 2 for sample in results["samples"])
-    assert {"nocomm", "bf16"} <= set(capsys.readouterr().out.split())
+    shown = capsys.readouterr().out.split()
+    assert {"nocomm", "bf16"} <= set(shown)
+    assert "ms per step; the column wire sums messages that overlap, so it may exceed the step" in " ".join(shown)
+
+
+HELP = {
+    "bench": [
+        "standard deviation of a rank's computing time, as a share of it: 0.05 is 5 %",
+        "microseconds that each message between hosts takes on top of its bytes",
+        "also show how many hours so many steps take on the played or simulated cluster",
+    ],
+    "simulate": ["30: also predict local steps, which send once in 30 steps"],
+}
+
+
+@pytest.mark.parametrize("command", HELP)
+def test_options_say_what_their_numbers_are(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert [words for words in HELP[command] if words not in shown] == []
 
 
 def make():

@@ -17,6 +17,8 @@ import gradwire as gw
 from gradwire.cli import main
 from gradwire.lab.curve import Carried, StepCurve
 from gradwire.lab.jobs.bench_job import TimedSteps
+from gradwire.lab.launch.rank_failed import RankFailed
+from gradwire.lab.launch.runner import _Launcher
 from gradwire.lab.network.link import Link
 from gradwire.lab.play_spec import PlaySpec
 from gradwire.lab.played_cluster import PlayedCluster
@@ -120,7 +122,10 @@ CLUSTERS = [
     (["--play", "64"], "'64' is no cluster to play: write ranks@link, such as 64@25gbit"),
     (["--play", "many@25gbit"], "write ranks@link"),
     (["--play", "64@fast"], "'fast' is not a link"),
-    (["--play", "1@1gbit"], "give 2 ranks"),
+    (["--play", "1@1gbit"], "1 rank exchanges nothing: give 2 or more"),
+    (["--play", "64@1gbit", "--gpus-per-host", "0"], "a host has 1 GPU or more, not 0"),
+    (["--play", "8@1gbit", "--gpus-per-host", "8", "--latency-us", "20"], "on one host: leave --latency-us out"),
+    (["--play", "8@1gbit", "--inside", "8gbit"], "a host of 1 GPU has no links inside: leave --inside out"),
     (["--play", "12@1gbit", "--gpus-per-host", "8"], "12 ranks do not fill hosts of 8 GPUs"),
     (["--play", "8@1gbit", "--jitter", "-1"], "jitter -1.0 is no share"),
     (["--play", "8@1gbit", "--slow-rank", "0.5"], "1 or more times as long"),
@@ -130,10 +135,11 @@ MISTAKES = [
     *(([*command, *options], message) for command in COMMANDS for options, message in CLUSTERS),
     (
         ["bench", "dense", "--jitter", "0.1"],
-        "only a played cluster has jitter; add one: --play 64@25gbit, in Python",
+        "only a played cluster has --jitter; add one: --play 64@25gbit",
     ),
-    (["bench", "dense", "--inside", "8gbit"], "only a played cluster has inside; add one"),
-    (["plan", "--gpus-per-host", "8", "--different"], "only a played cluster has gpus_per_host, different; add one"),
+    (["bench", "dense", "--inside", "8gbit"], "only a played cluster has --inside; add one"),
+    (["plan", "--gpus-per-host", "8", "--different"], "has --gpus-per-host, --different; add one"),
+    (["plan", "--latency-us", "20"], "only a played cluster has --latency-us; add one"),
     (["bench", "dense", "--play", "8@1gbit", "--hosts", "2"], "leave --hosts, --link and --json out"),
     (["bench", "dense", "--play", "8@1gbit", "--link", "1gbit"], "leave --hosts, --link and --json out"),
     (["bench", "dense", "--play", "8@1gbit", "--shard", "2"], "leave link and shard out"),
@@ -145,7 +151,7 @@ MISTAKES = [
     (["plan", "--play", "8@1gbit", "--link", "1gbit"], "leave --hosts and --link out"),
     (["simulate", "resnet50", "--play", "8@1gbit", "--ranks", "8"], "leave --ranks, --link and --every out"),
     (["simulate", "resnet50", "--play", "8@1gbit", "--every", "30"], "leave --ranks, --link and --every out"),
-    (["simulate", "resnet50"], "--task, --model, --set and --data are for --play"),
+    (["simulate", "resnet50"], "--task, --model, --set, --data, --seed and --device are for --play"),
     (["simulate", "resnet50", "--play", "8@1gbit"], "which the model lacks"),
 ]
 
@@ -160,7 +166,37 @@ def test_a_mistake_is_one_line(arguments: list[str], message: str, capsys: pytes
 
 def test_a_profile_has_no_other_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "resnet50", "--different"]) != 0
-    assert "only a played cluster has different; add one" in capsys.readouterr().err
+    assert "only a played cluster has --different; add one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--seed", "3"], "--seed and --device are for --play"),
+        (["--device", "cuda"], "--seed and --device are for --play"),
+        (["--gpus-per-host", "0"], "a host has 1 GPU or more, not 0"),
+        (["--ranks", "1"], "1 rank exchanges nothing: give 2 or more"),
+    ],
+)
+def test_what_no_profile_can_be_predicted_with_is_refused(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "resnet50", *options, "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_from_python_options_are_named_as_python_has_them() -> None:
+    with pytest.raises(ValueError, match=r"only a played cluster has latency_us; add one: play='64@25gbit'"):
+        gw.bench(make, ["bf16"], latency_us=20.0)
+    with pytest.raises(ValueError, match="on one host: leave latency_us out"):
+        gw.bench(make, ["bf16"], play="2@1gbit", gpus_per_host=2, latency_us=20.0)
+
+
+def test_one_rank_needs_no_plan_from_python_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Launcher, "run", lambda *job: pytest.fail("it was started"))
+    with pytest.raises(ValueError, match="1 rank sends nothing and needs no plan: give 2 or more hosts"):
+        gw.plan(make, hosts=1)
 
 
 def test_a_predicted_training_has_a_cost(tmp_path: Path) -> None:
@@ -188,7 +224,7 @@ def test_ranks_of_one_host_have_its_links_alone() -> None:
 @pytest.mark.parametrize("gpus_per_host", [1, 8, 64])
 def test_the_played_card_and_the_scheduler_say_the_same_of_a_link(gpus_per_host: int) -> None:
     """Between hosts the headers of TCP over Ethernet are counted, once; inside a host there are none."""
-    spec = PlaySpec.read("64@1gbit", gpus_per_host, inside="8gbit")
+    spec = PlaySpec.read("64@1gbit", gpus_per_host, inside="8gbit" if gpus_per_host > 1 else None)
     played, scheduled = PlayedCluster(spec), on_cluster(published("resnet50"), spec.cluster).collectives
     peers, _, bytes_per_s = spec.cluster.network
     assert bytes_per_s == pytest.approx(8 * GBIT if gpus_per_host == 64 else GBIT * 1448 / 1538)
@@ -249,9 +285,73 @@ def test_the_winner_is_named_by_link_and_ranks() -> None:
     assert all(len(panel.lines) == 3 for panel in panels)
 
 
+def played(*names: str) -> list[TimedSteps]:
+    curves = {"nocomm": replace(DENSE, carried=()), "dense": DENSE, "topk": SPARSE}
+    return [TimedSteps(name, 0, [90.0 + 10 * index], NOTHING, curves[name]) for index, name in enumerate(names)]
+
+
+def play(monkeypatch: pytest.MonkeyPatch, samples: list[TimedSteps], error: BaseException | None = None) -> None:
+    def run(launcher, job, spec, lines, follow):
+        for sample in samples:
+            follow(sample.to_line())
+        if error:
+            raise error
+
+    monkeypatch.setattr(_Launcher, "run", run)
+
+
+def test_nocomm_is_played_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(monkeypatch, played("nocomm"))
+    command = ["bench", "nocomm", "--play", "8@1gbit", "--model", f"{__file__}:make", "--out", str(tmp_path)]
+    assert main(command) == 0
+    (folder,) = tmp_path.iterdir()
+    assert {path.name for path in folder.iterdir()} == {"report.html", "played.json"}
+    assert "Only nocomm was timed." in (folder / "report.html").read_text()
+    assert "Fastest steps" not in capsys.readouterr().out
+
+
+def test_a_report_that_fails_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*shown, **options):
+        raise ZeroDivisionError("no report")
+
+    play(monkeypatch, played("nocomm", "dense"), RankFailed(0, 1, "it was shot"))
+    monkeypatch.setattr(played_report, "write", fail)
+    command = ["bench", "dense", "--play", "8@1gbit", "--model", f"{__file__}:make", "--out", str(tmp_path)]
+    assert main(command) == 1
+    err = capsys.readouterr().err
+    assert "it was shot" in err
+    assert "what was timed cannot be shown: no report" in err
+
+
+def test_a_single_host_has_no_link_to_be_fast_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(monkeypatch, played("nocomm", "dense", "topk"))
+    monkeypatch.setattr(played_report, "picture", lambda *shown, **options: Figure())
+    cluster = ["--play", "8@100mbit", "--gpus-per-host", "8"]
+    assert main(["bench", "dense", "topk", *cluster, "--model", f"{__file__}:make", "--out", str(tmp_path)]) == 0
+    (folder,) = tmp_path.iterdir()
+    shown, page = capsys.readouterr().out, (folder / "report.html").read_text()
+    assert "On 8 ranks inside a host, dense has the shortest step" in page
+    for text in (shown, page):
+        assert "One step" in text
+        assert "Fastest steps" not in text
+        assert "100mbit" not in text.replace(" ".join(cluster), "")
+
+
+def test_bytes_of_hosts_of_several_gpus_are_those_of_a_host() -> None:
+    timings = summarize(played("nocomm", "dense"))
+    for gpus_per_host, heading in ((1, "kB per rank"), (2, "kB per host"), (8, "kB per rank")):
+        assert heading in played_report.steps(timings, Cluster(8, GBIT, gpus_per_host)).columns
+
+
 def test_a_training_costs_hours_or_money() -> None:
     timings = summarize([TimedSteps(name, 0, [ms], NOTHING) for name, ms in (("nocomm", 36.0), ("dense", 72.0))])
     for price, heading, cells in ((None, "hours", ["1.00", "2.00"]), (2.5, "cost", ["160", "320"])):
-        table = played_report.steps(timings, 64, TrainingCost(100_000, price))
+        table = played_report.steps(timings, Cluster(64, GBIT), TrainingCost(100_000, price))
         assert table.columns[-1] == f"{heading} of 100,000 steps"
         assert [row[-1] for row in table.rows] == cells

@@ -12,7 +12,12 @@ import pytest
 import torch
 
 from gradwire.cli import main
+from gradwire.lab.configuration import parse_all
+from gradwire.lab.experiments.comparison import Comparison
+from gradwire.lab.experiments.recipe import Recipe
+from gradwire.lab.experiments.resumable import keep
 from gradwire.lab.jobs import checkpoints
+from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launch import launch
 from tests.support.small_files import write_ptb
 from tests.support.warm import program
@@ -145,6 +150,30 @@ def test_mistakes_get_one_line(
 ) -> None:
     assert main(["train", *(argument.format(tmp_path) for argument in arguments)]) == 2
     assert message in capsys.readouterr().err
+
+
+def compared(*texts: str) -> Comparison:
+    options = ["width=4"]
+    return Comparison(configurations=parse_all(texts), task="digits", options=options, ranks=2, recipe=Recipe(steps=2))
+
+
+def test_configurations_never_share_a_folder(tmp_path: Path) -> None:
+    texts = ["dense", "topk:0.01;numel<4096=bf16", "topk:0.01;numel>4096=bf16"]
+    homes = [Path(spec.home).name for _, spec in compared(*texts).specs(tmp_path)]
+    assert homes == ["dense", "2-topk-0.01-numel-4096=bf16", "3-topk-0.01-numel-4096=bf16"]
+
+
+def test_the_parts_of_a_suite_are_named_where_all_of_it_is_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = [tmp_path / name for name in ("1-digits", "2-digits")]
+    for part in parts:
+        part.mkdir()
+        keep(part, compared("dense"), LabCluster(2))
+    assert main(["train", "--resume", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert f"resume its parts one by one: {parts[0]}, {parts[1]}" in err
 
 
 def test_a_checkpoint_is_one_only_when_what_all_ranks_share_is_there(tmp_path: Path) -> None:

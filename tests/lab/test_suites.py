@@ -206,7 +206,9 @@ def test_a_suite_writes_a_table_a_picture_and_commands(tmp_path: Path) -> None:
 MISTAKES = [
     (["--suite", "gravack"], "there is no suite 'gravack': did you mean gravac?"),
     (["--suite", "gravac", "--model", "bert-base"], "there is no model of gravac named 'bert-base'"),
-    (["topk", "--suite", "gravac"], "has configurations of its own"),
+    (["topk", "--suite", "gravac"], "suite gravac has its own configurations and set-ups: leave CONFIGs out"),
+    (["--suite", "acpsgd", "--shard", "2"], "suite acpsgd has its own configurations and set-ups: leave --shard out"),
+    (["--suite", "gravac", "--json", "a", "--play", "8@1gbit", "--rule", "*=fp32"], "leave --rule, --json, --play out"),
     (["--suite", "gravac", "--hosts", "2", "--link", "fast"], "'fast' is not a link"),
     (["--suite", "gravac", "--hosts", "2", "--size", "5"], "size=5 does not fit"),
     (["--suite", "gravac", "--hosts", "0"], "0 hosts"),
@@ -253,6 +255,23 @@ def test_what_was_timed_before_a_failure_is_told_and_written(
     (path,) = tmp_path.glob("*/suite.json")
     rows = [(row["batch"], row["configuration"]) for row in json.loads(path.read_text())["rows"]]
     assert rows == [(2, "dense"), (2, "bf16"), (3, "dense")]
+
+
+def test_a_suite_that_fails_after_nocomm_keeps_nothing_and_names_the_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(launcher, job, spec, lines, follow):
+        follow(TimedSteps("nocomm", 0, [1.0], Totals(2e6, 8e6, None, 0, 0, 0, 0)).to_line())
+        raise RankFailed(0, 1, "it was shot")
+
+    two_cells(monkeypatch)
+    monkeypatch.setattr(_Launcher, "run", run)
+    assert main(["bench", "--suite", "cupcake", "--layers", "4", "--out", str(tmp_path)]) == 1
+    captured = capsys.readouterr()
+    assert "it was shot" in captured.err
+    assert "cannot be shown" not in captured.err
+    assert captured.out == ""
+    assert not [*tmp_path.glob("*/*")]
 
 
 def test_a_folder_that_cannot_be_written_is_known_before_anything_is_timed(

@@ -85,11 +85,14 @@ class Comparison:
         return self.metric or self.make_task().looked_at
 
     def specs(self, folder: Path) -> Iterator[tuple[Configuration, TrainSpec]]:
-        """Each configuration with its ranks' job, which has a folder of its own in `folder`."""
+        """Each configuration with its ranks' job, which has a folder of its own in `folder`, the same each time."""
         names = ("task", "options", "recipe", "seed", "shard", "checkpoint_every")
         shared = {name: getattr(self, name) for name in names}
-        for configuration in self.configurations:
-            home = str((folder / configuration.slug).absolute())
+        slugs = [configuration.slug for configuration in self.configurations]
+        for place, (configuration, slug) in enumerate(zip(self.configurations, slugs, strict=True), 1):
+            # patterns may differ in characters that no folder's name has
+            name = f"{place}-{slug}" if slugs.count(slug) > 1 else slug
+            home = str((folder / name).absolute())
             yield configuration, TrainSpec(configuration=configuration.text, home=home, **shared)
 
     def to_json(self) -> dict[str, Any]:

@@ -23,6 +23,9 @@ def keep(folder: Path, comparison: Comparison, cluster: LabCluster) -> None:
 def kept(folder: Path) -> tuple[Comparison, LabCluster]:
     """Reads what `keep` wrote. Raises ValueError for a folder of another kind, and for a cluster that cannot be."""
     path = folder / FILE
+    parts = [str(part.parent) for part in sorted(folder.glob(f"*/{FILE}"))]
+    if parts and not path.is_file():
+        raise ValueError(f"{folder} is of a suite: resume its parts one by one: {', '.join(parts)}")
     if not path.is_file():
         raise ValueError(f"no file {path}: a run that can be resumed was started with --checkpoint-every")
     data = json.loads(path.read_text())

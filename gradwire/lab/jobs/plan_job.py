@@ -71,6 +71,14 @@ class PlanSpec(Spec):
         rules = rules_of([*map(read_rule, self.rules), ("*", accepted)])
         return Auto(fidelity=self.fidelity, objective=self.objective, rules=rules)
 
+    def check(self, ranks: int) -> None:
+        """Raises ValueError where so many ranks find no plan: for one, which would train for ever, for what plans
+        cannot be chosen by, and for a task without batches for all."""
+        if ranks < 2:
+            raise ValueError("1 rank sends nothing and needs no plan: give 2 or more hosts")
+        self.controller()
+        next(make_task(self.task, self.options).batches(0, ranks, self.seed))
+
 
 @dataclass(frozen=True)
 class Planned:
