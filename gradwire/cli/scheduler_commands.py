@@ -18,7 +18,7 @@ from gradwire.lab.jobs.plan_job import candidates as candidates_of
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.runner import Runner, runner
 from gradwire.lab.network.link import PCIE_3, Link
-from gradwire.lab.play_spec import PlaySpec, checked_cluster
+from gradwire.lab.play_spec import PlaySpec
 from gradwire.lab.scheduling.profiles import MODELS, profile
 from gradwire.plans import Plan, from_file
 from gradwire.report import plan_report, simulation_report
@@ -87,7 +87,7 @@ def predict(
         measured, chosen = read_job(job, objective)
         latency_s = latency_of(measured) if play.latency_us is None else 1e-6 * play.latency_us
         clusters = [
-            checked_cluster(count, bytes_per_s, gpus_per_host, latency_s, Link.parse(inside).bits_per_second / 8)
+            Cluster(count, bytes_per_s, gpus_per_host, latency_s, Link.parse(inside).bits_per_second / 8)
             for bytes_per_s in [Link.parse(text).bits_per_second / 8 for text in links.split(",")]
             for count in _numbers(ranks)
         ]

@@ -44,7 +44,7 @@ class PlaySpec:
         # between hosts and inside of one
         rates = [Link.parse(each).bits_per_second / 8 for each in (link, inside or NVLINK)]
         latency_s = 1e-6 * (LATENCY_US if latency_us is None else latency_us)
-        cluster = checked_cluster(int(ranks), rates[0], gpus_per_host, latency_s, rates[1])
+        cluster = Cluster(int(ranks), rates[0], gpus_per_host, latency_s, rates[1])
         # options of links that are not there
         if latency_us is not None and cluster.hosts == 1:
             given = _named("latency_us", typed)
@@ -72,17 +72,6 @@ class PlaySpec:
 
     def __str__(self) -> str:
         return f"{_described(self.cluster)}{self.others}"
-
-
-def checked_cluster(
-    ranks: int, bytes_per_s: float, gpus_per_host: int, latency_s: float, inside_bytes_per_s: float
-) -> Cluster:
-    """That of these options. Raises ValueError, naming the one, for a number that none can have."""
-    if gpus_per_host < 1:
-        raise ValueError(f"a host has 1 GPU or more, not {gpus_per_host}")
-    if ranks < 2:
-        raise ValueError(f"{ranks} rank{' exchanges' if ranks == 1 else 's exchange'} nothing: give 2 or more")
-    return Cluster(ranks, bytes_per_s, gpus_per_host, latency_s, inside_bytes_per_s)
 
 
 def _named(option: str, typed: bool) -> str:

@@ -50,8 +50,10 @@ class Cluster:
     """Of a message inside a host."""
 
     def __post_init__(self) -> None:
-        if self.ranks < 2 or self.gpus_per_host < 1:
-            raise ValueError(f"{self.ranks} ranks on hosts of {self.gpus_per_host} GPUs exchange nothing; give 2 ranks")
+        if self.gpus_per_host < 1:
+            raise ValueError(f"a host has 1 GPU or more, not {self.gpus_per_host}")
+        if self.ranks < 2:
+            raise ValueError(f"{self.ranks} rank{'s' * (self.ranks != 1)} cannot exchange anything: give 2 or more")
         if self.ranks > self.gpus_per_host and self.ranks % self.gpus_per_host:
             raise ValueError(f"{self.ranks} ranks do not fill hosts of {self.gpus_per_host} GPUs; give a multiple")
         # times and rates that can be

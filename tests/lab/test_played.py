@@ -122,7 +122,7 @@ CLUSTERS = [
     (["--play", "64"], "'64' is no cluster to play: write ranks@link, such as 64@25gbit"),
     (["--play", "many@25gbit"], "write ranks@link"),
     (["--play", "64@fast"], "'fast' is not a link"),
-    (["--play", "1@1gbit"], "1 rank exchanges nothing: give 2 or more"),
+    (["--play", "1@1gbit"], "1 rank cannot exchange anything: give 2 or more"),
     (["--play", "64@1gbit", "--gpus-per-host", "0"], "a host has 1 GPU or more, not 0"),
     (["--play", "8@1gbit", "--gpus-per-host", "8", "--latency-us", "20"], "on one host: leave --latency-us out"),
     (["--play", "8@1gbit", "--inside", "8gbit"], "a host of 1 GPU has no links inside: leave --inside out"),
@@ -175,7 +175,7 @@ def test_a_profile_has_no_other_ranks(capsys: pytest.CaptureFixture[str]) -> Non
         (["--seed", "3"], "--seed and --device are for --play"),
         (["--device", "cuda"], "--seed and --device are for --play"),
         (["--gpus-per-host", "0"], "a host has 1 GPU or more, not 0"),
-        (["--ranks", "1"], "1 rank exchanges nothing: give 2 or more"),
+        (["--ranks", "1"], "1 rank cannot exchange anything: give 2 or more"),
     ],
 )
 def test_what_no_profile_can_be_predicted_with_is_refused(
