@@ -54,7 +54,7 @@ def test_a_training_is_saved_and_resumed_on_more_ranks_and_on_fewer(tmp_path: Pa
 @pytest.mark.parametrize(("title", "ranks"), [("DDP", 2), ("FSDP2", 4), ("Local steps", 2)])
 def test_a_tab_of_the_first_page_trains(title: str, ranks: int, tmp_path: Path):
     code = tabs("index")[title]
-    assert len(code.splitlines()) <= 13
+    assert len(code.splitlines()) <= 14
     same = of.SAME.replace(".detach()", ".full_tensor()") if title == "FSDP2" else of.SAME
     on(ranks, of.BEGIN + of.TABBED + code.replace('"cuda", (2, 8)', '"cpu", (2, 2)') + same, tmp_path)
 
