@@ -267,14 +267,15 @@ def layers_that_are_frozen_and_thawed_train_as_with_deepspeed() -> None:
 
 @scenario(2)
 def what_is_thawed_and_not_stepped_by_zero_is_refused() -> None:
-    model = network()
-    freeze(model, {0})
-    engine = engine_of(ZERO1, model)
-    attach(engine, "topk:0.1")
-    train(engine, 2)
-    freeze(model, set())
     says = "was thawed after deepspeed.initialize(), and ZeRO does not step it; make the engine anew"
-    refused(ValueError, says, lambda: train(engine, 3, first=2))
+    # on one rank alone, and on both
+    for ranks in ([0], [0, 1]):
+        freeze(model := network(), {0})
+        engine = engine_of(ZERO1, model)
+        attach(engine, "topk:0.1")
+        train(engine, 2)
+        freeze(model, set() if dist.get_rank() in ranks else {0})
+        refused(ValueError if dist.get_rank() in ranks else RuntimeError, says, partial(train, engine, 3, first=2))
     again = engine_of(ZERO1, frozen := network())
     freeze(frozen, {0})
     attach(again, "topk:0.1")
