@@ -216,6 +216,7 @@ def manager() -> Iterator[Any]:
         )  # fmt: skip
         yield manager
         manager.shutdown()
+        manager._checkpoint_transport._server.server_close()  # which shutdown() leaves open
 
 
 @pytest.fixture
