@@ -83,7 +83,10 @@ class Choices:
         if self.fixed_plan and (self.memory or self.communicator or self.dense or self.groups or self.rules):
             raise ValueError("a Plan says memory, communicator, groups, rules and what is dense; pass it alone")
         if self.rules and not self.compressor and (self.memory or self.communicator):
-            raise ValueError("a rule has a memory and a communicator of its own, as in ('*', 'topk:0.01+residual')")
+            raise ValueError(
+                "memory= and communicator= belong to a compressor, and none is named; write them into each rule, as in "
+                "('*', 'topk:0.01+residual')"
+            )
         if not self.finds_plans and (open_one := next((rule for rule in self.by_layer if not rule.fixed), None)):
             raise ValueError(f"there is no automatic plan here; name one compressor for {open_one.pattern!r}")
 

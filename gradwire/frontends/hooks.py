@@ -179,8 +179,13 @@ class GradientHooks:
         """Makes the next step one of the parameters that are trained now, if there are any."""
         if not (self._runtime and self._trained and self._synchronising):
             return
+        try:
+            names = self._trained.now()
+        except ValueError as error:
+            # the others, which may train what they did, would wait
+            self._runtime.fail(error)
+            raise
         # the runtime asks all ranks; a step that trains nothing changes nothing
-        names = self._trained.now()
         if names and names != self._followed:
             self._runtime.follow(names)
             self._followed = names

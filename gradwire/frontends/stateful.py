@@ -61,8 +61,8 @@ class Placed:
     """Its whole shape, as real numbers."""
     part: tuple[int, ...]
     """The shape of this rank's part."""
-    """The parameter's."""
     device: torch.device
+    """The parameter's."""
     cuts: tuple[Placement, ...] = ()
     """How it is cut along the mesh's other dimensions."""
 

@@ -7,14 +7,15 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradwire.checkpoint import StateDict
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
-from gradwire.frontends.choices import StepChoices, device_of, parameters_of, slots_of
+from gradwire.frontends.choices import StepChoices, device_of, slots_of
 from gradwire.frontends.hooks import GradientHooks, Whole
 from gradwire.frontends.owners import check_free
+from gradwire.frontends.trained import TrainedParameters
 from gradwire.integrations.deepspeed_engine import TrainingEngine
 from gradwire.plans import Plan
 from gradwire.runtime.runtime import Runtime
@@ -26,9 +27,10 @@ _log = logging.getLogger("gradwire")
 
 def attach(engine: Any, compressor: Compressor | Plan | str | None = None, **options: Any) -> Handle:
     """Compresses the gradients of the engine that `deepspeed.initialize` returned, and averages them in place of
-    DeepSpeed; train as before. Of ZeRO's stage 1 every rank then steps its partition by these means. The engine's
-    `save_checkpoint` and `load_checkpoint` include Gradwire's state. The `options` are those of `gradwire.attach`,
-    but `elastic` and `scaler`: the engine scales losses.
+    DeepSpeed; train as before. Of ZeRO's stage 1 every rank then steps its partition by these means. Parameters may
+    be frozen and thawed between steps, on all ranks together. The engine's `save_checkpoint` and `load_checkpoint`
+    include Gradwire's state, unless only the model is loaded. The `options` are those of `gradwire.attach`, but
+    `elastic` and `scaler`: the engine scales losses.
 
     Call it on all ranks, before training. Raises what `gradwire.attach` raises, and ValueError for an engine whose
     gradients are not whole on every rank, as under ZeRO's stages 2 and 3."""
@@ -38,27 +40,31 @@ def attach(engine: Any, compressor: Compressor | Plan | str | None = None, **opt
     choices = StepChoices.of(compressor, **options)
     choices.check()
     own = TrainingEngine(engine)
-    parameters, others = parameters_of(own.module)
-    check_free(parameters)
+    trained = TrainedParameters(own.module, own.check)
+    parameters = trained.parameters()
+    check_free(trained.fit)
     # open a process group; with one rank nothing is sent
     mesh = choices.mesh(partial(ProcessGroup.own, None), device_of(parameters))
-    front_end = EngineGradients(own, parameters, choices.find_unused_parameters)
+    front_end = EngineGradients(own, trained, choices.find_unused_parameters)
     if mesh.ranks == 1:
         choices.let_go(mesh)
         choices.try_out(parameters)
         runtime = None
     else:
-        runtime = choices.runtime("DeepSpeed", parameters, slots_of(parameters), mesh, others=others, scale=own.scale)
+        runtime = choices.runtime(
+            "DeepSpeed", trained.fit, slots_of(trained.fit), mesh, trained=parameters.keys(), others=trained.others,
+            scale=own.scale,
+        )  # fmt: skip
         front_end.hook_in(runtime)
-        front_end.own(chain(parameters.values(), own.stepped()), KIND)
+        front_end.own(chain(trained.fit.values(), own.stepped()), KIND)
     handle = Handle(runtime, front_end)
-    own.save_with(KEY, partial(handle.state_dict, all_ranks=True), partial(_load, handle))
+    own.save_with(KEY, partial(handle.state_dict, all_ranks=True), front_end.agree_on, partial(_load, handle))
     return handle
 
 
 def _load(handle: Handle, state: StateDict | None) -> None:
     if state is None:
-        _log.warning("the checkpoint has nothing of Gradwire: the residuals of that training are not known")
+        _log.warning("the checkpoint has nothing of Gradwire; training goes on without its memories")
     else:
         handle.load_state_dict(state)
 
@@ -67,8 +73,8 @@ class EngineGradients(GradientHooks):
     """Hooks that submit the gradients of an engine's model as backward makes them. Where the engine would sum them,
     `reduce` ends the step: behind the backward pass, or in `engine.step()`, where the engine leaves it to that."""
 
-    def __init__(self, engine: TrainingEngine, parameters: dict[str, nn.Parameter], find_unused: bool) -> None:
-        super().__init__(parameters, engine.module, _Gradients(engine), find_unused)
+    def __init__(self, engine: TrainingEngine, trained: TrainedParameters, find_unused: bool) -> None:
+        super().__init__(trained.fit, engine.module, _Gradients(engine), find_unused, trained=trained)
         self._engine = engine
 
     def hook_in(self, runtime: Runtime) -> None:
@@ -83,6 +89,12 @@ class EngineGradients(GradientHooks):
     def accumulate(self) -> Iterator[None]:
         with super().accumulate(), self._engine.no_sync():
             yield
+
+    def agree_on(self, found: bool) -> None:
+        """Raises ValueError, on all ranks, where some have found a checkpoint and others have not."""
+        if self._runtime:
+            with self._runtime.between_steps("load_checkpoint()", checkpoint="found" if found else "not found"):
+                pass
 
     def reduce(self, runtime: Runtime) -> None:
         """Waits for the means, in the place of the gradients."""

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
+from inspect import signature
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gradwire.frontends.trained import on_one_device
 from gradwire.integrations.framework import Replacements, check_has
 from gradwire.options import check_type
 from gradwire.torch_private.process_groups import world_size
@@ -22,7 +24,7 @@ OF_ENGINE = (
     "is_gradient_accumulation_boundary", "load_checkpoint", "no_sync", "pipeline_parallelism", "save_checkpoint",
     "torch_autocast_dtype", "zenflow", "zero_optimization", "zero_optimization_stage", "zero_overlap_comm",
 )  # fmt: skip
-OF_ZERO = ("average_tensor", "buffered_reduce_fallback", "loss_scale")
+OF_ZERO = ("average_tensor", "bit16_groups", "buffered_reduce_fallback", "loss_scale")
 OWN_COMPRESSION = {"OnebitAdam", "OnebitLamb", "ZeroOneAdam"}
 """DeepSpeed's optimizers that exchange compressed momenta in place of gradients."""
 
@@ -41,6 +43,10 @@ class TrainingEngine:
             _check_has(engine.optimizer, OF_ZERO)
         self._engine = engine
         self._replacements = Replacements()
+        # of its parameters ZeRO steps those that were trained when it was made
+        self._fits = on_one_device(engine.module)
+        groups = engine.optimizer.bit16_groups if engine.zero_optimization() else [engine.module.parameters()]
+        self._held = {id(parameter) for group in groups for parameter in group}
 
     @property
     def module(self) -> nn.Module:
@@ -59,6 +65,15 @@ class TrainingEngine:
     def scale(self) -> float:
         """The factor that losses are multiplied by."""
         return float(self._engine.optimizer.loss_scale) if self._engine.zero_optimization() else 1.0
+
+    def check(self, name: str, parameter: nn.Parameter) -> None:
+        """Raises ValueError, naming the parameter, for one that cannot be averaged, or that ZeRO does not step."""
+        self._fits(name, parameter)
+        if id(parameter) not in self._held:
+            raise ValueError(
+                f"parameter {name!r} was thawed after deepspeed.initialize(), and ZeRO does not step it; make the "
+                "engine anew"
+            )
 
     def stepped(self) -> Iterable[Tensor]:
         """The tensors that the innermost optimizer steps: under ZeRO, this rank's partitions."""
@@ -89,11 +104,15 @@ class TrainingEngine:
             self._replacements.replace(engine.optimizer, "average_tensor", _no_sum)
             self._replacements.replace(engine.optimizer, "buffered_reduce_fallback", _no_sum)
 
-    def save_with(self, key: str, state: Callable[[], Any], load: Callable[[Any], None]) -> None:
-        """Adds `state()` to the client state of every checkpoint, and has `load` take it over, None where a
-        checkpoint lacks it. All ranks call both."""
+    def save_with(
+        self, key: str, state: Callable[[], Any], found: Callable[[bool], None], load: Callable[[Any], None]
+    ) -> None:
+        """Adds `state()` to the client state of every checkpoint, and has `load` take it over where the optimizer's is
+        loaded, None where a checkpoint lacks it; `found` is told before whether there is a checkpoint. All ranks call
+        these together."""
         # the client state travels with the checkpoint
         save_rest, load_rest = self._engine.save_checkpoint, self._engine.load_checkpoint
+        asks = signature(load_rest)
 
         def save_checkpoint(
             save_dir: str, tag: Any = None, client_state: Any = None, *rest: Any, **options: Any
@@ -101,9 +120,14 @@ class TrainingEngine:
             return save_rest(save_dir, tag, {**(client_state or {}), key: state()}, *rest, **options)
 
         def load_checkpoint(*arguments: Any, **options: Any) -> tuple[str | None, Any]:
+            asked = asks.bind_partial(*arguments, **options).arguments
             path, client_state = load_rest(*arguments, **options)
+            found(path is not None)
             if path is not None:
-                load(client_state.pop(key, None))
+                kept = client_state.pop(key, None)
+                # the state of another training, of which only the model is wanted
+                if asked.get("load_optimizer_states", True) and not asked.get("load_module_only"):
+                    load(kept)
             return path, client_state
 
         self._replacements.replace(self._engine, "save_checkpoint", save_checkpoint)

@@ -5,7 +5,7 @@ from typing import Any
 
 
 class Replacements:
-    """Methods that were replaced on single objects, in front of their class's."""
+    """Methods replaced on single objects; `undo` brings the class's back."""
 
     def __init__(self) -> None:
         self._replaced: list[tuple[Any, str]] = []

@@ -45,7 +45,7 @@ class CompressionCallback(TrainerCallback):
             self.handle, self._model = attach(model, self._compressor, **self._options), model
         # the state of the checkpoint that training resumes from
         if self._from and self.handle:
-            self._load(Path(self._from) / FILE, self.handle)
+            self._load(Path(self._from) / FILE, self.handle, state.is_world_process_zero)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Saves the state of all ranks beside what the trainer has saved."""
@@ -61,8 +61,10 @@ class CompressionCallback(TrainerCallback):
         self._from = last or (str(resume_from_checkpoint) if resume_from_checkpoint else None)
         return self._train(resume_from_checkpoint, *args, **kwargs)
 
-    def _load(self, path: Path, handle: Handle) -> None:
-        if path.is_file():
-            handle.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    def _load(self, path: Path, handle: Handle, first: bool) -> None:
+        # the first rank has written it, maybe where no other host sees it
+        state = torch.load(path, map_location="cpu", weights_only=True) if first and path.is_file() else None
+        if (state := handle.from_first(state)) is not None:
+            handle.load_state_dict(state)
         else:
-            _log.warning("%s is not there: the residuals of that checkpoint are not known", path)
+            _log.warning("%s is not there; training goes on without that checkpoint's memories", path)

@@ -1,5 +1,6 @@
 """Gradwire under Lightning: a callback for the strategy "ddp", or a strategy that includes it."""
 
+import logging
 from typing import Any
 
 import lightning
@@ -10,6 +11,8 @@ from gradwire.checkpoint import StateDict
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle, attach
 from gradwire.plans import Plan
+
+_log = logging.getLogger("gradwire")
 
 
 class GradientCompression(lightning.Callback):
@@ -39,6 +42,8 @@ class GradientCompression(lightning.Callback):
         # the state of a checkpoint that was loaded before there was a job
         if self._loaded and self.handle:
             self.handle.load_state_dict(self._loaded)
+        elif trainer.ckpt_path:
+            _log.warning("%s has nothing of Gradwire; training goes on without its memories", trainer.ckpt_path)
         self._loaded = {}
 
     def on_after_backward(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:

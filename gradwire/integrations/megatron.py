@@ -92,6 +92,8 @@ class MegatronGradients(GradientHooks):
                 self._gradient_ready(slot, parameter)
 
     def _open_step(self, runtime: Runtime) -> None:
+        if why := self._own.left_out():
+            runtime.refuse(why)
         self._own.read_scale()
         super()._open_step(runtime)
 

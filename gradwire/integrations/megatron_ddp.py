@@ -61,6 +61,8 @@ class MegatronModel:
             _check_has(group, OF_GROUP)
             _check_has(group.buckets[0], OF_BUCKET)
         self._ddp = ddp
+        if why := self.left_out():
+            raise ValueError(why)
         # at one address, which recorded turns read
         self._one = torch.ones((), dtype=torch.float32, device=ddp.bucket_groups[0].buckets[0].grad_data.device)
         self._scale = self._one.clone()
@@ -79,6 +81,16 @@ class MegatronModel:
     def reduces(self, parameter: Tensor) -> bool:
         """Whether the parameter needed a gradient when its DistributedDataParallel was made."""
         return parameter in self._ddp.param_to_bucket_group
+
+    def left_out(self) -> str:
+        """An error message about a parameter that needs a gradient now, and needed none then; empty if none does."""
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad and not self.reduces(parameter):
+                return (
+                    f"parameter {name!r} was thawed after DistributedDataParallel was made, which keeps no gradient of "
+                    "it; make that and the optimizer anew"
+                )
+        return ""
 
     def no_sync(self) -> AbstractContextManager[None]:
         """A context in which backward passes only accumulate."""

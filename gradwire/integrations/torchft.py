@@ -22,7 +22,7 @@ from gradwire.frontends.local_optimizer import DILOCO
 from gradwire.frontends.rounds import OuterOptimizer, go_back, outer_step
 from gradwire.groups import Grouping
 from gradwire.integrations.quorum_exchange import QuorumExchange
-from gradwire.integrations.torchft_replica import ReplicaGradients, least, replica_of
+from gradwire.integrations.torchft_replica import ReplicaGradients, least, replica_of, thawed
 from gradwire.memories import Memory
 from gradwire.plans import Plan
 from gradwire.runtime.failures import Interrupted
@@ -46,7 +46,8 @@ class Optimizer(torchft.Optimizer):
 
     Raises ValueError for what `attach` refuses, for a manager with `use_async_quorum`, with which replicas are not yet
     equal when the forward pass begins, for a replica of several ranks whose model is whole, and for another step's
-    state.
+    state; RuntimeError, from backward or `step`, for a parameter that was thawed since, or frozen, unless
+    `find_unused_parameters`.
     """
 
     def __init__(
@@ -174,7 +175,9 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
         self.optim.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], float] | None = None) -> None:
-        """An inner step; after the last one of a round, the outer one."""
+        """An inner step; after the last one of a round, the outer one. Raises ValueError for a thawed parameter."""
+        if why := thawed(self._replica, "FaultTolerantLocalSteps"):
+            raise ValueError(why)
         self.optim.step(closure)
         self._step += 1
         if self._step % self._inner_steps == 0:

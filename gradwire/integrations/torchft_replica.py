@@ -53,6 +53,12 @@ def least(own: ModelReplica, number: int) -> int:
     return int(smallest)
 
 
+def thawed(own: ModelReplica, since: str) -> str:
+    """An error message about a parameter that is trained now, and was not when `since` was made; empty if none is."""
+    new = [name for name in own.trained.now() if name not in own.parameters]
+    return f"parameter {new[0]!r} was thawed after {since} was made; begin anew from a checkpoint" if new else ""
+
+
 class ReplicaGradients(GradientHooks):
     """Hooks on a replica's gradients, whole or in shards that FSDP has averaged inside it. Where a replica is lost,
     the step goes on without means, and the manager gets the error. `reduced` is whether the step has its means."""
@@ -78,6 +84,7 @@ class ReplicaGradients(GradientHooks):
         that are not finite, which the others see as well."""
         if self._runtime is None:  # a replica was lost, which is reported
             return
+        self._check_same(self._runtime)
         if not self.reduced:
             self._runtime.refuse(
                 "optimizer.step() without means: call zero_grad() first, and one backward pass outside no_sync()"
@@ -100,6 +107,21 @@ class ReplicaGradients(GradientHooks):
         if self.reduced:
             runtime.refuse("two backward passes in one step; all but the last belong under optimizer.no_sync()")
         super()._backward_begins(runtime)
+
+    def _open_step(self, runtime: Runtime) -> None:
+        self._check_same(runtime)
+        super()._open_step(runtime)
+
+    def _check_same(self, runtime: Runtime) -> None:
+        """Ends the job where other parameters are trained than those that have hooks."""
+        if why := thawed(self._own, "Optimizer"):
+            runtime.refuse(why)
+        frozen = [name for name, parameter in self._parameters.items() if not parameter.requires_grad]
+        if frozen and not self._find_unused:
+            runtime.refuse(
+                f"parameter {frozen[0]!r} was frozen after Optimizer was made; pass find_unused_parameters=True, or "
+                "begin anew from a checkpoint"
+            )
 
     def _backward_done(self) -> None:
         self._unless_lost(super()._backward_done)

@@ -1,11 +1,20 @@
 """Under other trainers: saved and resumed by them, on as many ranks and on others."""
 
+from logging import WARNING
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+import gradwire as gw
+from gradwire.frontends.idle import Nothing
+from gradwire.saving import save
+from tests.support import harness
+from tests.support.harness import SMALL, draw, plan_of, raising, slots_of, together
 from tests.support.ranks import run_python, run_ranks
 
+SLOTS = slots_of(SMALL)
 SCRIPT = Path(__file__).parents[1] / "processes" / "trainers.py"
 IMPORTS = {"accelerate": "accelerate", "huggingface": "transformers.trainer"}
 
@@ -27,3 +36,49 @@ def test_a_training_goes_on_from_what_its_trainer_saved(name: str, worlds: tuple
     run(2, name, tmp_path, "save")
     for world in worlds:
         run(world, name, tmp_path, "resume")
+
+
+@pytest.mark.parametrize("sees", [0, 1])
+def test_rank_0_tells_the_others_what_transformers_checkpoint_has_of_gradwire(
+    sees: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Where only one of two hosts sees the file, none waits for the other."""
+    huggingface = pytest.importorskip("gradwire.integrations.huggingface")
+    with harness.job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2) as running:
+        handles = [gw.Handle(runtime, Nothing()) for runtime in running.runtimes]
+        running.step(draw(SLOTS, 2, 0))
+        saved = running.state("residual")
+        own, _ = raising(together(2, lambda rank: handles[rank].state_dict(all_ranks=True)))
+        (tmp_path / str(sees)).mkdir()
+        save(own, tmp_path / str(sees) / huggingface.FILE)
+        running.step(draw(SLOTS, 2, 1))
+        kept = running.state("residual")
+        monkeypatch.setattr(huggingface, "attach", lambda model, *_, **__: handles[model])
+
+        def resume(rank: int) -> None:
+            trainer = SimpleNamespace(
+                train=lambda *_: None, model_wrapped=rank, accelerator=SimpleNamespace(scaler=None),
+                args=SimpleNamespace(output_dir=""),
+            )  # fmt: skip
+            callback = huggingface.CompressionCallback(trainer)
+            trainer.train(str(tmp_path / str(rank)))
+            callback.on_train_begin(trainer.args, SimpleNamespace(is_world_process_zero=rank == 0), None)
+
+        with caplog.at_level(WARNING):
+            raising(together(2, resume))
+        torch.testing.assert_close(running.state("residual"), kept if sees else saved, rtol=0, atol=0)
+    assert ("is not there; training goes on without that checkpoint's memories" in caplog.text) == bool(sees)
+
+
+def test_a_checkpoint_of_lightnings_without_gradwires_state_is_spoken_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    lightning = pytest.importorskip("gradwire.integrations.lightning")
+    monkeypatch.setattr(lightning, "attach", lambda *_, **__: gw.Handle(None, Nothing()))
+    strategy, says = SimpleNamespace(model=torch.nn.Linear(2, 2)), "has nothing of Gradwire; training goes on without"
+    callback = lightning.GradientCompression("topk:0.1")
+    for path in (None, "last.ckpt"):
+        trainer = SimpleNamespace(strategy=strategy, precision_plugin=None, optimizers=[], ckpt_path=path)
+        with caplog.at_level(WARNING):
+            callback.on_train_start(trainer, None)
+        assert (f"last.ckpt {says}" in caplog.text) == bool(path)

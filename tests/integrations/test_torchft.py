@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import groupby, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -204,23 +204,29 @@ def test_a_manager_of_other_ranks_than_torch_distributeds_is_refused(tmp_path: P
 
 
 @pytest.fixture
-def alone() -> Iterator[tuple[Any, torch.nn.Linear]]:
-    """The optimizer and the model of a replica that is the only one."""
+def manager() -> Iterator[Any]:
+    """That of a replica that is the only one."""
     from torchft import Manager, ProcessGroupGloo
 
-    from gradwire.integrations.torchft import Optimizer
-
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 3)
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with lighthouse(min_replicas=1) as address:
         manager = Manager(
             ProcessGroupGloo(), None, None, min_replica_size=1, use_async_quorum=False, rank=0, world_size=1,
             store_addr="127.0.0.1", store_port=store.port, lighthouse_addr=address, hostname="127.0.0.1",
         )  # fmt: skip
-        yield Optimizer(manager, inner, model, "fp32"), model
+        yield manager
         manager.shutdown()
+        manager._checkpoint_transport._server.server_close()  # which shutdown() leaves open
+
+
+@pytest.fixture
+def alone(manager: Any) -> tuple[Any, torch.nn.Linear]:
+    """Its optimizer and its model."""
+    from gradwire.integrations.torchft import Optimizer
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 3)
+    return Optimizer(manager, torch.optim.SGD(model.parameters(), lr=0.1), model, "fp32"), model
 
 
 def test_micro_batches_add_up_and_two_steps_in_one_are_refused(alone: tuple[Any, torch.nn.Linear]):
@@ -252,6 +258,64 @@ def test_a_step_without_means_is_refused(backward: bool, alone: tuple[Any, torch
             model(torch.randn(5, 4)).sum().backward()
     with pytest.raises(RuntimeError, match=r"step\(\) without means: call zero_grad\(\) first"):
         optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "unused", "says"),
+    [
+        ({0, 1}, {0, 1, 2}, False, r"'2\.weight' was thawed after Optimizer was made; begin anew"),
+        ({0, 1}, {2}, True, r"'2\.weight' was thawed after Optimizer was made; begin anew"),
+        (
+            {0, 1, 2},
+            {0, 2},
+            False,
+            r"'1\.weight' was frozen after Optimizer was made; pass find_unused",
+        ),
+        ({0, 1, 2}, {0, 2}, True, ""),
+    ],
+)
+def test_what_is_frozen_or_thawed_after_the_optimizer_was_made_is_refused(
+    first: set[int], then: set[int], unused: bool, says: str, manager: Any
+):
+    from gradwire.integrations.torchft import Optimizer
+
+    def train(layers: set[int]) -> None:
+        for index, layer in enumerate(model):
+            layer.requires_grad_(index in layers)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.randn(5, 4)).sum().backward()
+        optimizer.step()
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    train(first)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = Optimizer(manager, inner, model, "topk:0.5", find_unused_parameters=unused)
+    step()
+    train(then)
+    with pytest.raises(RuntimeError, match=says) if says else nullcontext():
+        step()
+
+
+def test_what_is_thawed_after_local_steps_began_is_refused(manager: Any):
+    from gradwire.integrations.torchft import FaultTolerantLocalSteps
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 3))
+    model[1].requires_grad_(False)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = FaultTolerantLocalSteps(manager, inner, model, "topk:0.5", inner_steps=2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(5, 4)).sum().backward()
+        optimizer.step()
+    model[1].requires_grad_(True)
+    before = model[1].weight.clone()
+    optimizer.zero_grad()
+    model(torch.randn(5, 4)).sum().backward()
+    with pytest.raises(ValueError, match=r"'1\.weight' was thawed after FaultTolerantLocalSteps was made"):
+        optimizer.step()
+    assert torch.equal(model[1].weight, before)
 
 
 def test_the_example_compresses_and_is_short():

@@ -3,6 +3,7 @@
 import logging
 import os
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,7 +19,7 @@ from torch.nn.functional import cross_entropy
 import gradwire as gw
 from gradwire.integrations import deepspeed_engine
 from gradwire.integrations.deepspeed import attach
-from tests.processes.scenarios import batch, flat, network, refused, same_on_all_ranks, scenario
+from tests.processes.scenarios import batch, flat, freeze, network, refused, same_on_all_ranks, scenario
 
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 ADAM = {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}}
@@ -203,12 +204,23 @@ def a_training_goes_on_from_its_checkpoint() -> None:
         assert residual_of(handle).any()
         train(again, 6, first=3)
         assert torch.equal(flat(again.module), flat(engine.module))
+        # one that takes over the model alone
+        warm = engine_of(configuration)
+        handle = attach(warm, "topk:0.05")
+        for options in ({"load_module_only": True}, {"load_optimizer_states": False}):
+            _, client_state = warm.load_checkpoint(place, **options)
+            assert client_state["mine"] == 5
+            assert "gradwire" not in client_state
+            assert not any(tensor.any() for key, tensor in handle.state_dict().items() if key.endswith("//residual"))
+        # one of which some ranks see no file
+        elsewhere = place if dist.get_rank() == 0 else place + "-elsewhere"
+        refused(ValueError, "the ranks differ in checkpoint: ", partial(warm.load_checkpoint, elsewhere))
         # one that compresses nothing, and what it saves
         plain = engine_of(configuration)
         plain.load_checkpoint(place)
         plain.save_checkpoint(place + "-plain")
         says = warnings_of(lambda again=again, place=place: again.load_checkpoint(place + "-plain"))
-        assert "the residuals of that training are not known" in says
+        assert "has nothing of Gradwire; training goes on without its memories" in says
 
 
 def warnings_of(call: Any) -> str:
@@ -232,6 +244,44 @@ def a_detached_engine_sums_by_itself() -> None:
         train(engine, 5, first=2)
         assert torch.equal(flat(engine.module), own)
         assert "allreduce_gradients" not in vars(engine)
+
+
+@scenario(2)
+def layers_that_are_frozen_and_thawed_train_as_with_deepspeed() -> None:
+    for configuration, frozen in (({}, {0, 2}), ({}, set()), (ZERO1, set())):
+        after = []
+        for compressor in (None, "fp32"):
+            model = network()
+            freeze(model, frozen)
+            engine = engine_of(configuration, model)
+            if compressor:
+                handle = attach(engine, compressor)
+            for phase, layers in enumerate((frozen, {0}, set(), {4})):
+                freeze(model, layers)
+                train(engine, 2 * phase + 2, first=2 * phase)
+            after.append(flat(model))
+        assert same_on_all_ranks(after[1])
+        torch.testing.assert_close(after[1], after[0], rtol=0, atol=0)
+        assert handle.verify() == []
+
+
+@scenario(2)
+def what_is_thawed_and_not_stepped_by_zero_is_refused() -> None:
+    says = "was thawed after deepspeed.initialize(), and ZeRO does not step it; make the engine anew"
+    # on one rank alone, and on both
+    for ranks in ([0], [0, 1]):
+        freeze(model := network(), {0})
+        engine = engine_of(ZERO1, model)
+        attach(engine, "topk:0.1")
+        train(engine, 2)
+        freeze(model, set() if dist.get_rank() in ranks else {0})
+        refused(ValueError if dist.get_rank() in ranks else RuntimeError, says, partial(train, engine, 3, first=2))
+    again = engine_of(ZERO1, frozen := network())
+    freeze(frozen, {0})
+    attach(again, "topk:0.1")
+    freeze(frozen, set())
+    train(again, 2)
+    assert same_on_all_ranks(flat(frozen))
 
 
 @scenario(2)

@@ -2,7 +2,7 @@
 
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from typing import Any
 from unittest import mock
@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.overrides import TorchFunctionMode
 
 import gradwire as gw
-from tests.processes.scenarios import batch, flat, network, refused, same_on_all_ranks, scenario
+from tests.processes.scenarios import batch, flat, freeze, network, refused, same_on_all_ranks, scenario
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # about packages for GPUs
@@ -76,13 +76,14 @@ class Training:
 
     def __init__(
         self, calculate_per_token_loss: bool = False, bf16: bool = False, scale: float | None = None, parts: int = 1,
-        **of_ddp: Any,
+        frozen: Collection[int] = (), **of_ddp: Any,
     ) -> None:  # fmt: skip
         meet(parts)
         config = TransformerConfig(
             num_layers=1, hidden_size=8, num_attention_heads=1, calculate_per_token_loss=calculate_per_token_loss
         )
         model = Network(config).to(torch.bfloat16 if bf16 else torch.float32)
+        freeze(model.layers, set(frozen))
         self.ddp = DistributedDataParallel(config, DistributedDataParallelConfig(**of_ddp), model)
         sharded = of_ddp.get("use_distributed_optimizer", False)
         own = OptimizerConfig(lr=0.01, clip_grad=0.5, bf16=bf16, use_distributed_optimizer=sharded)
@@ -308,6 +309,20 @@ def a_parameter_without_a_gradient_has_one_of_zero() -> None:
             attach(training.ddp, compressor)
         after.append(training.steps(3))
     assert torch.equal(*after)
+
+
+@scenario(2)
+def what_is_thawed_after_megatrons_buckets_were_made_is_refused() -> None:
+    says = "parameter 'layers.2.weight' was thawed after DistributedDataParallel was made, which keeps"
+    for configuration in ({}, OVERLAPPED):
+        training = Training(frozen={2}, **configuration)
+        attach(training.ddp, "topk:0.1")
+        training.steps(2)
+        freeze(training.ddp.module.layers, set())
+        refused(RuntimeError, says, training.step)
+    training = Training(frozen={2})
+    freeze(training.ddp.module.layers, set())
+    refused(ValueError, says, lambda: attach(training.ddp, "topk:0.1"))
 
 
 @scenario(2)
