@@ -11,8 +11,9 @@ from torch.optim import Optimizer
 
 from gradwire.compressors import Compressor
 from gradwire.frontends.choices import StepChoices, device_of, slots_of
+from gradwire.frontends.gradient_access import Whole
 from gradwire.frontends.handle import Handle
-from gradwire.frontends.hooks import GradientHooks, Whole
+from gradwire.frontends.hooks import GradientHooks
 from gradwire.frontends.keywords import AttachOptions
 from gradwire.frontends.owners import check_free
 from gradwire.frontends.sparse import sparse_in
