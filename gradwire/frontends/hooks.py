@@ -1,81 +1,45 @@
 """Gradients taken by autograd hooks, of a model that no framework reduces, or one only inside replicas."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gradwire.frontends.gradient_access import GradientAccess
 from gradwire.frontends.hook import Hook, RegisteredHooks
 from gradwire.frontends.owners import own
 from gradwire.frontends.paused import paused
-from gradwire.frontends.sparse import no_rows
 from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.frontends.trained import TrainedParameters
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import real
-from gradwire.torch_private.autograd import in_backward, when_backward_ends
+from gradwire.torch_private.autograd import NO_PASS, backward_pass, in_backward, when_backward_ends
 from gradwire.transports.process_group import world_or
 
-
-class GradientAccess(Protocol):
-    """Access to the gradients of parameters, whole or sharded."""
-
-    def gradient(self, parameter: Tensor) -> Tensor | None:
-        """The tensor to reduce in place; None where the parameter has no gradient."""
-        ...
-
-    def zeros(self, parameter: Tensor) -> Tensor:
-        """A new gradient of zero, which belongs to no parameter yet."""
-        ...
-
-    def put(self, parameter: Tensor, gradient: Tensor) -> None:
-        """Makes a tensor from `zeros` the parameter's gradient."""
-        ...
-
-    def accumulates(self, parameter: Tensor) -> bool:
-        """Whether this backward pass only accumulates, by the framework's own setting."""
-        ...
-
-
-class Whole:
-    """Access to gradients of whole parameters, `p.grad`; those of some parameters are `sparse`."""
-
-    def __init__(self, sparse: Collection[Tensor] = ()) -> None:
-        self._sparse = sparse
-
-    def gradient(self, parameter: Tensor) -> Tensor | None:
-        if parameter.grad is not None and parameter.grad.is_conj():
-            # its memory has the conjugates
-            parameter.grad = parameter.grad.resolve_conj()
-        return parameter.grad
-
-    def zeros(self, parameter: Tensor) -> Tensor:
-        if parameter in self._sparse:
-            return no_rows(parameter)
-        return torch.zeros_like(parameter)
-
-    def put(self, parameter: Tensor, gradient: Tensor) -> None:
-        parameter.grad = gradient
-
-    def accumulates(self, parameter: Tensor) -> bool:
-        return False
+_OF_MODEL: "WeakKeyDictionary[nn.Module, WeakKeyDictionary[GradientHooks, None]]" = WeakKeyDictionary()
+"""By model the hooks of its optimizers, as they were made, which is alike on all ranks."""
 
 
 class GradientHooks:
     """Hooks that submit every gradient as backward makes it, and wait for the means when backward is done. They run on
     the thread that trains, or on autograd's while that one waits for it:
 
-    1. The first gradient of a backward pass opens a step, and has autograd call `_backward_done` at the pass's end.
+    1. The first gradient of a backward pass opens a step, and has autograd call `_backward_ends` at the pass's end.
        Where other parameters are `trained` than in the step before, the plan becomes one for these.
     2. A forward pass, or `zero_grad` of a wrapped optimizer, gives up a step whose backward pass failed, for the other
        ranks wait for it.
     3. Each gradient is submitted; the worker reduces groups that are complete while backward goes on.
     4. At the end of backward, slots without a gradient are submitted as absent, which completes the last groups, and
        `finish` waits for the worker. When `backward()` returns, every gradient is the mean.
+
+    On other ranks a pass may come to the parameters of another optimizer of the model first, or alone. So all of them
+    ask for new plans in one order, those that `find_unused` take a step without a gradient, and none waits in 4 before
+    all have submitted theirs.
     """
 
     def __init__(
@@ -91,11 +55,12 @@ class GradientHooks:
         self.detached, self._group, self._trained = False, group, trained
         self._followed = trained.now() if trained else []
         self._parameters, self._model, self._places, self._find_unused = parameters, model, places, find_unused
-        # kept for one step: which gradients have been accumulated, whether DDP synchronises in it
+        # kept for one step: which gradients have been accumulated, whether DDP synchronises in it, its backward pass
         self._runtime: Runtime | None = None
         self._accumulated: set[int] = set()
         self._synchronising = True
         self._forward = self._notes = self._under_way = False
+        self._pass = NO_PASS
         self._registered = RegisteredHooks()
 
     def hook_in(self, runtime: Runtime) -> None:
@@ -108,6 +73,7 @@ class GradientHooks:
     def hook_forward(self, runtime: Runtime) -> None:
         """Forward passes are seen from now on, which give up a step whose backward pass failed."""
         self._runtime = runtime
+        _OF_MODEL.setdefault(self._model, WeakKeyDictionary())[self] = None
         self._registered.keep(
             self._model.register_forward_pre_hook(Hook(self._forward_begins), prepend=True),
             self._model.register_forward_hook(Hook(self._forward_ends)),
@@ -218,13 +184,16 @@ class GradientHooks:
 
     def _backward_begins(self, runtime: Runtime) -> None:
         # the end of backward is known from its first gradient on
-        when_backward_ends(self._backward_done)
+        when_backward_ends(self._backward_ends)
         self._open_step(runtime)
 
     def _open_step(self, runtime: Runtime) -> None:
         # frozen or thawed since the last step? all ranks meet, and get a plan for the new ones
-        self.follow()
+        for each in self._of_model():
+            if not each._under_way:
+                each.follow()
         runtime.open_step()
+        self._pass = backward_pass()
         # a gradient of earlier micro-batches must belong to a slot that is still reduced
         self._check_accumulated(runtime)
         self._notes = runtime.wants_readiness()
@@ -243,7 +212,29 @@ class GradientHooks:
                     "after optimizer.step() and zero_grad()"
                 )
 
+    def _backward_ends(self) -> None:
+        zeros = self._complete()
+        # on other ranks this pass may have come to parameters of other optimizers
+        for each in self._of_model():
+            each._take_part()
+        # none waits before all have submitted theirs
+        when_backward_ends(partial(self._wait, zeros))
+
+    def _take_part(self) -> None:
+        """Takes a step without a gradient, where a backward pass has come to other optimizers' parameters alone."""
+        runtime = self._runtime
+        if runtime is None or not (self._find_unused and self._synchronising) or self._pass == backward_pass():
+            return
+        if self._trained and self._trained.now():
+            self._open_step(runtime)
+            self._backward_ends()
+
     def _backward_done(self) -> None:
+        """Ends a step where a framework says that its gradients are there."""
+        self._wait(self._complete())
+
+    def _complete(self) -> dict[int, Tensor]:
+        """Submits what is missing; returns, by slot, the gradients of zero, whose means `_wait` may need."""
         runtime = self._runtime
         assert runtime is not None
         self._under_way = False
@@ -264,12 +255,20 @@ class GradientHooks:
                 runtime.submit_absent(slot, real(zeros[slot]))
             else:
                 runtime.submit(slot, real(gradient))
+        return zeros
+
+    def _wait(self, zeros: dict[int, Tensor]) -> None:
+        runtime = self._runtime
+        assert runtime is not None
         # the training thread waits here for the worker
         runtime.finish()
         # other ranks had a gradient, so their mean is this rank's as well
-        for slot in unused:
+        for slot, mean in zeros.items():
             if runtime.used(slot):
-                self._places.put(self._parameter(runtime, slot), zeros[slot])
+                self._places.put(self._parameter(runtime, slot), mean)
+
+    def _of_model(self) -> "list[GradientHooks]":
+        return list(_OF_MODEL[self._model])
 
     def _accumulated_gradient(self, runtime: Runtime, slot: int) -> Tensor | None:
         """The gradient of a slot that the last backward pass did not come to, if one before did."""

@@ -52,7 +52,8 @@ class AttachOptions(PlanOptions, total=False):
     controller: Controller | None
     """Changes the plan while training."""
     find_unused_parameters: bool
-    """Some parameters may get no gradient."""
+    """Some parameters may get no gradient. Every backward pass is then a step of all optimizers of a model that have
+    this, with whatever parameters it comes to on each rank; pass each of them the same model."""
     scaler: torch.amp.GradScaler | None
     """Multiplies losses; memories hold gradients without its factor, which may change."""
     rows: Compressor | str | None

@@ -21,8 +21,9 @@ from gradwire.frontends.fragments import FragmentedModel, Fragments, Schedule
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.keywords import PlanOptions
 from gradwire.frontends.model_replica import replica_of
+from gradwire.frontends.outer import OuterOptimizer
 from gradwire.frontends.owners import check_free, own
-from gradwire.frontends.rounds import OuterOptimizer, Rounds
+from gradwire.frontends.rounds import Rounds
 from gradwire.frontends.ruled import facts_of
 from gradwire.frontends.shards import reshard
 from gradwire.frontends.stateful_rounds import DistributedRounds, rounds_in
@@ -124,17 +125,18 @@ class LocalSteps(Wrapper):
 
         # the ranks meet over the store: they make the same plan, or all of them raise
         runtime = self._open(choices, plan, values, f"{inner_steps}, {delay}, {mix} and {eager}")
-        # rounds over the fragments of that plan
+        # rounds over the fragments of that plan, with one outer optimizer on all ranks
         schedule = schedule_of(len(parts.names))
         made = parts.fragments(runtime.plan, schedule)
-        self._rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)
+        try:
+            self._rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)
+        except BaseException:
+            runtime.close()
+            raise
         taken = partial(getattr, self._rounds, "taken")
         self.handle = Handle(runtime, self._rounds, waits=not (delay or eager), inner_steps=taken)
         own(replica.trained.held().values(), runtime, KIND)
-        # this optimizer has the inner one's parameters and state
-        super().__init__(inner_optimizer.param_groups, inner_optimizer.defaults)
-        self.inner = inner_optimizer
-        self.param_groups, self.state = inner_optimizer.param_groups, inner_optimizer.state
+        self._wrap(inner_optimizer)
 
     def _open(self, choices: Choices, plan: Callable[[], Plan], values: dict[str, str], schedule: str) -> Runtime:
         """The runtime; the model's `values` are then the first replica's."""
@@ -217,10 +219,10 @@ class LocalSteps(Wrapper):
         """Takes over what `state_dict` returned on this rank; all ranks do this together, and load the model as well.
 
         Raises ValueError, on all ranks, for another model's state."""
-        own = dict(state_dict)
-        # rounds first: all ranks agree on them, or all raise
-        self._rounds.load_state_dict(own.pop("local_steps", {}))
-        self._load_inner(own)
+        # what was thawed since the last step takes part in the state's rounds
+        self._join()
+        inner = dict(state_dict)
+        self._rounds.load_state_dict(inner.pop("local_steps", {}), inner)
 
     def stateful(self, saved: str | Path | StorageReader | None = None) -> DistributedRounds:
         """The state of all replicas with their parameters, for torch.distributed.checkpoint, which would keep one
@@ -230,9 +232,9 @@ class LocalSteps(Wrapper):
 
         Raises ValueError, on all ranks, for another model's state, where the checkpoint has none, or several, and with
         `eager`, where nothing is shared."""
-        return DistributedRounds(
-            self._rounds, self._replica, self._load_inner, {} if saved is None else rounds_in(saved)
-        )
+        if saved is not None:
+            self._join()
+        return DistributedRounds(self._rounds, self._replica, {} if saved is None else rounds_in(saved))
 
 
 def _check_weight(choices: Choices, eager: bool) -> None:

@@ -11,8 +11,9 @@ from torch.optim import Optimizer
 
 from gradwire.compressors import Compressor
 from gradwire.frontends.choices import StepChoices, device_of, slots_of
+from gradwire.frontends.gradient_access import Whole
 from gradwire.frontends.handle import Handle
-from gradwire.frontends.hooks import GradientHooks, Whole
+from gradwire.frontends.hooks import GradientHooks
 from gradwire.frontends.keywords import AttachOptions
 from gradwire.frontends.owners import check_free
 from gradwire.frontends.sparse import sparse_in
@@ -83,11 +84,8 @@ class DistributedOptimizer(Wrapper):
             share_values(model, mesh, device)
             self._front_end.hook_in(runtime)
             self._front_end.own(trained.held().values(), KIND)
-        # this optimizer has the wrapped one's parameters and state
         self.handle = Handle(runtime, self._front_end)
-        super().__init__(optimizer.param_groups, optimizer.defaults)
-        self.inner = optimizer
-        self.param_groups, self.state = optimizer.param_groups, optimizer.state
+        self._wrap(optimizer)
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The wrapped optimizer's step. Raises RuntimeError where `handle` was detached."""
@@ -120,7 +118,8 @@ class DistributedOptimizer(Wrapper):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the wrapped optimizer's state."""
-        self._load_inner(state_dict)
+        assert self.inner is not None
+        self.inner.load_state_dict(state_dict)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate; the next one outside reduces the sum."""

@@ -11,9 +11,10 @@ new one; its mean travels during the whole next round.
 All ranks send and receive after the same inner steps, so in the same order.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -21,13 +22,12 @@ from torch.optim import Optimizer
 
 from gradwire.frontends.fragments import Fragment, Schedule, groups_of
 from gradwire.frontends.model_replica import ModelReplica
+from gradwire.frontends.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
 from gradwire.frontends.paused import paused
+from gradwire.frontends.round_state import check_groups, check_progress
 from gradwire.frontends.stateful import Placed
 from gradwire.runtime.intake import Point
 from gradwire.runtime.runtime import Runtime
-
-OuterOptimizer = Callable[[list[Tensor]], Optimizer]
-"""Makes the optimizer of the anchors: a class of torch's, or a function."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,21 @@ class Rounds:
         self.runtime, self.fragments, self.schedule = runtime, fragments, schedule
         self.inner = inner
         # one outer optimizer for the anchors of all fragments
-        self.outer = outer([anchor for fragment in fragments for anchor in fragment.anchors.values()])
+        self.outer = outer(list(self.anchors.values()))
+        parts = str([[*fragment.parameters] for fragment in fragments])
+        with runtime.between_steps("LocalSteps()", fragments=parts, **outer_facts(self.outer)):
+            pass
         self._parameters, self._local, self._undo = replica.parameters, replica.local, replica.isolate()
         self._trained = replica.trained
         # the number of the inner step, and the fragments whose reductions are under way
         self.step, self.taken, self.detached = 0, 0, False
         self.under_way = {}
         runtime.fix_places(True)
+
+    @property
+    def anchors(self) -> dict[str, Tensor]:
+        """Those of all fragments."""
+        return {name: anchor for fragment in self.fragments for name, anchor in fragment.anchors.items()}
 
     def accumulate(self) -> AbstractContextManager[None]:
         """An empty context: nothing is sent before a round ends."""
@@ -83,14 +91,14 @@ class Rounds:
     def skip(self) -> None:
         """Raises ValueError: an inner step is a rank's own."""
         raise ValueError(
-            "an inner step is this rank's own, and what a round has led to stays; call optimizer.skip() in place of "
+            "handle.skip() cannot take back local steps; to leave one out, call optimizer.skip() in place of "
             "optimizer.step()"
         )
 
     def join(self, parts: Sequence[Sequence[str]], local: Mapping[str, Tensor]) -> None:
         """Adds parameters to fragments, which were frozen so far, and so are equal on all replicas."""
         names = [name for part in parts for name in part]
-        before = {name for fragment in self.fragments for name in fragment.anchors}
+        before = self.anchors.keys()
         # all ranks meet, and get a plan that has the new parameters
         self.runtime.follow(names)
         # fragments with the new parameters at their values, which are all replicas' own anchors
@@ -99,9 +107,9 @@ class Rounds:
             fragment.grown({name: local[name] for name in order if name in part})
             for fragment, part in zip(self.fragments, parts, strict=True)
         ]
-        # the outer optimizer steps the new anchors, too
-        new = [a for fragment in self.fragments for name, a in fragment.anchors.items() if name not in before]
-        self.outer.add_param_group({"params": new})
+        # the outer optimizer steps the new anchors, too, with the learning rate that it has now
+        new = [anchor for name, anchor in self.anchors.items() if name not in before]
+        self.outer.param_groups[0]["params"] += new
 
     def placed(self) -> Mapping[str, Placed]:
         """Raises ValueError: parameters, anchors and momentum belong to the state as well."""
@@ -109,9 +117,8 @@ class Rounds:
 
     def held(self) -> Mapping[str, Tensor]:
         """The shared parameters, and those of the inner optimizer that were frozen so far; this rank's own differ."""
-        shared = {name: anchor for fragment in self.fragments for name, anchor in fragment.anchors.items()}
         frozen = {name: tensor for name, tensor in self._local.items() if name in self._trained.held()}
-        return {**frozen, **shared}
+        return {**frozen, **self.anchors}
 
     def unhook(self) -> None:
         """Ends the rounds."""
@@ -173,7 +180,7 @@ class Rounds:
             fragment.lose()
             raise
         finally:
-            self._outer_step(fragment, gradients)
+            outer_step(self.outer, fragment, gradients)
             fragment.merge(None)
 
     def _receive(self, fragment: Fragment) -> None:
@@ -183,11 +190,8 @@ class Rounds:
             self._skip()
             return
         # the outer step moves the anchors, parameters follow
-        self._outer_step(fragment, fragment.pseudo_gradients)
+        outer_step(self.outer, fragment, fragment.pseudo_gradients)
         fragment.merge(self.schedule.mix)
-
-    def _outer_step(self, fragment: Fragment, gradients: Mapping[str, Tensor]) -> None:
-        outer_step(self.outer, fragment, gradients)
 
     def _skip(self) -> None:
         """Takes the round back on all replicas, which see by the mean that one of them was not finite."""
@@ -221,8 +225,8 @@ class Rounds:
             self.fragments[index].lose()
         state: dict[str, Any] = {
             "step": self.step,
-            "anchors": {n: a for fragment in self.fragments for n, a in _copies(fragment.anchors).items()},
-            "outer": self.outer.state_dict(),
+            "anchors": _copies(self.anchors),
+            **outer_state(self.outer, self.anchors),
         }
         if self.schedule.eager:
             # the means that the next round corrects, and this replica's parts of them
@@ -241,19 +245,26 @@ class Rounds:
             ]  # fmt: skip
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from what `state_dict` returned."""
-        self.runtime.load_state_dict(state["memory"])
-        self.resume(state)
+    def load_state_dict(self, state: Mapping[str, Any], inner: dict[str, Any]) -> None:
+        """Goes on from what `state_dict` returned, and from a state of the inner optimizer. Raises ValueError, on all
+        ranks, and nothing has changed, where one of them cannot."""
+        self.runtime.load_state_dict(state.get("memory", {}), partial(self.check, state, inner))
+        self.resume(state, inner)
 
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a `progress`."""
-        # plain numbers and the outer optimizer
+    def check(self, progress: Mapping[str, Any], inner: Mapping[str, Any]) -> None:
+        """Raises ValueError for a `progress` and an inner optimizer's state from which this cannot go on."""
+        check_progress(progress, self.anchors, self.fragments, self.schedule)
+        outer_of(progress, self.outer, self.anchors)
+        check_groups(self.inner, inner)
+
+    def resume(self, state: Mapping[str, Any], inner: dict[str, Any]) -> None:
+        """Goes on from a `progress` and an inner optimizer's state that were checked."""
+        # plain numbers and the optimizers
         self.step, self.under_way = state["step"], {}
-        self.outer.load_state_dict(state["outer"])
+        self.outer.load_state_dict(outer_of(state, self.outer, self.anchors))
+        self.inner.load_state_dict(inner)
         # anchors; then what each schedule has under way
-        for fragment in self.fragments:
-            _copy_each(fragment.anchors, state["anchors"])
+        _copy_each(self.anchors, state["anchors"])
         for fragment, kept in zip(self.fragments, state.get("eager", []), strict=False):
             _copy_each(fragment.pseudo_gradients, kept["means"])
             _copy_each(fragment.last_own, kept["moved"])
@@ -263,14 +274,6 @@ class Rounds:
             self.under_way[index] = Sent(kept["sent at"], None)
             _copy_each(self.fragments[index].pseudo_gradients, kept["means"])
             _copy_each(self.fragments[index].sent, kept["sent"])
-
-
-def outer_step(outer: Optimizer, fragment: Fragment, gradients: Mapping[str, Tensor]) -> None:
-    """Steps a fragment's anchors."""
-    for name, anchor in fragment.anchors.items():
-        anchor.grad = gradients[name].to(anchor.dtype)
-    outer.step()
-    outer.zero_grad()
 
 
 def go_back(fragment: Fragment, parameters: Mapping[str, Tensor], inner: Optimizer) -> None:

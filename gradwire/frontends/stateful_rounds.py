@@ -8,7 +8,7 @@ Other numbers of replicas go on by the rule of `gradwire.predecessors`.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -40,14 +40,8 @@ class DistributedRounds:
     """The state of local steps, a `Stateful` for `dcp.save({"local_steps": ...})`, and with a checkpoint's tensors as
     `saved` for `dcp.load`. Raises ValueError for another model's."""
 
-    def __init__(
-        self,
-        rounds: Rounds,
-        replica: ModelReplica,
-        load_inner: Callable[[dict[str, Any]], None],
-        saved: Mapping[str, Saved],
-    ) -> None:
-        self._rounds, self._replica, self._load_inner, self._saved = rounds, replica, load_inner, saved
+    def __init__(self, rounds: Rounds, replica: ModelReplica, saved: Mapping[str, Saved]) -> None:
+        self._rounds, self._replica, self._saved = rounds, replica, saved
         if rounds.schedule.eager:
             raise ValueError("with eager=True every replica has anchors of its own; save state_dict() on every rank")
         # parameters of the rounds, with their places
@@ -88,13 +82,14 @@ class DistributedRounds:
             raise ValueError("what was saved has to be known to load it; use dcp.load({...: optimizer.stateful(path)})")
         shared, own = state[SHARED], state[self._own]
         # check all of it before anything changes
-        progress = self._progress(shared, own)
-        # memories and rounds, which all ranks load together; then this replica's parameters and inner optimizer
+        progress, inner = self._progress(shared, own), self._rounds.inner
+        inner_state = self._optimizer_state("inner", own, self._held(inner))
+        self._rounds.check(progress, inner_state)
+        # memories and rounds, which all ranks load together; then this replica's parameters
         self._memory.load_state_dict(state[MEMORY])
-        self._rounds.resume(progress)
+        self._rounds.resume(progress, inner_state)
         for name, parameter in self._of("parameter", own).items():
             self._local[name].copy_(parameter)
-        self._load_inner(self._optimizer_state("inner", own, self._held(self._rounds.inner)))
 
     def _progress(self, shared: Tensors, own: Tensors) -> dict[str, Any]:
         facts, anchors = json.loads(text_of(shared[ROUND])), self._of("anchor", shared)

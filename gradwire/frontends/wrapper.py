@@ -10,23 +10,39 @@ from torch.optim import Optimizer
 from gradwire.options import check_type
 
 
+def _of_inner(name: str) -> Any:
+    """A property with the value of `inner`, and while the wrapper is made with its own, which torch sets."""
+
+    def read(wrapper: "Wrapper") -> Any:
+        return wrapper.__dict__[name] if wrapper.inner is None else getattr(wrapper.inner, name)
+
+    def write(wrapper: "Wrapper", value: object) -> None:
+        if wrapper.inner is None:
+            wrapper.__dict__[name] = value
+        else:
+            setattr(wrapper.inner, name, value)
+
+    return property(read, write)
+
+
 class Wrapper(Optimizer):
-    """An optimizer around `inner`, whose own methods and attributes, such as `train()` and `eval()` of a schedule-free
-    one, are found here as well."""
+    """An optimizer around `inner`, whose groups and state are this one's, also those that it loads by itself. Its own
+    methods and attributes, such as `train()` and `eval()` of a schedule-free one, are found here as well."""
 
     inner: Optimizer | None = None
+    param_groups = _of_inner("param_groups")
+    state = _of_inner("state")
+
+    def _wrap(self, optimizer: Optimizer) -> None:
+        """Makes this one an optimizer around `optimizer`."""
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self.inner = optimizer
 
     def __getattr__(self, name: str) -> Any:
         """The attribute of `inner`, except torch's private ones, which begin with "_"."""
         if self.inner is None or name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.inner, name)
-
-    def _load_inner(self, state_dict: dict[str, Any]) -> None:
-        """Loads the state of `inner`, whose groups and state are this one's too."""
-        assert self.inner is not None
-        self.inner.load_state_dict(state_dict)
-        self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     @classmethod
     def check(cls, optimizer: object, model: Any, group: object) -> None:

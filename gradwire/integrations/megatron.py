@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
 from gradwire.frontends.choices import StepChoices, device_of, parameters_of, slots_of
-from gradwire.frontends.hooks import GradientHooks, Whole
+from gradwire.frontends.gradient_access import Whole
+from gradwire.frontends.hooks import GradientHooks
 from gradwire.frontends.owners import check_free
 from gradwire.integrations.megatron_ddp import BucketGroup, MegatronModel
 from gradwire.plans import Plan

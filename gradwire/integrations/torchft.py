@@ -19,7 +19,8 @@ from gradwire.frontends.handle import FrontEnd
 from gradwire.frontends.idle import Nothing
 from gradwire.frontends.keywords import Dense
 from gradwire.frontends.local_optimizer import DILOCO
-from gradwire.frontends.rounds import OuterOptimizer, go_back, outer_step
+from gradwire.frontends.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
+from gradwire.frontends.rounds import go_back
 from gradwire.groups import Grouping
 from gradwire.integrations.quorum_exchange import QuorumExchange
 from gradwire.integrations.torchft_replica import ReplicaGradients, least, replica_of, thawed
@@ -149,7 +150,9 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
         schedule = Schedule(inner_steps, 1)
         (self._fragment,) = fragments_of(self._plan(), [tuple(own.parameters)], own.local, schedule)
         self.outer = outer(list(self._fragment.anchors.values()))
-        facts = {"front end": "torchft's local steps", "inner_steps": str(inner_steps)}
+        facts = {
+            "front end": "torchft's local steps", "inner_steps": str(inner_steps), **outer_facts(self.outer),
+        }  # fmt: skip
         self._settings = JobOptions(
             seed=seed, others=own.others, facts=facts, planned=own.planned, elastic=True, voted=True
         )
@@ -222,7 +225,8 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
         return runtime, _Shared(self._fragment)
 
     def _shared(self) -> dict[str, Any]:
-        return {"anchors": self._fragment.anchors, "outer": self.outer.state_dict()}
+        anchors = self._fragment.anchors
+        return {"anchors": anchors, **outer_state(self.outer, anchors)}
 
     def _heal(self, state: dict[str, Any]) -> None:
         """Takes over the shared state; this replica's pseudo-gradient is dropped."""
@@ -234,9 +238,10 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
         # check first, so that nothing is half loaded
         if {name: t.shape for name, t in state["anchors"].items()} != {name: t.shape for name, t in anchors.items()}:
             raise ValueError("the state is that of another model, or of other shards; load this replica's own")
+        outer = outer_of(state, self.outer, anchors)
         for name, anchor in anchors.items():
             anchor.copy_(state["anchors"][name])
-        self.outer.load_state_dict(state["outer"])
+        self.outer.load_state_dict(outer)
 
 
 class _Shared(Nothing):

@@ -10,7 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from gradwire.frontends import model_replica
 from gradwire.frontends.choices import device_of, parameters_of
-from gradwire.frontends.hooks import GradientHooks, Whole
+from gradwire.frontends.gradient_access import Whole
+from gradwire.frontends.hooks import GradientHooks
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.shards import Shards, locals_of, reshard
 from gradwire.frontends.stateful import Placed
@@ -123,8 +124,11 @@ class ReplicaGradients(GradientHooks):
                 "begin anew from a checkpoint"
             )
 
-    def _backward_done(self) -> None:
-        self._unless_lost(super()._backward_done)
+    def _backward_ends(self) -> None:
+        self._unless_lost(super()._backward_ends)
+
+    def _wait(self, zeros: dict[int, Tensor]) -> None:
+        self._unless_lost(super()._wait, zeros)
         self.reduced = True
 
     def _unless_lost(self, call: Callable[..., None], *arguments: Any) -> None:

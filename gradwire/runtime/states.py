@@ -1,7 +1,7 @@
 """State dicts of a job: saved, gathered from all ranks, and loaded."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -57,13 +57,15 @@ class States:
         own = checkpoint.unpack(self.save())
         return gather(own, self._slots, self._mesh, self._agreement, self._steps.executor.device)
 
-    def read(self, state: checkpoint.StateDict) -> checkpoint.Unpacked:
+    def read(self, state: checkpoint.StateDict, check: Callable[[], object]) -> checkpoint.Unpacked:
         """This rank's part of a state that all ranks load together; changes nothing yet. Raises ValueError, on all
-        ranks, where one of them cannot load it, or where their states do not belong together."""
+        ranks, where one of them cannot load it, or what `check` looks at, or where their states do not belong together.
+        """
         # loading is tried: a controller that has loaded is put back where ranks disagree
         before, read = self._plans.export(), list[checkpoint.Unpacked]()
 
         def facts() -> Mapping[str, str]:
+            check()
             whole = checkpoint.unpack(state)
             own = whole.of_rank(self._mesh.rank, self._mesh.ranks)
             own.check(self._slots, self._options.others)

@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+NO_PASS = -1
+"""The number of no backward pass."""
+
 
 def uncompiled(model: nn.Module) -> nn.Module:
     """The model that torch.compile wrapped, whose hooks it calls."""
@@ -24,7 +27,12 @@ def when_backward_ends(call: Callable[[], None]) -> None:
 
 def in_backward() -> bool:
     """Whether this thread is inside a backward pass, as in a hook."""
-    return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]
+    return backward_pass() != NO_PASS
+
+
+def backward_pass() -> int:
+    """The number of the backward pass that this thread is inside; no other one has it."""
+    return torch._C._current_graph_task_id()  # pyright: ignore[reportPrivateUsage]
 
 
 def has_gradient_hooks(parameter: Tensor) -> bool:

@@ -135,3 +135,19 @@ def test_a_compressor_may_be_written_as_on_the_command_line_in_every_front_end()
 
     said, built = wrapped("topk:0.1"), wrapped(gw.TopK(0.1))
     assert [optimizer.handle.plan for optimizer in said] == [optimizer.handle.plan for optimizer in built]
+
+
+def test_a_scheduler_of_a_wrapper_goes_on_when_the_optimizer_inside_has_loaded_a_state():
+    for wrap in (gw.DistributedOptimizer, gw.LocalSteps):
+        model = nn.Linear(8, 8)
+        inner = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        [transport] = gw.Threads.group(1)
+        optimizer = wrap(inner, model, gw.FP32(), transport=transport)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        inner.load_state_dict(inner.state_dict())
+        optimizer.step()
+        scheduler.step()
+        assert inner.param_groups[0]["lr"] == 0.05
+        optimizer.param_groups = [{**group, "lr": 0.3} for group in optimizer.param_groups]
+        assert inner.param_groups[0]["lr"] == 0.3
+        assert optimizer.state is inner.state

@@ -581,7 +581,7 @@ def a_round_that_is_not_finite_counts_for_nobody() -> None:
 def a_replica_may_skip_inner_steps_and_rounds_stay_where_they_are() -> None:
     model = network()
     optimizer = gw.LocalSteps(inner(model), model, inner_steps=4)
-    refused(ValueError, "call optimizer.skip() in place of optimizer.step()", optimizer.handle.skip)
+    refused(ValueError, "to leave one out, call optimizer.skip() in place of optimizer.step()", optimizer.handle.skip)
     for step in range(8):
         optimizer.zero_grad()
         with optimizer.handle.paused():
@@ -644,6 +644,18 @@ def wrong_use_is_one_clear_line_on_every_rank() -> None:
     refused(ValueError, "leave out delay and mix", lambda: wrap(delay=2, eager=True))
     refused(ValueError, "mix=1.0 is no share", lambda: wrap(mix=1.0))
     refused(ValueError, "inner_steps, delay, mix and eager", lambda: wrap(inner_steps=8 if alone else 9))
+    refused(
+        ValueError, "the ranks differ in outer's momentum: 0.9 on rank 0, 0.5 on rank 1",
+        lambda: wrap(outer=gw.Outer(0.7, 0.5) if alone else gw.Outer(0.7, 0.9)),
+    )  # fmt: skip
+    refused(
+        ValueError, "the ranks differ in outer: SGD on rank 0, Adam on rank 1",
+        lambda: wrap(outer=torch.optim.Adam if alone else gw.Outer()),
+    )  # fmt: skip
+    each = gw.Plan(tuple(
+        gw.Group((name,), gw.FP32(), gw.NoMemory(), gw.AllReduce()) for name, _ in model.named_parameters()
+    ))  # fmt: skip
+    refused(ValueError, "the ranks differ in fragments", lambda: wrap(compressor=each, fragments=3 if alone else 2))
     one_group = gw.Plan((
         gw.Group(tuple(n for n, _ in model.named_parameters()), gw.FP32(), gw.NoMemory(), gw.AllReduce()),
     ))  # fmt: skip

@@ -106,7 +106,7 @@ def test_a_given_plan_is_simulated_as_it_is():
 
 @pytest.mark.parametrize(("ranks", "gpus"), [(1, 1), (12, 8), (8, 0)])
 def test_clusters_that_cannot_be_are_refused(ranks: int, gpus: int):
-    with pytest.raises(ValueError, match="give|1 GPU or more"):
+    with pytest.raises(ValueError, match=r"give|1 GPU or more"):
         Cluster(ranks, 1e9, gpus)
 
 

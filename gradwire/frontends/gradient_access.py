@@ -1,0 +1,53 @@
+"""Access to the gradients of parameters, for the hooks that reduce them."""
+
+from collections.abc import Collection
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gradwire.frontends.sparse import no_rows
+
+
+class GradientAccess(Protocol):
+    """Access to the gradients of parameters, whole or sharded."""
+
+    def gradient(self, parameter: Tensor) -> Tensor | None:
+        """The tensor to reduce in place; None where the parameter has no gradient."""
+        ...
+
+    def zeros(self, parameter: Tensor) -> Tensor:
+        """A new gradient of zero, which belongs to no parameter yet."""
+        ...
+
+    def put(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Makes a tensor from `zeros` the parameter's gradient."""
+        ...
+
+    def accumulates(self, parameter: Tensor) -> bool:
+        """Whether this backward pass only accumulates, by the framework's own setting."""
+        ...
+
+
+class Whole:
+    """Access to gradients of whole parameters, `p.grad`; those of some parameters are `sparse`."""
+
+    def __init__(self, sparse: Collection[Tensor] = ()) -> None:
+        self._sparse = sparse
+
+    def gradient(self, parameter: Tensor) -> Tensor | None:
+        if parameter.grad is not None and parameter.grad.is_conj():
+            # its memory has the conjugates
+            parameter.grad = parameter.grad.resolve_conj()
+        return parameter.grad
+
+    def zeros(self, parameter: Tensor) -> Tensor:
+        if parameter in self._sparse:
+            return no_rows(parameter)
+        return torch.zeros_like(parameter)
+
+    def put(self, parameter: Tensor, gradient: Tensor) -> None:
+        parameter.grad = gradient
+
+    def accumulates(self, parameter: Tensor) -> bool:
+        return False

@@ -1,0 +1,65 @@
+"""What a state of local steps must be to go on from it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradwire.frontends.fragments import Fragment, Schedule
+
+
+def check_groups(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Raises ValueError where the inner optimizer cannot load its state."""
+    there, here = (_sizes(groups) for groups in (state.get("param_groups", ()), optimizer.param_groups))
+    if there != here:
+        raise ValueError(
+            f"the state's inner optimizer has groups of {there} parameters, and here of {here}; add what was added to "
+            "it, and load the state then"
+        )
+
+
+def check_progress(
+    state: Mapping[str, Any], anchors: Mapping[str, Tensor], fragments: Sequence[Fragment], schedule: Schedule
+) -> None:
+    """Raises ValueError for what is no state of rounds, and for one of other parameters, fragments or schedules."""
+    if not {"step", "anchors", "outer"} <= state.keys():
+        raise ValueError("this is no state of local steps; pass what optimizer.state_dict() returned")
+    # the same parameters
+    there, here = ({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (state["anchors"], anchors))
+    for name in there | here:
+        if there.get(name) != here.get(name):
+            raise ValueError(
+                f"parameter {name!r} is {there.get(name, 'not')} in the state, and {here.get(name, 'not')} in the "
+                "rounds; freeze and thaw as before, and load what this model saved"
+            )
+    # what is under way must fit as well
+    if schedule.eager != ("eager" in state):
+        raise ValueError(f"the state was saved with eager={not schedule.eager}; make LocalSteps with that")
+    if schedule.eager:
+        _check_parts({index: kept["means"] for index, kept in enumerate(state["eager"])}, fragments, len(fragments))
+    else:
+        _check_under_way(state, fragments, schedule)
+
+
+def _check_under_way(state: Mapping[str, Any], fragments: Sequence[Fragment], schedule: Schedule) -> None:
+    _check_parts({kept["fragment"]: kept["means"] for kept in state["under way"]}, fragments)
+    for kept in state["under way"]:
+        lacks_sent = fragments[kept["fragment"]].sent.keys() - kept["sent"].keys()
+        if lacks_sent or kept["sent at"] + schedule.delay <= state["step"]:
+            raise ValueError(
+                "a fragment was under way that could not come back here; make LocalSteps with the delay and mix that "
+                "it was saved with"
+            )
+
+
+def _check_parts(means: Mapping[int, Mapping[str, Tensor]], fragments: Sequence[Fragment], count: int = 0) -> None:
+    parts = dict(enumerate(each.parameters.keys() for each in fragments))
+    if len(means) < count or any(parts.get(index) != part.keys() for index, part in means.items()):
+        raise ValueError(
+            "a fragment was under way that is none here; load it with the fragments that it was saved with"
+        )
+
+
+def _sizes(groups: Sequence[Mapping[str, Any]]) -> str:
+    return " and ".join(str(len(group["params"])) for group in groups) or "no"

@@ -1,0 +1,177 @@
+"""States of local steps: what joined the rounds goes on from them, and what does not fit changes nothing."""
+
+import re
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradwire as gw
+from tests.support.harness import raising, together
+
+
+def network(frozen: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].requires_grad_(not frozen)
+    return model
+
+
+def wrapped(model: nn.Module, transport: gw.Transport | None = None, **options: Any) -> gw.LocalSteps:
+    compressor = options.pop("compressor", gw.TopK(0.3))
+    return gw.LocalSteps(
+        torch.optim.SGD(model.parameters(), 0.1, momentum=0.5), model, compressor,
+        **{"inner_steps": 2, "transport": transport or gw.Threads.group(1)[0], **options},
+    )  # fmt: skip
+
+
+def train(model: nn.Module, optimizer: gw.LocalSteps, first: int, steps: int) -> None:
+    for step in range(first, first + steps):
+        inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        model(inputs).square().sum().backward()
+        optimizer.step()
+
+
+def thawed(**options: Any) -> tuple[nn.Module, gw.LocalSteps]:
+    """A training whose first layer has joined the rounds."""
+    model = network(frozen=True)
+    optimizer = wrapped(model, **options)
+    train(model, optimizer, 0, 2)
+    model[0].requires_grad_(True)
+    train(model, optimizer, 2, 3)
+    return model, optimizer
+
+
+def check_goes_on(own: tuple[nn.Module, gw.LocalSteps], other: nn.Module, resumed: gw.LocalSteps) -> None:
+    model, optimizer = own
+    state = deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    resumed.load_state_dict(state["optimizer"])
+    other.load_state_dict(state["model"])
+    train(model, optimizer, 5, 4)
+    train(other, resumed, 5, 4)
+    torch.testing.assert_close(other.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"fragments": 2, "delay": 1}, {"eager": True}], ids=str)
+def test_what_was_thawed_goes_on_from_a_state_in_a_job_that_thaws_it_before_or_from_the_beginning(options):
+    other = network()
+    if "fragments" not in options:  # a count would cut what joined elsewhere
+        check_goes_on(thawed(**options), other, wrapped(other, **options))
+    other = network(frozen=True)
+    resumed = wrapped(other, **options)
+    other[0].requires_grad_(True)
+    check_goes_on(thawed(**options), other, resumed)
+
+
+def test_the_outer_momenta_are_found_by_name_though_the_plan_has_another_order():
+    names = [name for name, _ in network().named_parameters()]
+    own, other = network(), network()
+    optimizer = wrapped(own, compressor=gw.FP32(), groups=gw.groups.listed([[name] for name in names]))
+    train(own, optimizer, 0, 5)
+    resumed = wrapped(other, compressor=gw.FP32(), groups=gw.groups.listed([[name] for name in reversed(names)]))
+    check_goes_on((own, optimizer), other, resumed)
+
+
+def test_what_joins_takes_outer_steps_with_the_scheduled_rate():
+    model = network(frozen=True)
+    optimizer = wrapped(model)
+    scheduler = torch.optim.lr_scheduler.MultiplicativeLR(optimizer.outer, lambda _: 0.5)
+    train(model, optimizer, 0, 2)
+    scheduler.step()
+    model[0].requires_grad_(True)
+    train(model, optimizer, 2, 2)
+    scheduler.step()
+    (group,) = optimizer.outer.param_groups
+    assert len(group["params"]) == 4
+    assert group["lr"] == 0.7 / 4
+
+
+def of_plain_optimizer(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    return torch.optim.SGD(model.parameters(), 0.1).state_dict()
+
+
+def one_group_more(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    groups = state["param_groups"]
+    return state | {"param_groups": [*groups, {**groups[0], "params": [4]}]}
+
+
+def outer_of_two(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    own = deepcopy(state["local_steps"])
+    own["outer"]["param_groups"] *= 2
+    return state | {"local_steps": own}
+
+
+def the_same(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    return state
+
+
+WRONG = {
+    "plain": ({}, {}, of_plain_optimizer, "pass what optimizer.state_dict() returned"),
+    "frozen": ({}, {"model": partial(network, True)}, the_same, "parameter '0.weight' is (4, 4) in the state"),
+    "inner groups": ({}, {}, one_group_more, "has groups of 4 and 1 parameters, and here of 4"),
+    "outer groups": ({}, {}, outer_of_two, "has 2 groups"),
+    "fragments": ({"fragments": 2, "delay": 1}, {"delay": 1}, the_same, "with the fragments that it was saved with"),
+    "more": ({"delay": 2}, {"fragments": 2, "delay": 2}, the_same, "with the fragments that it was saved with"),
+    "delay": ({"delay": 2}, {}, the_same, "with the delay and mix that it was saved with"),
+    "mix": ({"delay": 2, "mix": 0.5}, {"delay": 2}, the_same, "with the delay and mix that it was saved with"),
+    "eager": ({"eager": True}, {}, the_same, "saved with eager=True"),
+    "not eager": ({}, {"eager": True}, the_same, "saved with eager=False"),
+    "eager fragments": (
+        {"eager": True, "fragments": 2}, {"eager": True}, the_same, "with the fragments that it was saved with",
+    ),
+}  # fmt: skip
+Change = Callable[[nn.Module, dict[str, Any]], dict[str, Any]]
+
+
+@pytest.mark.parametrize(("before", "after", "change", "right"), WRONG.values(), ids=WRONG)
+def test_a_state_that_does_not_fit_is_one_line_and_changes_nothing(
+    before: dict[str, Any], after: dict[str, Any], change: Change, right: str
+):
+    model = network()
+    optimizer = wrapped(model, **before)
+    train(model, optimizer, 0, 5)
+    state = change(model, deepcopy(optimizer.state_dict()))
+    options = dict(after)
+    other = options.pop("model", network)()
+    resumed = wrapped(other, **options)
+    train(other, resumed, 7, 3)
+    kept = deepcopy(resumed.state_dict())
+    with pytest.raises(ValueError, match=re.escape(right)) as error:
+        resumed.load_state_dict(state)
+    assert "\n" not in str(error.value)
+    assert_same(resumed.state_dict(), kept)
+
+
+def assert_same(a: Any, b: Any) -> None:
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_same(a[key], b[key])
+    elif isinstance(a, list):
+        assert_same(dict(enumerate(a)), dict(enumerate(b)))
+    elif isinstance(a, Tensor):
+        assert torch.equal(a, b)
+    else:
+        assert a == b
+
+
+def test_what_one_rank_cannot_load_none_does():
+    transports, models = gw.Threads.group(2), [network(), network()]
+
+    def load(rank: int) -> str:
+        optimizer = wrapped(models[rank], transports[rank])
+        train(models[rank], optimizer, 0, 2)
+        state = deepcopy(optimizer.state_dict())
+        try:
+            optimizer.load_state_dict(one_group_more(models[rank], state) if rank else state)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    errors = raising(together(2, load))
+    assert all("rank 1 cannot go on: the state's inner optimizer has groups of 4 and 1" in error for error in errors)
