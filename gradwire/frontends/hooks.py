@@ -24,6 +24,10 @@ from gradwire.transports.process_group import world_or
 class GradientAccess(Protocol):
     """Access to the gradients of parameters, whole or sharded."""
 
+    def hook_in(self) -> Iterable[Any]:
+        """Has the framework prepare gradients for the exchange; returns hooks, whose `remove()` ends that."""
+        ...
+
     def gradient(self, parameter: Tensor) -> Tensor | None:
         """The tensor to reduce in place; None where the parameter has no gradient."""
         ...
@@ -46,6 +50,9 @@ class Whole:
 
     def __init__(self, sparse: Collection[Tensor] = ()) -> None:
         self._sparse = sparse
+
+    def hook_in(self) -> Iterable[Any]:
+        return ()
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         if parameter.grad is not None and parameter.grad.is_conj():
@@ -101,6 +108,7 @@ class GradientHooks:
     def hook_in(self, runtime: Runtime) -> None:
         """Gradients go to the runtime from now on."""
         self.hook_forward(runtime)
+        self._registered.keep(*self._places.hook_in())
         # one hook for each parameter, with the number of its slot
         slots: dict[Tensor, int] = {self._parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
         self._registered.on_gradients(slots, lambda slot: partial(self._gradient_ready, slot))

@@ -12,7 +12,8 @@ from gradwire.frontends import model_replica
 from gradwire.frontends.choices import device_of, parameters_of
 from gradwire.frontends.hooks import GradientHooks, Whole
 from gradwire.frontends.model_replica import ModelReplica
-from gradwire.frontends.shards import Shards, locals_of, reshard
+from gradwire.frontends.shard_gradients import Shards
+from gradwire.frontends.shards import locals_of, reshard
 from gradwire.frontends.stateful import Placed
 from gradwire.frontends.values import is_sharded, local
 from gradwire.runtime.failures import Interrupted
