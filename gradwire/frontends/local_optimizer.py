@@ -184,7 +184,9 @@ class LocalSteps(Wrapper):
             raise RuntimeError("detach() ended the rounds; step the inner optimizer, or wrap it anew")
 
     def _join(self) -> None:
-        """Adds parameters that were thawed since the last step to the rounds, before they move."""
+        """Adds parameters that were thawed since the last step to the rounds, before they move. Raises RuntimeError
+        where the inner optimizer holds one that the model had not."""
+        self._replica.trained.check_known()
         if self._fragments.grow(self._replica.trained.now()):
             self._rounds.join(self._fragments.names, self._replica.local)
 

@@ -90,9 +90,11 @@ class DistributedOptimizer(Wrapper):
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The wrapped optimizer's step. Raises RuntimeError where `handle` was detached."""
+        """The wrapped optimizer's step. Raises RuntimeError where `handle` was detached, and for a parameter that was
+        not averaged."""
         if self._front_end.detached:
             raise RuntimeError("detach() ended the exchange of gradients; wrap the optimizer anew, or the model in DDP")
+        self._front_end.check_averaged()
         assert self.inner is not None
         return self.inner.step(closure)
 

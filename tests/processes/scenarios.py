@@ -1293,6 +1293,32 @@ def parameters_that_are_added_to_the_optimizer_are_stepped() -> None:
 
 
 @scenario(2)
+def parameters_that_take_the_place_of_others_in_the_optimizer_are_averaged() -> None:
+    model = network()
+    optimizer = gw.DistributedOptimizer(torch.optim.SGD(model[0].parameters(), lr=0.1), model, gw.FP32())
+    train(model, 2, optimizer=optimizer)
+    held = optimizer.param_groups[0]["params"]
+    # as many as before, in the same list; without a forward pass of the model itself
+    held[:] = model[4].parameters()
+    for step in range(2):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model[2:](torch.relu(model[0](batch(step)[0]))), batch(step)[1]).backward()
+        assert all(same_on_all_ranks(p.grad) for p in held)
+        optimizer.step()
+    # behind backward: what they have is this rank's own
+    plain_step(model, 2)
+    held[:] = model[2].parameters()
+    refused(RuntimeError, "'2.weight' came to the optimizer after backward()", optimizer.step)
+    held[:] = nn.Linear(3, 4).parameters()
+    refused(RuntimeError, "a parameter that the model had not when it was wrapped; wrap it anew", optimizer.step)
+    optimizer.handle.detach()
+    model = network()
+    local = gw.LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1), model, gw.FP32(), inner_steps=2)
+    local.param_groups[0]["params"][0] = nn.Parameter(torch.ones(3))
+    refused(RuntimeError, "a parameter that the model had not when it was wrapped; wrap it anew", local.step)
+
+
+@scenario(2)
 def a_backward_that_failed_on_all_ranks_leaves_no_trace() -> None:
     def run(fails: bool, known: bool = True) -> Tensor:
         module = network()
