@@ -12,22 +12,22 @@ from gradwire.communicators import Communicator
 from gradwire.compressors import FP32, Compressor
 from gradwire.controllers import Controller
 from gradwire.frontends.keywords import Dense
-from gradwire.frontends.ruled import GivenRule, facts_of, planned, planned_by, rules_of
+from gradwire.frontends.ruled import GivenRule, facts_of, planned, planned_by, rules_of, warn_of
+from gradwire.frontends.scaled import scale_from
 from gradwire.frontends.sparse import check_sparse, row_way
 from gradwire.frontends.updates import check_means, check_unsharded
 from gradwire.frontends.weighted import Weight, asked, fitting, weighted
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.notation import read, way_of
-from gradwire.ops.host import kind_of, number_in
-from gradwire.ops.vectors import Scalar
+from gradwire.ops.host import kind_of
 from gradwire.options import check_type, one_line
 from gradwire.plans import SIZES, Group, Plan
 from gradwire.rules import Rule
+from gradwire.runtime.active_plan import NO_NATIVE
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
-from gradwire.torch_private.autograd import scale_of
 from gradwire.transports import Mesh, Transport
 from gradwire.tuner import Auto, profiler_for
 from gradwire.unknown import unknown
@@ -188,13 +188,35 @@ class StepChoices(Choices):
         """The controller that changes the plan while training: `Auto`, where a compressor is to be chosen."""
         return Auto(self.candidates, self.fidelity, rules=self.by_layer) if self.automatic else self.controller
 
-    def try_out(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Raises ValueError where plan, model and controller do not fit, as with several ranks, and for compressors of
-        updates, which need several."""
-        plan = self.plan(parameters)(slots_of(parameters))
+    def try_out(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        slots: Sequence[Slot] = (),
+        *,
+        sparse: Collection[str] = (),
+        can_be_native: bool = False,
+    ) -> None:
+        """Raises ValueError for what several ranks refuse, and for compressors of updates, which need several. The
+        `slots` are also those of parameters that are not trained now."""
+        slots = slots or slots_of(parameters)
+        warn_of(self.by_layer, slots)
+        # the plan without these
+        planned = [slot for slot in slots if slot.name in parameters and slot.name not in sparse]
+        plan, waiting = self.plan(parameters)(planned), {slot.name for slot in slots} - parameters.keys()
+        plan = plan.only({name for group in plan.groups for name in group.slots} - waiting)
+        # as the runtime of several ranks does
+        plan.check(planned)
+        check_sparse(sparse, planned, self.rows)
+        self._fits(parameters)(plan)
+        if plan.native and not can_be_native:
+            raise ValueError(NO_NATIVE)
         check_means(plan, "one rank exchanges none")
-        if controller := self.controlled_by():
+        if (controller := self.controlled_by()) and not plan.native:
             controller.check(plan)
+
+    def _fits(self, parameters: Mapping[str, nn.Parameter]) -> Callable[[Plan], None]:
+        """A check that refuses a plan which parameters and weights do not fit."""
+        return fitting(lambda plan: check_unsharded(plan, parameters.values()), self.weight)
 
     def runtime(
         self,
@@ -217,10 +239,13 @@ class StepChoices(Choices):
         first, way = [slot for slot in now if slot.name not in sparse], row_way(self.rows)
         device = device_of({slot.name: parameters[slot.name] for slot in now})
 
-        def check(plan: Plan) -> None:
-            check_sparse(sparse, first, mesh, self.rows)
-            check_unsharded(plan, parameters.values())
+        def fits(plan: Plan) -> None:
+            check_sparse(sparse, first, self.rows, mesh)
+            self._fits(parameters)(plan)
 
+        if not options.get("voted"):
+            # where steps are voted on, a new quorum makes the same again
+            warn_of(self.by_layer, whole)
         # the ranks compare these when they meet
         facts = {
             "front end": front_end, "find_unused_parameters": str(self.find_unused_parameters),
@@ -233,8 +258,7 @@ class StepChoices(Choices):
             follow_order=None if self.fixed_plan or self.elastic else plan,
             planned=planned, elastic=self.elastic, trained=trained, plan_for=plan,
             find_unused=self.find_unused_parameters, owns_mesh=self.owns_mesh, facts=facts, sparse=sparse, rows=way,
-            fits=fitting(check, self.weight),
-            **{"weight": asked(self.weight), "scale": scale_from(self.scaler), **options},
+            fits=fits, **{"weight": asked(self.weight), "scale": scale_from(self.scaler), **options},
         ))  # fmt: skip
 
 
@@ -271,13 +295,3 @@ def slots_of(parameters: Mapping[str, Tensor]) -> list[Slot]:
 def device_of(parameters: Mapping[str, nn.Parameter]) -> torch.device:
     """The device of the parameters."""
     return next(iter(parameters.values())).device
-
-
-def scale_from(scaler: torch.amp.GradScaler | None) -> Callable[[], Scalar | None]:
-    """A function that returns the factor of `scaler`: a number on a CPU, a tensor () elsewhere."""
-
-    def scale() -> Scalar | None:
-        now = None if scaler is None else scale_of(scaler)
-        return None if now is None else number_in(now)
-
-    return scale

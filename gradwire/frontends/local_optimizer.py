@@ -23,7 +23,7 @@ from gradwire.frontends.keywords import PlanOptions
 from gradwire.frontends.model_replica import replica_of
 from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.rounds import OuterOptimizer, Rounds
-from gradwire.frontends.ruled import facts_of
+from gradwire.frontends.ruled import facts_of, warn_of
 from gradwire.frontends.shards import reshard
 from gradwire.frontends.stateful_rounds import DistributedRounds, rounds_in
 from gradwire.frontends.trained import add_to, check_held
@@ -110,6 +110,7 @@ class LocalSteps(Wrapper):
         # the replica, and what this rank can refuse by itself
         replica, values = replica_of(model, mesh, process_group, inner_optimizer), values_of(model)
         check_free(replica.trained.held())
+        warn_of(choices.by_layer, replica.planned)
         schedule_of = partial(Schedule, inner_steps, delay=delay, mix=mix, eager=eager)
         self._model, self._replica = model, replica
         planned = choices.plan(replica.parameters, lambda: self._ranks)
