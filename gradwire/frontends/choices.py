@@ -227,11 +227,12 @@ class StepChoices(Choices):
         *,
         planned: Sequence[Slot] | None = None,
         trained: Collection[str] | None = None,
-        sparse: Collection[str] = (),
+        sparse: Collection[str] | None = None,
         **options: Any,
     ) -> Runtime:
         """The runtime of a job that reduces every step. `planned` are the slots that plans are made for, where they are
-        not those of this rank; `trained`, `sparse` and `options` are as in `JobOptions`."""
+        not those of this rank; `trained`, `sparse` (None where there can be none) and `options` are as in `JobOptions`."""
+        finds_sparse, sparse = sparse is not None, sparse or ()
         # plans are made for the parameters that are trained now; the others have slots as well
         ranks = mesh.replica.world
         plan, whole = self.plan(parameters, lambda: ranks), list(slots if planned is None else planned)
@@ -258,6 +259,7 @@ class StepChoices(Choices):
             follow_order=None if self.fixed_plan or self.elastic else plan,
             planned=planned, elastic=self.elastic, trained=trained, plan_for=plan,
             find_unused=self.find_unused_parameters, owns_mesh=self.owns_mesh, facts=facts, sparse=sparse, rows=way,
+            finds_sparse=finds_sparse,
             fits=fits, **{"weight": asked(self.weight), "scale": scale_from(self.scaler), **options},
         ))  # fmt: skip
 
