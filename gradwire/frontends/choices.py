@@ -231,7 +231,7 @@ class StepChoices(Choices):
         **options: Any,
     ) -> Runtime:
         """The runtime of a job that reduces every step. `planned` are the slots that plans are made for, where they are
-        not those of this rank; `trained`, `sparse` (None where there can be none) and `options` are as in `JobOptions`."""
+        not those of this rank; `trained`, `sparse` (None: there is none here) and `options` are as in `JobOptions`."""
         finds_sparse, sparse = sparse is not None, sparse or ()
         # plans are made for the parameters that are trained now; the others have slots as well
         ranks = mesh.replica.world

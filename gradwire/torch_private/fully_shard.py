@@ -36,6 +36,16 @@ def parameters_of_fsdp(group: Any) -> list[nn.Parameter]:
     return [parameter.sharded_param for parameter in group.fsdp_params]
 
 
+def is_cut(model: nn.Module) -> bool:
+    """Whether fully_shard has cut any of the model's parameters over several ranks."""
+    parameters: list[Any] = [p for group in fsdp_groups(model) for p in parameters_of_fsdp(group)]
+    return any(
+        placement.is_shard() and parameter.device_mesh.size(dim) > 1
+        for parameter in parameters
+        for dim, placement in enumerate(parameter.placements)
+    )
+
+
 def only_inside_replicas(group: Any) -> Callable[[], None] | None:
     """Has FSDP add up gradients over shards only and not over replicas. Returns a function that undoes that, or None
     where it does not reduce over replicas at all. It looks at the mesh's description at every step."""
