@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from gradwire.plans import Group, Plan
 from gradwire.ways import Way
 
-_BOUND = re.compile(r"(numel|dim)([<>])(\d+)")
+_BOUND = re.compile(r"(numel|dim)\s*([<>])\s*(\d+)")
 
 
 class NamedTensor(Protocol):
@@ -43,7 +43,7 @@ class Rule:
     """One way, or those among which the automatic plan chooses; without any, those that need no tuning."""
 
     def __post_init__(self) -> None:
-        for term in self.pattern.split("&") if self.pattern else ():
+        for term in _terms(self.pattern) if self.pattern else ():
             if not term or (re.search("[<>]", term) and not _BOUND.fullmatch(term)):
                 raise ValueError(
                     f"the rule's pattern {self.pattern!r} cannot be read; write names such as '*.norm.*', and "
@@ -62,7 +62,7 @@ class Rule:
 
 def matches(pattern: str, slot: NamedTensor) -> bool:
     """Whether a slot meets all of a pattern's conditions."""
-    return all(_meets(term, slot) for term in pattern.split("&"))
+    return all(_meets(term, slot) for term in _terms(pattern))
 
 
 def sort_by(patterns: Iterable[str], slots: Sequence[S]) -> dict[str, list[S]]:
@@ -89,6 +89,10 @@ def joined(plans: Iterable[Plan], slots: Sequence[NamedTensor]) -> Plan:
         complete = accumulate((max(map(place.__getitem__, group.slots)) for group in plan.groups), max)
         groups += zip(complete, plan.groups, strict=True)
     return Plan(tuple(group for _, group in sorted(groups, key=lambda each: each[0])))
+
+
+def _terms(pattern: str) -> list[str]:
+    return [term.strip() for term in pattern.split("&")]
 
 
 def _meets(term: str, slot: NamedTensor) -> bool:

@@ -50,12 +50,42 @@ def slot(name: str, *shape: int) -> Slot:
         ("*.weight&numel>99", ["big.weight"], ["big.bias", "small.weight"]),
         ("dim<2", ["big.bias", "a.norm.bias"], ["small.weight"]),
         ("dim>1&numel<100", ["small.weight"], ["big.weight", "big.bias"]),
+        ("*.norm.* & *.bias", ["a.norm.bias"], ["big.bias"]),
+        (" dim < 2 & numel >99 ", ["big.bias"], ["a.norm.bias", "small.weight"]),
     ],
 )
 def test_patterns_match_names_sizes_and_axes(pattern: str, fits: list[str], others: list[str]):
     shapes = {"big.weight": (10, 10), "small.weight": (3, 3), "big.bias": (100,), "a.norm.bias": (5,)}
     assert all(matches(pattern, slot(name, *shapes.get(name, (4, 4)))) for name in fits)
     assert not any(matches(pattern, slot(name, *shapes.get(name, (4, 4)))) for name in others)
+
+
+def test_a_rule_that_matches_no_parameter_is_named_once(caplog: pytest.LogCaptureFixture):
+    model = Model()
+    # frozen, sparse and already matched ones may be meant
+    model.layers[0].requires_grad_(False)
+    rules = [
+        ("*.nrom.*", gw.FP32()),
+        ("layers.0.*", gw.FP32()),
+        ("*.linear.*", gw.FP16()),
+        ("*", gw.TopK(0.1)),
+        ("dim>1", gw.FP16()),
+    ]
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"rules": rules, "transport": gw.Threads.group(1)[0]}
+    for elastic in (False, True):
+        caplog.clear()
+        optimizer = gw.DistributedOptimizer(sgd, model, elastic=elastic, **options)
+        assert [record.getMessage() for record in caplog.records] == [
+            "the rule '*.nrom.*' matches no parameter that is reduced, such as 'layers.2.linear.bias'"
+        ]
+        optimizer.handle.detach()
+    caplog.clear()
+    gw.LocalSteps(sgd, model, inner_steps=3, **options).handle.detach()
+    # which leaves alone what is frozen at first
+    gw.attach(model, rules=rules)
+    named = [record.getMessage().split()[2] for record in caplog.records]
+    assert named == ["'*.nrom.*'", "'*.nrom.*'", "'layers.0.*'"]
 
 
 def test_each_parameter_goes_by_the_first_rule_that_it_matches_and_no_group_has_two():
@@ -138,7 +168,7 @@ def test_the_summary_has_a_column_of_rules_where_there_are_any():
         ({"rules": [("numel<=3", gw.FP32())]}, "'numel<=3' cannot be read"),
         ({"rules": [("", gw.FP32())]}, "is no rule"),
         ({"rules": [("*", [gw.FP32(), 3])]}, "has 3 in place of a compressor"),
-        ({"rules": [("*", gw.FP32())], "memory": gw.Residual()}, "belong to a compressor, and none is named; write"),
+        ({"rules": [("*", gw.FP32())], "memory": gw.Residual()}, "need a compressor; or write"),
         ({"rules": [("*", gw.FP32())], "candidates": [gw.FP16()]}, "each has candidates of its own"),
         ({"rules": [("*", gw.FP32())], "fidelity": 0.1}, "fidelity bounds what the automatic plan may lose"),
         ({"rules": [("*", "auto")], "controller": gw.GraVAC()}, "GraVAC needs a compressor to start from"),

@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
@@ -47,6 +49,21 @@ def attach(*arguments, **options) -> Callable[[], object]:
 def optimizer(**options) -> Callable[[], object]:
     module = model()
     return lambda: gw.DistributedOptimizer(sgd(module), module, K, **options)
+
+
+def optimizer_of(compressor: object, **options) -> Callable[[], object]:
+    module = model()
+    return lambda: gw.DistributedOptimizer(sgd(module), module, compressor, **options)
+
+
+def shards(compressor: gw.Compressor, **options) -> Callable[[], object]:
+    """One replica of one rank."""
+
+    def call() -> object:
+        mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))
+        return gw.attach(fully_shard(model(), mesh=mesh["shard"]), compressor, mesh=mesh, **options)
+
+    return call
 
 
 def local(**options) -> Callable[[], object]:
@@ -155,6 +172,24 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: gw.attach(DistributedDataParallel(model()), gw.Dion()),
         "makes updates of gradients, and one rank exchanges none; use e.g. PowerSGD(1 / 6)",
     ),
+    "updates by one rank's optimizer": (
+        optimizer_of(gw.Dion()),
+        "makes updates of gradients, and one rank exchanges none; use e.g. PowerSGD(1 / 6)",
+    ),
+    "no controller for one rank's optimizer": (
+        optimizer_of(gw.PowerSGD(2), controller=gw.GraVAC()),
+        "controller=",
+    ),
+    "native without DDP": (optimizer_of(gw.NATIVE), "a native plan leaves reducing to DDP"),
+    "another model's plan": (
+        optimizer_of(gw.Plan((gw.Group(("other",), gw.FP32(), gw.NoMemory(), gw.AllReduce()),))),
+        "the plan names parameter 'other', which the model lacks",
+    ),
+    "one rank's rows": (optimizer_of(K, rows="quantized:8"), "rows= is for Embedding(sparse=True)"),
+    "one rank's vote": (optimizer_of(gw.SignSGD(), weight=2.0), "every rank has one vote"),
+    "updates of shards": (shards(gw.Dion()), "FSDP2's ranks have shards of a matrix each"),
+    "no controller for one replica": (shards(gw.PowerSGD(2), controller=gw.GraVAC()), "controller="),
+    "native without DDP, in shards": (shards(gw.NATIVE), "a native plan leaves reducing to DDP"),
     "no steps": (local(inner_steps=0), "use inner_steps=1 or more, or fewer fragments"),
     "half a step": (local(inner_steps=2.5), "LocalSteps(inner_steps=2.5) takes a whole number"),
     "H": (local(H=30), "there is no option named 'H': there are "),

@@ -83,16 +83,18 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
     check_free(parameters, beside=KIND)
     # open a process group; with one rank nothing is sent, and DDP keeps its reducer
     mesh = choices.mesh(partial(ProcessGroup.own, ddp.process_group), device_of(parameters))
+    sparse = sparse_in(ddp.module, parameters)
+    can_be_native = not (ddp.static_graph or choices.elastic or choices.weight is not None)
     if mesh.ranks == 1 and not choices.elastic:
         choices.let_go(mesh)
-        choices.try_out(parameters)
+        choices.try_out(parameters, sparse=sparse, can_be_native=can_be_native)
         return Handle(None, front_end)
     choices = replace(choices, find_unused_parameters=ddp.find_unused_parameters)
     # the ranks meet over the store: they compare model, plan and options, or all of them raise
     runtime = choices.runtime(
         "DDP", parameters, slots_of(parameters), mesh, others=others,
-        can_be_native=not (ddp.static_graph or choices.elastic or choices.weight is not None),
-        weight=asked_in_backward(choices.weight), sparse=sparse_in(ddp.module, parameters),
+        can_be_native=can_be_native,
+        weight=asked_in_backward(choices.weight), sparse=sparse,
     )  # fmt: skip
     # from here on gradients go to the runtime
     front_end.hook_in(runtime, parameters, managed)
@@ -107,7 +109,7 @@ def _attach_alone(model: nn.Module, choices: StepChoices) -> Handle:
     if choices.transport is not None or world_size() > 1:
         raise ValueError(f"attach() takes a DistributedDataParallel, not {type(model).__name__}; wrap the model first")
     parameters, _ = parameters_of(model)
-    choices.try_out(parameters)
+    choices.try_out(parameters, sparse=sparse_in(model, parameters), can_be_native=True)
     return Handle(None, Nothing(parameters.values()))
 
 

@@ -12,22 +12,22 @@ from gradwire.communicators import Communicator
 from gradwire.compressors import FP32, Compressor
 from gradwire.controllers import Controller
 from gradwire.frontends.keywords import Dense
-from gradwire.frontends.ruled import GivenRule, facts_of, planned, planned_by, rules_of
+from gradwire.frontends.ruled import GivenRule, facts_of, planned, planned_by, rules_of, warn_of
+from gradwire.frontends.scaled import scale_from
 from gradwire.frontends.sparse import check_sparse, row_way
 from gradwire.frontends.updates import check_means, check_unsharded
 from gradwire.frontends.weighted import Weight, asked, fitting, weighted
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.notation import read, way_of
-from gradwire.ops.host import kind_of, number_in
-from gradwire.ops.vectors import Scalar
+from gradwire.ops.host import kind_of
 from gradwire.options import check_type, one_line
 from gradwire.plans import SIZES, Group, Plan
 from gradwire.rules import Rule
+from gradwire.runtime.active_plan import NO_NATIVE
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
-from gradwire.torch_private.autograd import scale_of
 from gradwire.transports import Mesh, Transport
 from gradwire.tuner import Auto, profiler_for
 from gradwire.unknown import unknown
@@ -84,8 +84,7 @@ class Choices:
             raise ValueError("a Plan says memory, communicator, groups, rules and what is dense; pass it alone")
         if self.rules and not self.compressor and (self.memory or self.communicator):
             raise ValueError(
-                "memory= and communicator= belong to a compressor, and none is named; write them into each rule, as in "
-                "('*', 'topk:0.01+residual')"
+                "memory= and communicator= need a compressor; or write ('*', 'topk:0.01+residual') in rules"
             )
         if not self.finds_plans and (open_one := next((rule for rule in self.by_layer if not rule.fixed), None)):
             raise ValueError(f"there is no automatic plan here; name one compressor for {open_one.pattern!r}")
@@ -191,13 +190,35 @@ class StepChoices(Choices):
         """The controller that changes the plan while training: `Auto`, where a compressor is to be chosen."""
         return Auto(self.candidates, self.fidelity, rules=self.by_layer) if self.automatic else self.controller
 
-    def try_out(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Raises ValueError where plan, model and controller do not fit, as with several ranks, and for compressors of
-        updates, which need several."""
-        plan = self.plan(parameters)(slots_of(parameters))
+    def try_out(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        slots: Sequence[Slot] = (),
+        *,
+        sparse: Collection[str] = (),
+        can_be_native: bool = False,
+    ) -> None:
+        """Raises ValueError for what several ranks refuse, and for compressors of updates, which need several. The
+        `slots` are also those of parameters that are not trained now."""
+        slots = slots or slots_of(parameters)
+        warn_of(self.by_layer, slots)
+        # the plan without these
+        planned = [slot for slot in slots if slot.name in parameters and slot.name not in sparse]
+        plan, waiting = self.plan(parameters)(planned), {slot.name for slot in slots} - parameters.keys()
+        plan = plan.only({name for group in plan.groups for name in group.slots} - waiting)
+        # as the runtime of several ranks does
+        plan.check(planned)
+        check_sparse(sparse, planned, self.rows)
+        self._fits(parameters)(plan)
+        if plan.native and not can_be_native:
+            raise ValueError(NO_NATIVE)
         check_means(plan, "one rank exchanges none")
-        if controller := self.controlled_by():
+        if (controller := self.controlled_by()) and not plan.native:
             controller.check(plan)
+
+    def _fits(self, parameters: Mapping[str, nn.Parameter]) -> Callable[[Plan], None]:
+        """A check that refuses a plan which parameters and weights do not fit."""
+        return fitting(lambda plan: check_unsharded(plan, parameters.values()), self.weight)
 
     def runtime(
         self,
@@ -208,11 +229,12 @@ class StepChoices(Choices):
         *,
         planned: Sequence[Slot] | None = None,
         trained: Collection[str] | None = None,
-        sparse: Collection[str] = (),
+        sparse: Collection[str] | None = None,
         **options: Any,
     ) -> Runtime:
         """The runtime of a job that reduces every step. `planned` are the slots that plans are made for, where they are
-        not those of this rank; `trained`, `sparse` and `options` are as in `JobOptions`."""
+        not those of this rank; `trained`, `sparse` (None: there is none here) and `options` are as in `JobOptions`."""
+        finds_sparse, sparse = sparse is not None, sparse or ()
         # plans are made for the parameters that are trained now; the others have slots as well
         ranks = mesh.replica.world
         plan, whole = self.plan(parameters, lambda: ranks), list(slots if planned is None else planned)
@@ -220,10 +242,13 @@ class StepChoices(Choices):
         first, way = [slot for slot in now if slot.name not in sparse], row_way(self.rows)
         device = device_of({slot.name: parameters[slot.name] for slot in now})
 
-        def check(plan: Plan) -> None:
-            check_sparse(sparse, first, mesh, self.rows)
-            check_unsharded(plan, parameters.values())
+        def fits(plan: Plan) -> None:
+            check_sparse(sparse, first, self.rows, mesh)
+            self._fits(parameters)(plan)
 
+        if not options.get("voted"):
+            # where steps are voted on, a new quorum makes the same again
+            warn_of(self.by_layer, whole)
         # the ranks compare these when they meet
         facts = {
             "front end": front_end, "find_unused_parameters": str(self.find_unused_parameters),
@@ -236,8 +261,8 @@ class StepChoices(Choices):
             follow_order=None if self.fixed_plan or self.elastic else plan,
             planned=planned, elastic=self.elastic, trained=trained, plan_for=plan,
             find_unused=self.find_unused_parameters, owns_mesh=self.owns_mesh, facts=facts, sparse=sparse, rows=way,
-            fits=fitting(check, self.weight),
-            **{"weight": asked(self.weight), "scale": scale_from(self.scaler), **options},
+            finds_sparse=finds_sparse,
+            fits=fits, **{"weight": asked(self.weight), "scale": scale_from(self.scaler), **options},
         ))  # fmt: skip
 
 
@@ -274,13 +299,3 @@ def slots_of(parameters: Mapping[str, Tensor]) -> list[Slot]:
 def device_of(parameters: Mapping[str, nn.Parameter]) -> torch.device:
     """The device of the parameters."""
     return next(iter(parameters.values())).device
-
-
-def scale_from(scaler: torch.amp.GradScaler | None) -> Callable[[], Scalar | None]:
-    """A function that returns the factor of `scaler`: a number on a CPU, a tensor () elsewhere."""
-
-    def scale() -> Scalar | None:
-        now = None if scaler is None else scale_of(scaler)
-        return None if now is None else number_in(now)
-
-    return scale

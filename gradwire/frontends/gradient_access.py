@@ -1,7 +1,7 @@
 """Access to the gradients of parameters, for the hooks that reduce them."""
 
-from collections.abc import Collection
-from typing import Protocol
+from collections.abc import Collection, Iterable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +11,10 @@ from gradwire.frontends.sparse import no_rows
 
 class GradientAccess(Protocol):
     """Access to the gradients of parameters, whole or sharded."""
+
+    def hook_in(self) -> Iterable[Any]:
+        """Has the framework prepare gradients for the exchange; returns hooks, whose `remove()` ends that."""
+        ...
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         """The tensor to reduce in place; None where the parameter has no gradient."""
@@ -34,6 +38,9 @@ class Whole:
 
     def __init__(self, sparse: Collection[Tensor] = ()) -> None:
         self._sparse = sparse
+
+    def hook_in(self) -> Iterable[Any]:
+        return ()
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         if parameter.grad is not None and parameter.grad.is_conj():

@@ -59,13 +59,14 @@ class GradientHooks:
         self._runtime: Runtime | None = None
         self._accumulated: set[int] = set()
         self._synchronising = True
-        self._forward = self._notes = self._under_way = False
+        self._forward = self._notes = self._under_way = self._looked = False
         self._pass = NO_PASS
         self._registered = RegisteredHooks()
 
     def hook_in(self, runtime: Runtime) -> None:
         """Gradients go to the runtime from now on."""
         self.hook_forward(runtime)
+        self._registered.keep(*self._places.hook_in())
         # one hook for each parameter, with the number of its slot
         slots: dict[Tensor, int] = {self._parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
         self._registered.on_gradients(slots, lambda slot: partial(self._gradient_ready, slot))
@@ -130,7 +131,7 @@ class GradientHooks:
         """Gives up a step whose backward pass failed, for the other ranks wait for it."""
         if self._runtime:
             self._runtime.give_up()
-            self._under_way = False
+            self._under_way = self._looked = False
 
     def gradients_cleared(self) -> None:
         """Gives up such a step where no forward pass is seen that would."""
@@ -158,7 +159,7 @@ class GradientHooks:
 
     def _gradient_ready(self, slot: int, parameter: Tensor) -> None:
         # a gradient that this step does not reduce, or not yet
-        if self._trained and not self._trained.has(parameter):
+        if self._trained and not self._holds(self._trained, parameter):
             # another optimizer's
             return
         if not self._synchronising or self._places.accumulates(parameter):
@@ -181,6 +182,22 @@ class GradientHooks:
         if self._notes:
             runtime.became_ready(slot)
         runtime.submit(slot, real(gradient))
+
+    def _holds(self, trained: TrainedParameters, parameter: Tensor) -> bool:
+        """Whether the wrapped optimizer holds a parameter, by a look in each backward pass."""
+        if not self._looked:
+            self._looked = True
+            when_backward_ends(self._look_again)
+            trained.look()
+        return trained.has(parameter)
+
+    def _look_again(self) -> None:
+        self._looked = False
+
+    def check_averaged(self) -> None:
+        """Raises RuntimeError where the wrapped optimizer holds a parameter whose gradient is this rank's alone."""
+        if self._runtime and self._trained:
+            self._trained.check_averaged()
 
     def _backward_begins(self, runtime: Runtime) -> None:
         # the end of backward is known from its first gradient on

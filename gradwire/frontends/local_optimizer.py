@@ -24,7 +24,7 @@ from gradwire.frontends.model_replica import replica_of
 from gradwire.frontends.outer import OuterOptimizer
 from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.rounds import Rounds
-from gradwire.frontends.ruled import facts_of
+from gradwire.frontends.ruled import facts_of, warn_of
 from gradwire.frontends.shards import reshard
 from gradwire.frontends.stateful_rounds import DistributedRounds, rounds_in
 from gradwire.frontends.trained import add_to, check_held
@@ -111,6 +111,7 @@ class LocalSteps(Wrapper):
         # the replica, and what this rank can refuse by itself
         replica, values = replica_of(model, mesh, process_group, inner_optimizer), values_of(model)
         check_free(replica.trained.held())
+        warn_of(choices.by_layer, replica.planned)
         schedule_of = partial(Schedule, inner_steps, delay=delay, mix=mix, eager=eager)
         self._model, self._replica = model, replica
         planned = choices.plan(replica.parameters, lambda: self._ranks)
@@ -186,7 +187,9 @@ class LocalSteps(Wrapper):
             raise RuntimeError("detach() ended the rounds; step the inner optimizer, or wrap it anew")
 
     def _join(self) -> None:
-        """Adds parameters that were thawed since the last step to the rounds, before they move."""
+        """Adds parameters that were thawed since the last step to the rounds, before they move. Raises RuntimeError
+        where the inner optimizer holds one that the model had not."""
+        self._replica.trained.check_known()
         if self._fragments.grow(self._replica.trained.now()):
             self._rounds.join(self._fragments.names, self._replica.local)
 

@@ -76,6 +76,7 @@ class DistributedOptimizer(Wrapper):
         runtime = None
         if mesh.ranks == 1 and not choices.elastic:
             choices.let_go(mesh)
+            choices.try_out(parameters, slots_of(trained.fit), sparse=sparse)
         else:
             runtime = choices.runtime(
                 "DistributedOptimizer", trained.fit, slots_of(trained.fit), mesh, trained=parameters.keys(),
@@ -88,9 +89,11 @@ class DistributedOptimizer(Wrapper):
         self._wrap(optimizer)
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The wrapped optimizer's step. Raises RuntimeError where `handle` was detached."""
+        """The wrapped optimizer's step. Raises RuntimeError where `handle` was detached, and for a parameter that was
+        not averaged."""
         if self._front_end.detached:
             raise RuntimeError("detach() ended the exchange of gradients; wrap the optimizer anew, or the model in DDP")
+        self._front_end.check_averaged()
         assert self.inner is not None
         return self.inner.step(closure)
 

@@ -1,5 +1,6 @@
 """A user's rules by layer, read, and the plans that follow from them."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from gradwire.memories import Memory
 from gradwire.notation import read_ways
 from gradwire.options import check_type
 from gradwire.plans import Group, GroupSizes, Plan, uniform
-from gradwire.rules import Rule, joined, sort_by
+from gradwire.rules import Rule, joined, matches, sort_by
 from gradwire.slots import Slot
 from gradwire.ways import Pair, Way
 
@@ -19,6 +20,7 @@ GivenWay = Way | str
 GivenRule = tuple[str, GivenWay | Sequence[GivenWay]]
 """A pattern, and how what matches it is sent; of a list the automatic plan chooses."""
 Dense = Callable[[Slot], bool] | None
+_log = logging.getLogger("gradwire")
 EXAMPLE = "[('*.norm.*', gw.FP32()), ('*', gw.TopK(0.01))]"
 
 
@@ -36,6 +38,13 @@ def rules_of(given: Sequence[GivenRule], rest: Way | None = None) -> tuple[Rule,
 def facts_of(rules: Sequence[Rule]) -> Mapping[str, str]:
     """The rules as ranks compare them."""
     return {f"rule {number}": str(rule) for number, rule in enumerate(rules, 1)}
+
+
+def warn_of(rules: Sequence[Rule], slots: Sequence[Slot]) -> None:
+    """Warns of rules that match none of the parameters that can be reduced."""
+    for rule in rules:
+        if not any(matches(rule.pattern, slot) for slot in slots):
+            _log.warning("the rule %r matches no parameter that is reduced, such as %r", rule.pattern, slots[0].name)
 
 
 def planned_by(

@@ -1,6 +1,6 @@
 """The front end for FSDP2: dense inside a replica, by FSDP itself; compressed between replicas."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from math import ceil
@@ -18,20 +18,18 @@ from gradwire.frontends.choices import StepChoices, device_of, parameters_of, sl
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks
 from gradwire.frontends.owners import check_free
+from gradwire.frontends.shard_gradients import Shards, local_of
 from gradwire.frontends.stateful import Placed, cut_on
 from gradwire.frontends.trained import Check, TrainedParameters
-from gradwire.frontends.values import is_sharded, local, or_zero, share_values, values_of
+from gradwire.frontends.values import is_sharded, share_values, values_of
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
 from gradwire.torch_private.autograd import has_gradient_hooks
 from gradwire.torch_private.fully_shard import (
-    fsdp_accumulates,
     fsdp_groups,
     fsdp_modules,
-    fsdp_sums,
     is_fsdp,
     only_inside_replicas,
-    parameters_of_fsdp,
 )
 from gradwire.transports import ProcessGroup
 
@@ -50,6 +48,7 @@ def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | Non
     check_free(trained.fit)
     now = trained.parameters()
     if mesh.size(0) == 1:
+        choices.try_out(now, planned_slots(trained.fit))
         # nothing to compress; a loaded residual goes into the next gradient
         choices = StepChoices(
             compressor=FP32(), transport=choices.transport, scaler=choices.scaler, seed=choices.seed,
@@ -158,43 +157,6 @@ class ShardsFrontEnd:
                     f"parameter {name!r} was replaced after attach(), as load_state_dict(assign=True) and to_empty() "
                     "do; call attach() after that"
                 )
-
-
-class Shards:
-    """Access to this rank's shards of gradients. FSDP averages over shards, or sums where the user gave it a factor;
-    then replicas are summed, too. An empty shard is a single zero."""
-
-    def __init__(self, groups: Sequence[Any], replicas: int) -> None:
-        self._group: dict[Tensor, Any] = {
-            parameter: group for group in groups for parameter in parameters_of_fsdp(group)
-        }
-        self._replicas = replicas
-
-    def gradient(self, parameter: Tensor) -> Tensor | None:
-        if parameter.grad is None:
-            return None
-        gradient = local_of(parameter.grad)
-        return gradient.mul_(self._replicas) if fsdp_sums(self._group[parameter]) else gradient
-
-    def zeros(self, parameter: Tensor) -> Tensor:
-        return torch.zeros_like(local_of(parameter))
-
-    def put(self, parameter: Tensor, gradient: Tensor) -> None:
-        assert is_sharded(parameter)
-        # a rank whose shard is empty has a slot of one element
-        own = gradient if parameter.to_local().numel() else torch.zeros_like(parameter.to_local())
-        parameter.grad = DTensor.from_local(
-            own, parameter.device_mesh, parameter.placements, run_check=False,
-            shape=parameter.shape, stride=parameter.stride(),
-        )  # fmt: skip
-
-    def accumulates(self, parameter: Tensor) -> bool:
-        return fsdp_accumulates(self._group[parameter])
-
-
-def local_of(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, without autograd; a single zero where it is empty."""
-    return or_zero(local(tensor).detach())
 
 
 def locals_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -28,9 +28,11 @@ def no_rows(parameter: Tensor) -> Tensor:
     return torch.sparse_coo_tensor(indices, rows, parameter.shape, is_coalesced=True, check_invariants=False)
 
 
-def check_sparse(sparse: Collection[str], dense: Collection[Slot], mesh: Mesh, rows: object = None) -> None:
+def check_sparse(
+    sparse: Collection[str], dense: Collection[Slot], rows: object = None, mesh: Mesh | None = None
+) -> None:
     """Raises ValueError where sparse gradients cannot travel beside dense ones, and for `rows` where there are none."""
-    if sparse and mesh.host:
+    if sparse and mesh and mesh.host:
         raise ValueError(
             f"parameter {min(sparse)!r} has a sparse gradient, which is not summed inside hosts; use "
             "transport=gw.ProcessGroup.own(), or Embedding(sparse=False)"

@@ -32,12 +32,12 @@ class TrainedParameters:
         # with an optimizer, only those that it holds
         self._full = self._watched = full
         self._held: set[int] = {id(p) for p in full.values()}
-        self._count = -1
-        self._look_again()
+        self._known = {id(p) for p in named.values()}
+        self.look()
 
     def now(self) -> list[str]:
         """Their names. Raises ValueError for one that cannot be reduced."""
-        self._look_again()
+        self.look()
         names = [name for name, parameter in self._watched.items() if parameter.requires_grad]
         for name in self.others.intersection(names) if self.others else ():
             self._check(name, self._full[name])
@@ -53,22 +53,40 @@ class TrainedParameters:
 
     def held(self) -> dict[str, nn.Parameter]:
         """Those that the optimizer holds, frozen or not."""
-        self._look_again()
+        self.look()
         return self._watched
 
     def has(self, parameter: Tensor) -> bool:
-        """Whether the optimizer holds a parameter of the model."""
-        if id(parameter) not in self._held:
-            self._look_again()
+        """Whether the optimizer held a parameter of the model at the last look."""
         return id(parameter) in self._held
 
-    def _look_again(self) -> None:
-        """Notices groups that were added to the optimizer."""
-        groups = self._optimizer.param_groups if self._optimizer else ()
-        if not self._optimizer or self._count == (count := sum(len(group["params"]) for group in groups)):
-            return
-        self._count, self._held = count, {id(p) for p in held_by(self._optimizer)}
-        self._watched = {name: p for name, p in self._full.items() if id(p) in self._held}
+    def look(self) -> None:
+        """Notices which parameters the optimizer holds now. Needed once a step, for it takes a while."""
+        if (held := self._held_now()) != self._held:
+            self._held = held
+            self._watched = {name: p for name, p in self._full.items() if id(p) in held}
+
+    def check_known(self) -> None:
+        """Raises RuntimeError where the optimizer holds a parameter that no rank knows."""
+        if self._held_now() - self._known:
+            raise RuntimeError(
+                "the optimizer holds a parameter that the model had not when it was wrapped; wrap it anew"
+            )
+
+    def check_averaged(self) -> None:
+        """Raises RuntimeError where the optimizer holds a parameter with a gradient that it did not hold at the last
+        look, in the backward pass."""
+        self.check_known()
+        new = self._held_now() - self._held
+        for name, parameter in self._full.items() if new else ():
+            if id(parameter) in new and parameter.grad is not None:
+                raise RuntimeError(
+                    f"parameter {name!r} came to the optimizer after backward(), which has left it this rank's own "
+                    "gradient; add it after optimizer.step() and zero_grad()"
+                )
+
+    def _held_now(self) -> set[int]:
+        return {id(p) for p in held_by(self._optimizer)} if self._optimizer else self._held
 
 
 class HeldParameters(nn.Module):

@@ -7,7 +7,8 @@ from torch import nn
 
 from gradwire.checkpoint import StateDict
 from gradwire.compressors import Compressor
-from gradwire.frontends import Handle, attach
+from gradwire.frontends import Handle
+from gradwire.integrations.framework import attach_whole
 from gradwire.plans import Plan
 
 
@@ -17,7 +18,7 @@ def compress(
     """Compresses the gradients of a model from `accelerator.prepare`; `save_state` and `load_state` include its state.
     The `options` are those of `gradwire.attach`, which says what it raises."""
     options.setdefault("scaler", accelerator.scaler)
-    handle = attach(model, compressor, **options)
+    handle = attach_whole(model, compressor, **options)
     accelerator.register_for_checkpointing(CheckpointedHandle(handle))
     return handle
 

@@ -3,6 +3,24 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from torch import nn
+
+from gradwire.compressors import Compressor
+from gradwire.frontends import Handle, attach
+from gradwire.plans import Plan
+from gradwire.torch_private.fully_shard import is_cut
+
+
+def attach_whole(model: nn.Module, compressor: Compressor | Plan | str | None = None, **options: Any) -> Handle:
+    """`gradwire.attach` under a trainer whose checkpoints have what rank 0 saves. Raises ValueError for shards as well,
+    of which rank 0 has its own alone."""
+    if is_cut(model):
+        raise ValueError(
+            "this trainer's checkpoints have no place for the state of shards; use gw.attach(model, ...) and give "
+            'dcp.save() {"gradwire": handle.stateful()}'
+        )
+    return attach(model, compressor, **options)
+
 
 class Replacements:
     """Methods replaced on single objects; `undo` brings the class's back."""

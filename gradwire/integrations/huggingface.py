@@ -10,7 +10,8 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from gradwire.compressors import Compressor
-from gradwire.frontends import Handle, attach
+from gradwire.frontends import Handle
+from gradwire.integrations.framework import attach_whole
 from gradwire.plans import Plan
 from gradwire.saving import save
 
@@ -42,7 +43,7 @@ class CompressionCallback(TrainerCallback):
         # a trainer may train several times; one handle for each model
         if model is not self._model:
             self._options.setdefault("scaler", self._trainer.accelerator.scaler)
-            self.handle, self._model = attach(model, self._compressor, **self._options), model
+            self.handle, self._model = attach_whole(model, self._compressor, **self._options), model
         # the state of the checkpoint that training resumes from
         if self._from and self.handle:
             self._load(Path(self._from) / FILE, self.handle, state.is_world_process_zero)

@@ -9,7 +9,8 @@ from torch import nn
 
 from gradwire.checkpoint import StateDict
 from gradwire.compressors import Compressor
-from gradwire.frontends import Handle, attach
+from gradwire.frontends import Handle
+from gradwire.integrations.framework import attach_whole
 from gradwire.plans import Plan
 
 _log = logging.getLogger("gradwire")
@@ -35,7 +36,7 @@ class GradientCompression(lightning.Callback):
         # once for each model: Lightning may train several times
         if model is not self._model:
             self._options.setdefault("scaler", getattr(trainer.precision_plugin, "scaler", None))
-            self.handle = attach(model, self._compressor, **self._options)
+            self.handle = attach_whole(model, self._compressor, **self._options)
             self._model = model
             for optimizer in trainer.optimizers:
                 optimizer.register_step_post_hook(self._stepped)

@@ -9,7 +9,8 @@ from torch import nn
 
 from gradwire.checkpoint import StateDict
 from gradwire.compressors import Compressor
-from gradwire.frontends import Handle, attach
+from gradwire.frontends import Handle
+from gradwire.integrations.framework import attach_whole
 from gradwire.plans import Plan
 from gradwire.saving import save
 
@@ -25,7 +26,7 @@ def compress(
     one that Ray restarts workers from. All workers call it; the `options` are those of `gradwire.attach`, which says
     what it raises. Raises FileNotFoundError for a checkpoint without Gradwire's state."""
     # all workers attach, then load what was saved
-    handle = attach(model, compressor, **options)
+    handle = attach_whole(model, compressor, **options)
     found = checkpoint or train.get_checkpoint()
     if found:
         # on the host: it may have been saved on another GPU

@@ -21,6 +21,7 @@ from gradwire.frontends.keywords import Dense
 from gradwire.frontends.local_optimizer import DILOCO
 from gradwire.frontends.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
 from gradwire.frontends.rounds import go_back
+from gradwire.frontends.ruled import warn_of
 from gradwire.groups import Grouping
 from gradwire.integrations.quorum_exchange import QuorumExchange
 from gradwire.integrations.torchft_replica import ReplicaGradients, least, replica_of, thawed
@@ -71,6 +72,7 @@ class Optimizer(torchft.Optimizer):
         )  # fmt: skip
         self._choices.check()
         self._model, self._replica = model, replica_of(model, manager)
+        warn_of(self._choices.by_layer, self._replica.planned)
         self._find_unused = find_unused_parameters
         self._exchange = QuorumExchange(manager, self._make, partial(least, self._replica), state)
         self._front_end = self._new_front_end(1)

@@ -13,7 +13,8 @@ from gradwire.frontends.choices import device_of, parameters_of
 from gradwire.frontends.gradient_access import Whole
 from gradwire.frontends.hooks import GradientHooks
 from gradwire.frontends.model_replica import ModelReplica
-from gradwire.frontends.shards import Shards, locals_of, reshard
+from gradwire.frontends.shard_gradients import Shards
+from gradwire.frontends.shards import locals_of, reshard
 from gradwire.frontends.stateful import Placed
 from gradwire.frontends.values import is_sharded, local
 from gradwire.runtime.failures import Interrupted

@@ -18,6 +18,9 @@ from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.steps import Steps
 from gradwire.slots import Slot
 
+NO_NATIVE = "a native plan leaves reducing to DDP, and here there is none; use FP32() instead"
+"""The refusal of a native plan by front ends without anything underneath that reduces."""
+
 
 class ActivePlan:
     """The plan in force of one job. `agreed` and `agreed_for` are for the thread that trains; everything else runs on
@@ -184,7 +187,7 @@ class ActivePlan:
         plan.check(self.trained)
         self._options.fits(plan)
         if plan.native and not self._options.can_be_native:
-            raise ValueError("a native plan leaves reducing to DDP, and here there is none; use FP32() instead")
+            raise ValueError(NO_NATIVE)
         if controller and not plan.native:
             controller.check(plan)
         # the controller may begin with another plan than the user's

@@ -9,7 +9,7 @@ The executor's queue orders the two threads.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from threading import Lock, get_ident
 from time import monotonic
@@ -24,6 +24,7 @@ from gradwire.runtime.active_plan import ActivePlan
 from gradwire.runtime.executor import EPOCH, Executor, Place
 from gradwire.runtime.failures import BETWEEN, ELSEWHERE, WAITING, RankStatus
 from gradwire.runtime.job_error import JobError
+from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.machine import NO_GROUP, Arrivals
 from gradwire.runtime.raised import note_raised
 from gradwire.runtime.steps import Steps
@@ -33,6 +34,13 @@ from gradwire.runtime.weights import asked
 
 _of_process: "WeakSet[Intake]" = WeakSet()
 """The intakes of all jobs in this process, by which one sees in which job the training thread waits."""
+
+NOT_HERE = "sparse gradients are not exchanged here; use Embedding(sparse=False)"
+NOT_FOUND = (
+    "there is no nn.Embedding(sparse=True) that it is the weight of in the model that was passed; pass the model, or "
+    "use sparse=False"
+)
+"""Why a sparse gradient is refused, where the front end exchanges none, or has not found it."""
 
 
 class StepFutures:
@@ -101,10 +109,11 @@ class Intake:
 
     def __init__(
         self, steps: Steps, active: ActivePlan, executor: Executor, recorder: Recorder,
-        weight: Callable[[], object] | None, job: JobError,
+        options: JobOptions, job: JobError,
     ) -> None:  # fmt: skip
         self.step = self.ended = 0
-        self._ask_weight, self._weight = asked(weight, job), None
+        self._ask_weight, self._weight = asked(options.weight, job), None
+        self._no_rows = NOT_FOUND if options.finds_sparse else NOT_HERE
         # the training thread: the only one that may hand gradients over
         self._thread, self._made = get_ident(), monotonic()
         self.groups: Sequence[int] = ()
@@ -193,10 +202,7 @@ class Intake:
         """Takes a slot's gradient, which the mean replaces in place. Raises ValueError for one that is sparse and was
         not expected to be."""
         if gradient.is_sparse and slot not in self._steps.store.sparse:
-            raise ValueError(
-                f"parameter {self.slots[slot].name!r} has a sparse gradient, and there is no nn.Embedding(sparse=True) "
-                "that it is the weight of in the model that was passed; pass the model, or use sparse=False"
-            )
+            raise ValueError(f"parameter {self.slots[slot].name!r} has a sparse gradient, and {self._no_rows}")
         # the tensor first: the worker may take it as soon as the slot has arrived
         self._tensors[slot] = gradient
         self.arrivals.arrive(slot)

@@ -58,6 +58,8 @@ class JobOptions:
     """Makes the plan when other parameters are trained."""
     sparse: Collection[str] = ()
     """Parameters whose gradients are sparse. No plan has them: their rows travel beside it."""
+    finds_sparse: bool = False
+    """The front end looks for such parameters; otherwise it exchanges no sparse gradients."""
     rows: RowWay = AS_THEY_ARE
     """How these rows are sent."""
     elastic: bool = False

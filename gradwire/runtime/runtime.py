@@ -84,7 +84,7 @@ class Runtime:
         self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
         # those of the thread that trains, and the end
         self._states = States(self._steps, self._active, self._agreement, options)
-        self._intake = intake = Intake(self._steps, self._active, self._executor, recorder, options.weight, failing)
+        self._intake = intake = Intake(self._steps, self._active, self._executor, recorder, options, failing)
         self._turns = Turns(weakref.proxy(self), intake)
         self._ending = Ending(self.mesh, self.hosts, intake.step_s, watch.paused_s if watch else float, intake.status)
         self._end = forked.finalize(self, close_all, self._ending, watch, self._executor, own_mesh)

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import DataParallelMeshInfo, FSDPMeshInfo
 
@@ -35,6 +36,16 @@ def parameters_of_fsdp(group: Any) -> list[nn.Parameter]:
     return [parameter.sharded_param for parameter in group.fsdp_params]
 
 
+def is_cut(model: nn.Module) -> bool:
+    """Whether fully_shard has cut any of the model's parameters over several ranks."""
+    parameters: list[Any] = [p for group in fsdp_groups(model) for p in parameters_of_fsdp(group)]
+    return any(
+        placement.is_shard() and parameter.device_mesh.size(dim) > 1
+        for parameter in parameters
+        for dim, placement in enumerate(parameter.placements)
+    )
+
+
 def only_inside_replicas(group: Any) -> Callable[[], None] | None:
     """Has FSDP add up gradients over shards only and not over replicas. Returns a function that undoes that, or None
     where it does not reduce over replicas at all. It looks at the mesh's description at every step."""
@@ -62,6 +73,29 @@ def fsdp_accumulates(group: Any) -> bool:
 def fsdp_sums(group: Any) -> bool:
     """Whether FSDP divides by a factor of the user's, and else adds gradients up instead of averaging them."""
     return group.gradient_divide_factor is not None
+
+
+class TimesReplicas:
+    """Has FSDP multiply what it has summed over one of `fsdp_groups`' shards by a number, where `fsdp_sums`, before it
+    adds that to gradients of earlier backward passes; a hook of the user's runs first."""
+
+    def __init__(self, group: Any, replicas: int) -> None:
+        self._group, self._replicas, self._before = group, replicas, group._all_reduce_hook
+        group._all_reduce_hook = self._multiply
+
+    def remove(self) -> None:
+        """FSDP does that no more."""
+        self._group._all_reduce_hook = self._before
+
+    def _multiply(self, summed: Tensor) -> None:
+        if self._before:
+            self._before(summed)
+        if fsdp_sums(self._group):
+            summed.mul_(self._replicas)
+        # FSDP calls hooks on another stream than that on which it has allocated this, and frees it itself
+        stream = self._group.device_handle.current_stream()
+        if isinstance(stream, torch.Stream):
+            summed.record_stream(stream)
 
 
 def replace_collectives(group: Any, reduce_scatter: Any, all_gather: Any) -> Callable[[], None]:

@@ -1158,6 +1158,26 @@ def own_part(tensor: Tensor) -> Tensor:
 
 
 @scenario(2)
+def each_of_several_backward_passes_of_a_step_counts_once() -> None:
+    plain = DistributedDataParallel(network())
+    for make in (*skippable(gw.FP32()), *skippable(gw.TopK(0.1))):
+        plain.zero_grad()
+        model, handle = make()
+        dense = "TopK" not in str(handle.plan)
+        for part in range(3):
+            for each in (plain, model):
+                cross_entropy(each, part).backward()
+            state, wanted = handle.state_dict(), plain.module.named_parameters()
+            for mine, (name, want) in zip(model.parameters(), wanted, strict=True):
+                # error feedback: all that is not in the mean is in the memories
+                lacking = state.get(f"{name}//residual", torch.zeros_like(mine)).clone()
+                assert dense or name.endswith("bias") or lacking.any()
+                dist.all_reduce(lacking)
+                torch.testing.assert_close(mine.grad + lacking, want.grad)
+        handle.detach()
+
+
+@scenario(2)
 def a_step_that_is_skipped_leaves_no_trace() -> None:
     for compressor in (gw.TopK(0.05), gw.PowerSGD(2, bits=4)):
         for make in skippable(compressor):
@@ -1270,6 +1290,32 @@ def parameters_that_are_added_to_the_optimizer_are_stepped() -> None:
     assert len(optimizer.param_groups) == len(inner.param_groups) == 2
     alien = nn.Parameter(torch.ones(3))
     refused(ValueError, "wrap it anew", lambda: optimizer.add_param_group({"params": [alien]}))
+
+
+@scenario(2)
+def parameters_that_take_the_place_of_others_in_the_optimizer_are_averaged() -> None:
+    model = network()
+    optimizer = gw.DistributedOptimizer(torch.optim.SGD(model[0].parameters(), lr=0.1), model, gw.FP32())
+    train(model, 2, optimizer=optimizer)
+    held = optimizer.param_groups[0]["params"]
+    # as many as before, in the same list; without a forward pass of the model itself
+    held[:] = model[4].parameters()
+    for step in range(2):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model[2:](torch.relu(model[0](batch(step)[0]))), batch(step)[1]).backward()
+        assert all(same_on_all_ranks(p.grad) for p in held)
+        optimizer.step()
+    # behind backward: what they have is this rank's own
+    plain_step(model, 2)
+    held[:] = model[2].parameters()
+    refused(RuntimeError, "'2.weight' came to the optimizer after backward()", optimizer.step)
+    held[:] = nn.Linear(3, 4).parameters()
+    refused(RuntimeError, "a parameter that the model had not when it was wrapped; wrap it anew", optimizer.step)
+    optimizer.handle.detach()
+    model = network()
+    local = gw.LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1), model, gw.FP32(), inner_steps=2)
+    local.param_groups[0]["params"][0] = nn.Parameter(torch.ones(3))
+    refused(RuntimeError, "a parameter that the model had not when it was wrapped; wrap it anew", local.step)
 
 
 @scenario(2)

@@ -6,7 +6,7 @@
 import tempfile
 from contextlib import nullcontext
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -214,18 +214,55 @@ def an_unused_parameter_is_an_error_that_says_what_to_pass() -> None:
     refused(RuntimeError, "pass find_unused_parameters=True", loss_of(ours, 0, side=False).backward)
 
 
+def divided_by(model: Branches, factor: float | None) -> Branches:
+    """The model, whose gradients FSDP then adds up and divides by this, with a factor."""
+    for module in (model.first, model.side, model) if factor else ():
+        module.set_force_sum_reduction_for_comms(True)
+        module.set_gradient_divide_factor(factor)
+    return model
+
+
 @scenario(4)
 def a_factor_of_the_users_is_followed() -> None:
     for mesh in meshes():
-        native, ours = wrapped(mesh), wrapped(mesh["shard"])
-        for model in (native, ours):
-            for module in (model.first, model.side, model):
-                module.set_force_sum_reduction_for_comms(True)
-                module.set_gradient_divide_factor(8.0)
-        gw.attach(ours, as_fsdp_groups(native, gw.FP32()), mesh=mesh)
+        native, ours = (divided_by(wrapped(on), 8.0) for on in (mesh, mesh["shard"]))
+        handle = gw.attach(ours, as_fsdp_groups(native, gw.FP32()), mesh=mesh)
         for model in (native, ours):
             loss_of(model, 0).backward()
         assert equal(gradients(ours), gradients(native))
+        handle.detach()
+        assert not any(group._all_reduce_hook for group in fsdp_groups(ours))
+
+
+@scenario(4)
+def each_of_several_backward_passes_of_a_step_counts_once() -> None:
+    for mesh, factor in product(meshes(), (None, 8.0)):
+        native, ours, sparse = (divided_by(wrapped(on), factor) for on in (mesh, mesh["shard"], mesh))
+        gw.attach(ours, as_fsdp_groups(native, gw.FP32()), mesh=mesh)
+        handle = gw.attach(sparse, gw.TopK(0.1))
+        for step in range(0, 6, 3):
+            before = kept(sparse, handle, mesh)
+            for part in range(3):
+                for model in (native, ours, sparse):
+                    loss_of(model, step + part).backward()
+                for mine, want in zip(gradients(ours), gradients(native), strict=True):
+                    torch.testing.assert_close(mine, want)
+            # error feedback: all that is not in the mean is in the memories
+            later = kept(sparse, handle, mesh)
+            for (name, mine), want in zip(sparse.named_parameters(), native.parameters(), strict=True):
+                if name in later:
+                    sent = mine.grad.full_tensor() + later[name] - before.get(name, 0)
+                    torch.testing.assert_close(sent.float(), want.grad.full_tensor(), rtol=1e-4, atol=1e-6)
+            for model in (native, ours, sparse):
+                model.zero_grad()
+
+
+@scenario(4)
+def a_factor_that_comes_after_attach_is_refused() -> None:
+    mesh = meshes()[0]
+    ours = wrapped(mesh["shard"])
+    gw.attach(ours, gw.FP32(), mesh=mesh)
+    refused(ValueError, "call set_gradient_divide_factor() before attach()", loss_of(divided_by(ours, 8.0), 0).backward)
 
 
 @scenario(4)

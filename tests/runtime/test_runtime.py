@@ -1,6 +1,7 @@
 """The runtime: one sequence of collectives whatever the timing, and errors that reach everybody."""
 
 import random
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -200,9 +201,16 @@ def test_half_precision_parameters_and_doubles():
             assert not any(running.step(grads)[0][slot].isfinite().all() for slot in (0, 3))
 
 
-def test_a_sparse_gradient_is_refused_by_name():
-    refusal = pytest.raises(ValueError, match=r"stem\.weight.*sparse=False")
-    with job(uniform(SLOTS, gw.FP32()), SLOTS, 1) as running, refusal:
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({}, "and sparse gradients are not exchanged here; use Embedding(sparse=False)"),
+        ({"finds_sparse": True}, "and there is no nn.Embedding(sparse=True) that it is the weight of"),
+    ],
+)
+def test_a_sparse_gradient_is_refused_by_name(options: dict[str, Any], why: str):
+    refusal = pytest.raises(ValueError, match=rf"stem\.weight.*{re.escape(why)}")
+    with job(uniform(SLOTS, gw.FP32()), SLOTS, 1, **options) as running, refusal:
         running.runtimes[0].submit(0, torch.empty(5, 3, 3, 3).to_sparse())
 
 

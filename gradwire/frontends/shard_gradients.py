@@ -1,0 +1,54 @@
+"""A rank's shards of gradients, as FSDP2 keeps them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from gradwire.frontends.values import is_sharded, local, or_zero
+from gradwire.torch_private.fully_shard import TimesReplicas, fsdp_accumulates, fsdp_sums, parameters_of_fsdp
+
+
+class Shards:
+    """Access to this rank's shards of gradients. FSDP averages over shards, or sums where the user gave it a factor;
+    then replicas are summed, too. An empty shard is a single zero."""
+
+    def __init__(self, groups: Sequence[Any], replicas: int) -> None:
+        self._group: dict[Tensor, Any] = {
+            parameter: group for group in groups for parameter in parameters_of_fsdp(group)
+        }
+        self._summed = [group for group in groups if fsdp_sums(group)]
+        self._replicas = replicas
+
+    def hook_in(self) -> Sequence[TimesReplicas]:
+        # so that means over replicas are sums; what p.grad has of earlier backward passes is one already
+        return [TimesReplicas(group, self._replicas) for group in self._summed]
+
+    def gradient(self, parameter: Tensor) -> Tensor | None:
+        if fsdp_sums(group := self._group[parameter]) and group not in self._summed:
+            raise ValueError(
+                "FSDP divides by a factor that is not known here; call set_gradient_divide_factor() before attach()"
+            )
+        return None if parameter.grad is None else local_of(parameter.grad)
+
+    def zeros(self, parameter: Tensor) -> Tensor:
+        return torch.zeros_like(local_of(parameter))
+
+    def put(self, parameter: Tensor, gradient: Tensor) -> None:
+        assert is_sharded(parameter)
+        # a rank whose shard is empty has a slot of one element
+        own = gradient if parameter.to_local().numel() else torch.zeros_like(parameter.to_local())
+        parameter.grad = DTensor.from_local(
+            own, parameter.device_mesh, parameter.placements, run_check=False,
+            shape=parameter.shape, stride=parameter.stride(),
+        )  # fmt: skip
+
+    def accumulates(self, parameter: Tensor) -> bool:
+        return fsdp_accumulates(self._group[parameter])
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, without autograd; a single zero where it is empty."""
+    return or_zero(local(tensor).detach())
