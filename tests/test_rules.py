@@ -168,7 +168,7 @@ def test_the_summary_has_a_column_of_rules_where_there_are_any():
         ({"rules": [("numel<=3", gw.FP32())]}, "'numel<=3' cannot be read"),
         ({"rules": [("", gw.FP32())]}, "is no rule"),
         ({"rules": [("*", [gw.FP32(), 3])]}, "has 3 in place of a compressor"),
-        ({"rules": [("*", gw.FP32())], "memory": gw.Residual()}, "need a compressor; or write"),
+        ({"rules": [("*", gw.FP32())], "memory": gw.Residual()}, "need a compressor; or add rule"),
         ({"rules": [("*", gw.FP32())], "candidates": [gw.FP16()]}, "each has candidates of its own"),
         ({"rules": [("*", gw.FP32())], "fidelity": 0.1}, "fidelity bounds what the automatic plan may lose"),
         ({"rules": [("*", "auto")], "controller": gw.GraVAC()}, "GraVAC needs a compressor to start from"),

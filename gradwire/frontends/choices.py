@@ -83,9 +83,7 @@ class Choices:
         if self.fixed_plan and (self.memory or self.communicator or self.dense or self.groups or self.rules):
             raise ValueError("a Plan says memory, communicator, groups, rules and what is dense; pass it alone")
         if self.rules and not self.compressor and (self.memory or self.communicator):
-            raise ValueError(
-                "memory= and communicator= need a compressor; or write ('*', 'topk:0.01+residual') in rules"
-            )
+            raise ValueError("memory= and communicator= need a compressor; or add rule ('*', 'topk:0.01+residual')")
         if not self.finds_plans and (open_one := next((rule for rule in self.by_layer if not rule.fixed), None)):
             raise ValueError(f"there is no automatic plan here; name one compressor for {open_one.pattern!r}")
 

@@ -64,7 +64,7 @@ def test_rank_0_tells_the_others_what_transformers_checkpoint_has_of_gradwire(
         save(own, tmp_path / str(sees) / huggingface.FILE)
         running.step(draw(SLOTS, 2, 1))
         kept = running.state("residual")
-        monkeypatch.setattr(huggingface, "attach", lambda model, *_, **__: handles[model])
+        monkeypatch.setattr(huggingface, "attach_whole", lambda model, *_, **__: handles[model])
 
         def resume(rank: int) -> None:
             trainer = SimpleNamespace(
@@ -85,7 +85,7 @@ def test_a_checkpoint_of_lightnings_without_gradwires_state_is_spoken_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     lightning = pytest.importorskip("gradwire.integrations.lightning")
-    monkeypatch.setattr(lightning, "attach", lambda *_, **__: gw.Handle(None, Nothing()))
+    monkeypatch.setattr(lightning, "attach_whole", lambda *_, **__: gw.Handle(None, Nothing()))
     strategy, says = SimpleNamespace(model=torch.nn.Linear(2, 2)), "has nothing of Gradwire; training goes on without"
     callback = lightning.GradientCompression("topk:0.1")
     for path in (None, "last.ckpt"):
