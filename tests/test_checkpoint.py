@@ -19,9 +19,12 @@ from gradwire.frontends.idle import Idle
 from gradwire.plans import uniform
 from gradwire.predecessors import predecessors
 from gradwire.runtime import meeting
+from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.state_buffers import StateBuffers
+from gradwire.runtime.states import gather
 from tests.support.cases import CASES, FEW, Case, rows
 from tests.support.harness import CPU, SMALL, Job, draw, hand_over, job, plan_of, raising, slots_of, together, total
+from tests.support.pretend_cuda import GPU, on_gpu, pretended_cuda
 
 SLOTS = slots_of(SMALL)
 REMEMBERING = [case for case in CASES if case.memory.error_feedback]
@@ -173,6 +176,18 @@ def test_the_state_of_all_ranks_is_what_each_of_them_had(case: Case):
             assert all(torch.equal(old[key], new[key]) for key in tensors_of(old))
         means = resumed.step(draw(SLOTS, 3, 1))[0]
         assert all(torch.equal(a, b) for a, b in zip(means, expected, strict=True))
+
+
+def test_the_state_of_all_ranks_lies_on_the_cpu():
+    mesh = gw.Mesh.of(gw.Threads.group(1)[0])
+    agreement = meeting.Agreement(mesh, SLOTS, CPU, JobOptions())
+    with pretended_cuda():
+        controllers = {"sum scale": on_gpu(torch.ones(3))}
+        slots = {"scale": {"shared/q": on_gpu(torch.ones(2)), "residual": on_gpu(torch.ones(1))}}
+        own = checkpoint.Unpacked(slots, controllers, 1, checkpoint.About(0, 1, ""))
+        whole = gather(own, SLOTS, mesh, agreement, GPU)
+    assert {"//sum scale", "scale//shared/q", "scale//residual"} < whole.keys()
+    assert all(type(tensor) is Tensor for tensor in whole.values())
 
 
 @some_cases

@@ -40,6 +40,12 @@ class Interleaved(Codec):
         for codec in (self.first, self.second):
             if codec.sign_vote or (codec.sparse and not codec.biased):
                 raise ValueError(f"{codec} works without memory, and the two share one; interleave e.g. TopK()")
+            # by one count of steps, of which another Interleaved would miss some
+            if isinstance(codec, Interleaved):
+                raise ValueError(
+                    "Interleaved takes turns by the number of the step, and so does the one inside it; "
+                    "interleave two others, e.g. Interleaved(AllDimensionTopK(), TopK(), period=3)"
+                )
 
     @property
     def biased(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

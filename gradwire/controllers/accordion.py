@@ -1,6 +1,6 @@
 """Accordion: low compression in critical regimes, high compression in between."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -25,7 +25,8 @@ class Accordion(Controller):
     """
 
     low: float
-    """The ratio of sparsifiers, or the rank of low-rank compressors, for low compression, such as 0.1 or 4."""
+    """The ratio of sparsifiers, or the rank of low-rank compressors, for low compression, such as 0.1 or 4; ranks below
+    1 are shares of the full rank."""
     high: float
     """The same for high compression, such as 0.01 or 1."""
     scheduler: Any = field(default=None, metadata={"code": True})
@@ -66,7 +67,14 @@ class Accordion(Controller):
                 f"Accordion changes a ratio or a rank, and {plan.groups[0].compressor} has neither; "
                 "use TopK(0.1), or PowerSGD(4) with ranks for low and high"
             )
-        self._with(plan)
+        # ranks are of one kind, and both plans can be made
+        if self.high < 1 <= self.low and any(setting_of(group.compressor) == "rank" for group in plan.groups):
+            raise ValueError(
+                f"low={self.low} is a rank, and high={self.high} a share of the full one, which may be more; "
+                "use e.g. Accordion(low=4, high=1, scheduler=scheduler), or low=1/3, high=1/12"
+            )
+        for value in (self.low, self.high):
+            _with(plan, lambda name: value)  # noqa: B023
 
     def begin(self, plan: Plan) -> Plan:
         self._origin = plan
@@ -74,7 +82,7 @@ class Accordion(Controller):
             if setting_of(group.compressor) in ("ratio", "rank"):
                 for name in group.slots:
                     self._layers.setdefault(name, _Layer())
-        return self._with(plan)
+        return _with(plan, self._value)
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:
         numbers[0] = self.scheduler.get_last_lr()[0]
@@ -97,7 +105,7 @@ class Accordion(Controller):
         else:
             return None
         # each layer by its regime
-        plan = self._with(self._origin)
+        plan = _with(self._origin, self._value)
         return None if plan == seen.plan else plan
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -125,17 +133,23 @@ class Accordion(Controller):
         text = f"{reason}: {len(self._layers) - high} layers low, {high} high"
         self.decisions.append(Decision(seen.next_step, text))
 
-    def _with(self, plan: Plan) -> Plan:
-        def compressor_of(group: Group, name: str) -> Compressor:
-            setting = setting_of(group.compressor)
-            if setting not in ("ratio", "rank"):
-                return group.compressor
-            # by the layer's regime
-            layer = self._layers.get(name)
-            value = self.high if layer and layer.high else self.low
-            return with_options(group.compressor, {setting: int(value) if setting == "rank" else value})
+    def _value(self, name: str) -> float:
+        """A layer's ratio or rank by its regime."""
+        return self.high if self._layers[name].high else self.low
 
-        return recompress(plan, compressor_of)
+
+def _with(plan: Plan, value_of: Callable[[str], float]) -> Plan:
+    """A copy of the plan with these ratios or ranks by parameter."""
+
+    def compressor_of(group: Group, name: str) -> Compressor:
+        setting = setting_of(group.compressor)
+        if setting not in ("ratio", "rank"):
+            return group.compressor
+        value = value_of(name)
+        # ranks from 1 on are whole numbers
+        return with_options(group.compressor, {setting: int(value) if setting == "rank" and value >= 1 else value})
+
+    return recompress(plan, compressor_of)
 
 
 @dataclass
@@ -151,8 +165,8 @@ class _Layer:
 
     def add(self, mean: Tensor, nonfinite: Tensor, scale: Scalar) -> None:
         """Adds a step's mean, unless the step does not count."""
-        if self.sum is None:
-            self.sum = torch.zeros_like(mean, dtype=torch.float32)
+        # a state may have been loaded to another device
+        self.sum = torch.zeros_like(mean, dtype=torch.float32) if self.sum is None else self.sum.to(mean.device)
         add_unless(self.sum, mean, nonfinite, scale)
 
     def close(self, dropped: bool, threshold: float) -> None:

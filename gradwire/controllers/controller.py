@@ -77,6 +77,9 @@ class Observation:
     """Of the median step where the framework reduced by itself."""
     answer: Profiled | None = None
     """To a request; the plan has not changed meanwhile."""
+    taken: int = 0
+    """The steps before it that count: `GroupContext.step`, as `look` saw it. A step that no rank takes has the number
+    of the next one."""
 
 
 @dataclass(frozen=True)

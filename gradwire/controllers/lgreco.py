@@ -35,8 +35,9 @@ class LGreCo(Controller):
     fewest bytes are sent (Alimohammadi et al., L-GreCo, MLSys 2024, https://arxiv.org/abs/2210.17357).
 
     An error is the norm of what a layer's gradient and residual lose, over all ranks. A few layers are measured per
-    step, so that the message stays at 64 bytes; the step's number alone says which. The first ones are measured after
-    `interval` / 10 steps. After the last the plan follows, and `interval` steps later all are measured again.
+    step, so that the message stays at 64 bytes; the number of steps that count alone says which. The first ones are
+    measured after `interval` / 10 steps. After the last the plan follows, and `interval` steps later all are measured
+    again.
     """
 
     budget: Budget = "error"
@@ -98,16 +99,21 @@ class LGreCo(Controller):
     def observe(self, seen: StepView, numbers: Tensor) -> None:
         numbers[-2], numbers[-1] = seen.wire_bytes - self._reported[0], seen.wire_s - self._reported[1]
         self._reported = (seen.wire_bytes, seen.wire_s)
+        # NaN where all ranks skip the step, whose layers are measured in the next one
+        for view in seen.groups:
+            numbers[-1:] += view.nonfinite
 
     def decide(self, seen: Observation) -> Plan | None:
+        row, looked_at = seen.sums.double(), self._looked_at(seen.taken)
+        if not row.isfinite().all():
+            return None
         # bytes and seconds on the wire
-        row = seen.sums.double()
         self._wire = [self._wire[0] + float(row[-2]), self._wire[1] + float(row[-1])]
-        # errors by choice of the layers that were measured
-        looked_at = self._looked_at(seen.step)
-        if row.isfinite().all():  # else all ranks skip the step, and the errors of before stay
-            for at, name in looked_at:
-                self._curves[name] = row[at : at + len(self._choices[name])].tolist()
+        # errors by choice of the layers that were measured; those of before stay where a layer had no gradient
+        for at, name in looked_at:
+            errors = row[at : at + len(self._choices[name])].tolist()
+            if any(errors) or name not in self._curves:
+                self._curves[name] = errors
         # solve once all layers were measured
         last = bool(looked_at) and looked_at[-1][1] == self._names[-1]
         if not last or self._curves.keys() != set(self._names):
@@ -155,14 +161,14 @@ class LGreCo(Controller):
             at += len(self._choices[name])
         return looks
 
-    def _looked_at(self, step: int) -> list[tuple[int, str]]:
-        """The layers that are measured in a step, with the place of their first number."""
+    def _looked_at(self, taken: int) -> list[tuple[int, str]]:
+        """The layers that are measured after so many steps that count, with the place of their first number."""
         # residuals fill for a while before the first look
         if self._first is None:
-            self._first = step + self.interval // 10
-        if step < self._first or not self._looks:
+            self._first = taken + self.interval // 10
+        if taken < self._first or not self._looks:
             return []
-        at = (step - self._first) % (len(self._looks) + self.interval)
+        at = (taken - self._first) % (len(self._looks) + self.interval)
         return self._looks[at] if at < len(self._looks) else []
 
     def _choices_for(self, given: Predictable) -> Sequence[Predictable]:

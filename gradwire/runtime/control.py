@@ -67,10 +67,10 @@ class Control:
         self._tracing: Tracing | None = None
         count = self.controller.numbers + 1 if self.controller else 1
         self._numbers = torch.zeros(count, dtype=torch.float32, device=executor.device)
-        # what is on its way: this step's numbers; and what was summed, by step, and not read yet
+        # what is on its way: this step's numbers; and what was summed, by step and steps that count, and not read yet
         self._under_way: Pending | None = None
-        self._collected = False
-        self._sums: deque[tuple[int, Callable[[], Tensor]]] = deque()
+        self._collected, self._taken = False, 0
+        self._sums: deque[tuple[int, int, Callable[[], Tensor]]] = deque()
         # steps between the end of a step and its sums: a GPU has them one step later
         self._lag = 0 if executor.is_immediate else 1
         # decisions carried out so far, by which the store has them
@@ -91,16 +91,22 @@ class Control:
         """Whether every step is to be timed."""
         return self.controller is not None and self.controller.times
 
+    @property
+    def shown(self) -> Callable[[GroupContext, LazySum], None] | None:
+        """`look`, if there is a controller that looks, now or when it is not paused."""
+        return self.look if self.controller is not None and self.controller.looks else None
+
     def look(self, context: GroupContext, vector: LazySum) -> None:
         """Shows the controller a group that is about to be encoded."""
         if self.looks:
             assert self.controller is not None
             self.controller.look(context, vector, self._numbers[:-1])
 
-    def send(self, step: int, groups: Sequence[GroupView]) -> None:
-        """Sends this rank's numbers, once all groups of the step are encoded."""
+    def send(self, step: int, taken: int, groups: Sequence[GroupView]) -> None:
+        """Sends this rank's numbers, once all groups of the step are encoded; `taken` steps before it count."""
         if not self.controller or self.paused:
             return
+        self._taken = taken
         # this rank's numbers
         seen = StepView(step, groups, self._pipeline.wire_bytes, self._pipeline.recorder.so_far("wire"))
         self.controller.observe(seen, self._numbers[:-1])
@@ -130,7 +136,7 @@ class Control:
         if not self._collected:
             return None
         self._collected = False
-        self._sums.append((step, self._executor.on_host(self._numbers)))
+        self._sums.append((step, self._taken, self._executor.on_host(self._numbers)))
         self._numbers.zero_()
         # a profile was asked for, and its steps are over
         if self._tracing and step >= self._tracing.due:
@@ -138,14 +144,14 @@ class Control:
         # on a GPU the sums of this step are not there yet: read those of the step before
         if len(self._sums) <= self._lag:
             return None
-        seen, value = self._sums.popleft()
+        seen, taken, value = self._sums.popleft()
         numbers = value()
         # rank 0 has announced a decision in these sums: it is carried out now, on all ranks
         if numbers[-1]:
             return self._agreed_change(float(numbers[-1]))
         # else decide, from sums that are the same on all ranks
         if self.decided is None and self._tracing is None:
-            self._decide(self._observation(seen, step + 2 + self._lag, plan, numbers[:-1]))
+            self._decide(self._observation(seen, step + 2 + self._lag, plan, numbers[:-1], taken=taken))
         return None
 
     def begin_tracing(self, request: ProfileRequest, trace: Trace, step: int) -> None:
@@ -213,11 +219,12 @@ class Control:
         *,
         seconds: float = 0.0,
         answer: Profiled | None = None,
+        taken: int = 0,
     ) -> Observation:
         mesh = self._mesh
         return Observation(
             step, next_step, plan, self.slots, mesh.rank, mesh.ranks, mesh.replica.world, sums, self._can_be_native,
-            seconds, answer,
+            seconds, answer, taken,
         )  # fmt: skip
 
     def _decide(self, seen: Observation) -> None:

@@ -23,7 +23,6 @@ from torch import Tensor
 from gradwire.collective import Message, Sum
 from gradwire.compressors import DoubleBuffer, GroupContext, Reduction
 from gradwire.memories import RESIDUAL
-from gradwire.ops.gradients import Gradients
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import count_step
@@ -218,6 +217,10 @@ class ReplicaExchange(GroupExchange):
     # Dense groups without memory: summed where the gradients lie, or in one copy
 
     def _reduce_dense(self, dtype: torch.dtype, given: GroupInput) -> Reduction:
+        if self._job.look:
+            old = self._old_residual() if self.stored.pending else None
+            scratch = self.context.scratch.tensor("looked at", (self.stored.layout.numel,))
+            self._job.look(self.context, given.copied(old, scratch, self.context.world))
         # divide first: the sum is the mean
         gradients, whole = given.gradients, given.gradients.whole
         gradients.scale(torch.nan if given.lost else given.part(self.context.world))
@@ -273,8 +276,9 @@ class ReplicaExchange(GroupExchange):
             # with a memory: gradient and residual are summed into the new residual
             gradient = given.lazily(flat[RESIDUAL].write, weight, self.nonfinite)
             return self._added(self.group.memory.add(flat, gradient, self.stored.layout, ranks), given, weight)
-        # without: in the gradients themselves, or in scratch, with what an earlier plan has left
-        scratch = self._own_buffer(given.gradients)
+        # without: in the gradients, if they lie side by side, or in a buffer, with what an earlier plan has left
+        if (scratch := given.gradients.flat) is None:
+            scratch = self.context.buffers.tensor("x", (self.stored.layout.numel,))
         old = self._old_residual() if self.stored.pending else None
         if old is not None:
             flat[RESIDUAL].write.zero_()
@@ -287,11 +291,6 @@ class ReplicaExchange(GroupExchange):
         if (part := self.stored.parts.get(RESIDUAL)) and part.codes:
             x.total()
         return x
-
-    def _own_buffer(self, gradients: Gradients) -> Tensor:
-        """The buffer in which a group without memory computes: its gradients, if they lie side by side."""
-        size = (self.stored.layout.numel,)
-        return self.context.buffers.tensor("x", size) if gradients.flat is None else gradients.flat
 
     def _scratch(self, x: LazySum) -> Callable[[], Tensor]:
         """Scratch for the mean (n,): all groups' own; without a memory that of x, which is not needed any more."""

@@ -40,6 +40,11 @@ class GroupInput:
         """The weighted gradients, to be summed in scratch (n,)."""
         return LazySum(scratch, None, self.gradients.vectors(scratch), 1.0, weight, nonfinite)
 
+    def copied(self, old: Tensor | None, scratch: Tensor, ranks: int) -> LazySum:
+        """The sum of weighted gradients and `old` (n,), in scratch (n,); the gradients stay as they are."""
+        weight = self.weight(ranks)
+        return self.finish(LazySum(scratch, old, self.gradients.vectors(scratch), 1.0, weight), weight)
+
     def finish(self, x: LazySum, weight: Scalar) -> LazySum:
         """Sums x where slots are absent, whose residuals stay where they are, or drops it where the step is lost."""
         if self.lost:

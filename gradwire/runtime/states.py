@@ -118,7 +118,8 @@ def gather(own: Unpacked, slots: Sequence[Slot], mesh: Mesh, agreement: Agreemen
     _gather_flat(own, slots, kinds, mesh, device, exported)
     if mesh.rank == 0:
         _add_small([json.loads(its["small"]) for its in facts], exported)
-    return pack(exported, own.job, own.step, replace(own.about, gathered=True))
+    job = {name: tensor.cpu() for name, tensor in own.job.items()}
+    return pack(exported, job, own.step, replace(own.about, gathered=True))
 
 
 def _kinds(own: Unpacked) -> list[str]:

@@ -85,7 +85,7 @@ class Steps:
         self._scale, self._elastic, self._voted = options.scale, options.elastic, options.voted
         self.promised = self.over = self._lost = False
         # what all groups share
-        self.job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), look=control.look)
+        self.job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), look=control.shown)
         self.recordings = Recordings(executor, lambda: control.looks)
         self.float_residuals = FloatResiduals(executor.device)
         self.used = UsedSlots(len(store.slots), pipeline, executor, options.find_unused)
@@ -229,7 +229,7 @@ class Steps:
         # behind the last group's first turn, the controller's numbers travel while groups are decoded
         if exchange is self._active[-1]:
             views = [GroupView(each.group, each.context, each.nonfinite) for each in self._active if each.compresses]
-            self.control.send(self.number, views)
+            self.control.send(self.number, self.taken, views)
 
     def _end(self) -> None:
         """Ends the step when all groups are reduced: it counts for all of them, on all ranks, or for none."""

@@ -1,5 +1,6 @@
 """The sparsifiers against dense sorts, and what their estimates are worth."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -263,6 +264,12 @@ def test_what_cannot_share_a_memory_is_not_interleaved():
             gw.Interleaved(codec, gw.TopK())
     with pytest.raises(ValueError, match="period=2"):
         gw.Interleaved(period=1)
+
+
+def test_what_takes_turns_is_not_interleaved():
+    for codecs in ((gw.Interleaved(), gw.TopK()), (gw.TopK(), gw.Interleaved())):
+        with pytest.raises(ValueError, match=re.escape("e.g. Interleaved(AllDimensionTopK(), TopK(), period=3)")):
+            gw.Interleaved(*codecs)
 
 
 @pytest.mark.parametrize("codec", [gw.AllDimensionTopK(), gw.Interleaved(), gw.ReusedThreshold()], ids=str)

@@ -83,6 +83,34 @@ def test_ranks_that_see_different_gradients_decide_alike():
     running.close()
 
 
+class Onlooker(Thermostat):
+    """Sums what is encoded, and changes nothing."""
+
+    def look(self, context: gw.GroupContext, vector: gw.LazySum, numbers: Tensor) -> None:
+        numbers[0] += vector.total().sum()
+
+    def decide(self, seen: gw.Observation) -> None:
+        self.seen.append(seen.sums.tolist())
+
+
+@pytest.mark.parametrize("kept", [torch.float32, torch.int8], ids=str)
+def test_dense_groups_without_memory_are_looked_at_and_stay_as_they_are(kept: torch.dtype):
+    """The first of them sends the residual that an earlier plan has left as well."""
+    before = plan_of(SLOTS, SPARSE, gw.Residual(dtype=kept), gw.AllGather())
+    dense = plan_of(SLOTS, gw.FP16(), gw.NoMemory(), gw.AllReduce())
+    onlookers = [Onlooker() for _ in range(2)]
+    with job(before, SLOTS, 2) as alone, job(before, SLOTS, 2, controllers=onlookers) as seen:
+        for running in (alone, seen):
+            running.step(draw(SLOTS, 2, 0))
+            running.install(dense)
+        for number in range(1, 3):
+            grads = draw(SLOTS, 2, number)
+            means, others = alone.step(grads)[0], seen.step(grads)[0]
+            assert all(torch.equal(a, b) for a, b in zip(means, others, strict=True))
+            looked_at = onlookers[0].seen[number][0]
+            assert looked_at == pytest.approx(float(sum(mean.double().sum() for mean in means)), abs=0.05)
+
+
 def test_what_was_not_sent_survives_a_controllers_changes():
     running = controlled(2)
     given, sent = total(running.state("residual")), [torch.zeros(slot.shape).double() for slot in SLOTS]

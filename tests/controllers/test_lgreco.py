@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections.abc import Collection
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from gradwire.controllers.allocate import allocate
 from gradwire.controllers.errors import square_errors
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
-from tests.support.harness import Job, alone, draw, plan_of, slots_of
+from gradwire.runtime.executor import Executor
+from tests.support.harness import Job, alone, draw, job, plan_of, slots_of
 
 SLOTS = slots_of(
     {"first.weight": torch.empty(60, 50), "second.weight": torch.empty(40, 30), "third.weight": torch.empty(20, 90)}
@@ -113,12 +115,15 @@ def start(compressor, world: int = 2, **options) -> Job:
     return Job(plan, SLOTS, world, controllers=[gw.LGreCo(**options) for _ in range(world)])
 
 
-def run(running: Job, numbers: range):
-    """The second layer's gradient is a hundred times as large as the others'."""
+def run(running: Job, numbers: range, bad: Collection[int] = ()):
+    """The second layer's gradient is a hundred times as large as the others'. Before a step whose number is `bad` comes
+    one whose gradients are not finite."""
     for number in numbers:
         grads = draw(SLOTS, running.world, number)
         for own in grads:
             own[1].mul_(100)
+        if number in bad:
+            running.step([[torch.full_like(grad, torch.inf) for grad in grads[0]], *grads[1:]])
         means = running.step(grads)
         assert all(torch.equal(a, b) for other in means for a, b in zip(means[0], other, strict=True))
         yield means[0]
@@ -140,6 +145,54 @@ def test_layers_that_matter_get_more(compressor, budget):
     setting = next(s for s in ("ratio", "rank", "levels") if hasattr(compressor, s))
     if setting != "levels":
         assert getattr(sent["second.weight"], setting) > getattr(sent["first.weight"], setting)
+    running.close()
+
+
+@pytest.mark.parametrize("immediate", [True, False], ids=["at_once", "a_step_late"])
+@pytest.mark.parametrize("bad", [{0, 1, 2}, {1}, {2, 4, 5}], ids=str)
+def test_errors_are_those_of_their_layers_where_steps_are_skipped(
+    bad: set[int], immediate: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Executor, "is_immediate", immediate)
+    runs: list[Job] = []
+    for skipped in (set(), bad):
+        runs.append(start(gw.TopK(0.02)))
+        list(run(runs[-1], range(7), skipped))
+    (curves, plan), (others, other) = ((job.controllers[0]._curves, job.runtimes[0].plan) for job in runs)
+    assert curves == others
+    assert plan == other
+    for running in runs:
+        running.close()
+
+
+def test_what_was_given_16_bits_is_measured_again():
+    slots = slots_of({f"{i}.weight": torch.empty(40, 50) for i in range(6)} | {"large.weight": torch.empty(20, 20)})
+    plan = plan_of(slots, gw.QSGD(), gw.NoMemory(), gw.AllGather())
+    controllers = [gw.LGreCo(interval=10) for _ in range(2)]
+    sent = set()
+    with job(plan, slots, 2, controllers=controllers) as running:
+        for number in range(20):
+            grads = draw(slots, 2, number)
+            for own in grads:
+                own[-1].mul_(1000)
+            running.step(grads)
+            if controllers[0].decisions:
+                groups = running.runtimes[0].plan.groups
+                sent |= {group.compressor for group in groups if "large.weight" in group.slots}
+        assert len(controllers[0].decisions) == 2
+        assert controllers[0]._curves["large.weight"][0] > 1e6, "in 2 bits it would lose much"
+    assert sent - {gw.QSGD()} == {gw.FP16()}
+
+
+def test_a_layer_without_a_gradient_keeps_the_errors_of_before():
+    running = start(gw.TopK(0.02))
+    list(run(running, range(8)))
+    before = dict(running.controllers[0]._curves)
+    for number in range(8, 18):
+        running.step([[None, *own[1:]] for own in draw(SLOTS, 2, number)])
+    after = running.controllers[0]._curves
+    assert after["second.weight"] != before["second.weight"], "all were measured again"
+    assert after["first.weight"] == before["first.weight"]
     running.close()
 
 

@@ -1,6 +1,7 @@
 """Controllers that follow a schedule or the learning rate: warm-up, Accordion, ScaDLES."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 import gradwire as gw
 from tests.support.harness import Job, draw, plan_of, slots_of, total
+from tests.support.pretend_cuda import on_gpu, pretended_cuda, real
 
 SLOTS = slots_of({"first.weight": torch.empty(60, 50), "second.weight": torch.empty(40, 30)})
 
@@ -154,6 +156,32 @@ def test_accordion_changes_ranks_as_well():
     running.close()
 
 
+def test_accordion_changes_shares_of_the_full_rank_as_well():
+    compressor, controller = gw.PowerSGD(1 / 6), gw.Accordion(1 / 3, 1 / 12, Schedule(), interval=2)
+    controller.check(plan_of(SLOTS, compressor, gw.Residual(), gw.AllReduce()))
+    running = start(lambda: replace(controller), compressor=compressor, groups=1)
+    assert settings(running, "rank") == dict.fromkeys(("first.weight", "second.weight"), 1 / 3)
+    for _ in range(5):
+        running.step([[torch.ones(slot.shape) for slot in SLOTS] for _ in range(2)])
+    assert settings(running, "rank") == dict.fromkeys(("first.weight", "second.weight"), 1 / 12)
+    running.close()
+
+
+def test_accordion_goes_on_on_a_gpu_from_a_state_that_lies_on_the_cpu():
+    group = gw.Group(("w",), gw.TopK(0.5), gw.Residual(), gw.AllGather())
+    before, after, mean = accordion(), accordion(), torch.arange(1.0, 7.0)
+    for controller in (before, after):
+        controller.begin(gw.Plan((group,)))
+    before.reduced({"w": mean}, torch.zeros(1), 1.0)
+    after.load_state_dict(before.state_dict())
+    with pretended_cuda() as gpu:
+        after.reduced({"w": on_gpu(mean)}, on_gpu(torch.zeros(1)), 1.0)
+        gpu.forget()
+        after.reduced({"w": on_gpu(mean)}, on_gpu(torch.zeros(1)), 1.0)
+    assert not gpu.syncs + gpu.pageable
+    assert torch.equal(real(after.state_dict()["sum w"]), 3 * mean)
+
+
 def test_scadles_sends_all_where_too_much_would_be_lost():
     kinds = []
     for loss in (0.95, 0.05):
@@ -207,6 +235,7 @@ def test_options_that_make_no_sense_are_refused(text, make):
     [
         ("use Accordion(low, high, scheduler=scheduler)", gw.Accordion(0.1, 0.01), gw.TopK(0.1)),
         ("use TopK(0.1), or PowerSGD(4)", gw.Accordion(0.1, 0.01, Schedule()), gw.QSGD()),
+        ("use e.g. Accordion(low=4, high=1", gw.Accordion(4, 0.5, Schedule()), gw.PowerSGD(4)),
         ("use e.g. WarmUp(start=0.4)", gw.WarmUp(0.05), gw.TopK(0.1)),
         ("use e.g. attach(ddp, DGC(0.001), controller=WarmUp())", gw.WarmUp(), gw.PowerSGD()),
     ],
