@@ -218,7 +218,7 @@ class Runtime:
             return self._call(partial(self._pipeline.agree, self._states.gather))
 
     def load_state_dict(self, state: checkpoint.StateDict) -> None:
-        """Takes over what `state_dict` returned; what it lacks has no memory then. Raises ValueError, on all ranks,
+        """Takes over what `state_dict` returned; what it lacks begins anew. Raises ValueError, on all ranks,
         for another model's state, another rank's, one that was not saved with the others', or no state at all."""
         with self.between_steps("load_state_dict()"), self._job_error.ended_by():
             read = self._states.read(state)
