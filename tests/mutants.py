@@ -164,6 +164,7 @@ FAULTS = [
     Fault("runtime/recordings.py", ", *exchange.stored.sides,", ","),
     Fault("runtime/recordings.py", "        exchange.context.slots.written(*recorded.staged)\n", ""),
     Fault("runtime/store.py", "                    _copy_rows(tensors[name], old)\n", "                    pass\n"),
+    Fault("runtime/store.py", "            part.close()\n", "            pass\n"),
     Fault("runtime/store.py", "self._slot_tensors[i], self._group_tensors[i] = {}, {}", "pass"),
     Fault("runtime/states.py", "            self._steps.close()\n", ""),
     Fault("runtime/store.py", "self.parts[RESIDUAL].commit(used=not whole)", "self.parts[RESIDUAL].commit(used=False)"),

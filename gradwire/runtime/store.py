@@ -208,6 +208,12 @@ class Store:
             stored.slot_state.load([self._init_slot(i, stored.group) for i in stored.slots])
             stored.group_state.load(self._group_tensors[stored.slots[0]])
 
+    def close(self) -> None:
+        """The last step can be taken back no more."""
+        self.rows.close()
+        for part in (part for stored in self.groups for part in stored.parts.values()):
+            part.close()
+
     def _stored(self, group: Group, members: tuple[int, ...], before: StoredGroup | None) -> StoredGroup:
         """A group's state, with the buffers and views of the group that had the same slots before."""
         kinds = () if members == self._rows else kinds_of(group)
