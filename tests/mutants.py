@@ -163,7 +163,7 @@ FAULTS = [
     Fault("runtime/state_buffers.py", "                buffer.holds[place] = half\n", ""),
     Fault("runtime/recordings.py", ", *exchange.stored.sides,", ","),
     Fault("runtime/recordings.py", "        exchange.context.slots.written(*recorded.staged)\n", ""),
-    Fault("runtime/store.py", "                    _copy_rows(tensors[name], old)\n", "                    pass\n"),
+    Fault("runtime/store.py", "            stored.slot_state.load(", "            print("),
     Fault("runtime/store.py", "            part.close()\n", "            pass\n"),
     Fault("runtime/store.py", "self._slot_tensors[i], self._group_tensors[i] = {}, {}", "pass"),
     Fault("runtime/states.py", "            self._steps.close()\n", ""),
