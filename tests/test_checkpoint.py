@@ -19,6 +19,7 @@ from gradwire.frontends.idle import Idle
 from gradwire.plans import uniform
 from gradwire.predecessors import predecessors
 from gradwire.runtime import meeting
+from gradwire.runtime.executor import Executor
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.state_buffers import StateBuffers
 from gradwire.runtime.states import gather
@@ -85,6 +86,41 @@ def test_a_resumed_job_goes_on_bit_for_bit(case: Case):
         for old, new in zip(after, resumed.states(), strict=True):
             assert old.keys() == new.keys()
             assert all(torch.equal(old[key], new[key]) for key in old)
+
+
+@rows(CASES)
+def test_a_job_that_goes_back_to_its_beginning_goes_on_as_at_first(case: Case):
+    with job(plan_for(case), SLOTS, 2) as running:
+        goes_on_as_at_first(running, running.states())
+
+
+def test_bases_of_a_later_plan_go_back_too():
+    with job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2) as running:
+        fresh = running.states()
+        running.install(plan_of(SLOTS, gw.PowerSGD(2), gw.Residual(), gw.AllReduce()))
+        goes_on_as_at_first(running, fresh)
+
+
+def goes_on_as_at_first(running: Job, fresh: list[dict[str, Tensor]]) -> None:
+    """From the state with which the job began, its next steps are those that it made then."""
+    first = [running.step(draw(SLOTS, 2, step))[0] for step in range(3)]
+    running.load(fresh)
+    for saved, now in zip(fresh, running.states(), strict=True):
+        assert all(torch.equal(saved[key], now[key]) for key in tensors_of(saved))
+    for step, means in enumerate(first):
+        assert all(torch.equal(a, b) for a, b in zip(running.step(draw(SLOTS, 2, step))[0], means, strict=True))
+
+
+def test_a_verdict_that_was_not_read_is_none_on_the_loaded_state(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Executor, "is_immediate", False)
+    with job(plan_of(SLOTS, gw.ACPSGD(2), gw.Residual(), gw.AllReduce()), SLOTS, 2) as running:
+        running.step(draw(SLOTS, 2, 0))
+        saved = running.states()
+        for scale in (1.0, torch.inf):  # a good step, a bad one
+            running.step(draw(SLOTS, 2, 1, scale=scale))
+            running.load(saved)
+            for old, new in zip(saved, running.states(), strict=True):
+                assert all(torch.equal(old[key], new[key]) for key in old)
 
 
 def test_a_saved_state_is_a_copy():

@@ -58,6 +58,11 @@ class SlotState:
         self._committed: list[str] = []
         self.nonfinite = None
 
+    def load(self, slots: Sequence[dict[str, Tensor]]) -> None:
+        """Copies the tensors of each slot, which have the same names and shapes."""
+        for name, both in self.buffers.items():
+            copy_each(both.read, [slot[name] for slot in slots if name in slot])
+
     def all(self, name: str) -> list[Tensor]:
         """The tensors of this name, of the slots that have one, in the group's order."""
         return self.buffers[name].read if name in self.buffers else []
@@ -117,7 +122,7 @@ class GroupState:
     """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self._tensors = tensors
+        self._fresh = self._tensors = tensors
         self._staged: dict[str, Tensor] = {}
         self._changed: frozenset[str] = frozenset()
         self._before = self._tensors, self._changed
@@ -131,10 +136,11 @@ class GroupState:
         return {name: self._tensors[name] for name in self._changed}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copies the tensors of the same name and shape."""
-        for name, mine in self._tensors.items():
-            if name in tensors and tensors[name].shape == mine.shape:
-                mine.copy_(tensors[name])
+        """Begins anew, with copies of the tensors of the same name and shape."""
+        alike = {name for name, fresh in self._fresh.items() if name in tensors and tensors[name].shape == fresh.shape}
+        self._tensors = self._fresh | {name: self._fresh[name].clone().copy_(tensors[name]) for name in alike}
+        self._changed = frozenset()
+        self._before = self._tensors, self._changed
 
     def stage(self, name: str, value: Tensor) -> None:
         """Notes the next value, which may lie on any device."""

@@ -218,7 +218,7 @@ class Runtime:
             return self._call(partial(self._pipeline.agree, self._states.gather))
 
     def load_state_dict(self, state: checkpoint.StateDict, check: Callable[[], object] = dict) -> None:
-        """Takes over what `state_dict` returned; what it lacks has no memory then. Raises ValueError, on all ranks, for
+        """Takes over what `state_dict` returned; what it lacks begins anew. Raises ValueError, on all ranks, for
         another model's state, another rank's, one not saved with the others', or none, or where `check` does."""
         with self.between_steps("load_state_dict()"), self._job_error.ended_by():
             read = self._states.read(state, check)

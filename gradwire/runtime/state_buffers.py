@@ -204,11 +204,15 @@ class BufferPart:
         self._swap()
 
     def take_back(self) -> None:
-        """Undoes the last commit, if there was one."""
+        """Undoes the last commit, if there was one since `close`."""
         if self._used_before is not None:
             self._buffer.used[self._first : self._last] = self._used_before
             self._used_before = None
             self._swap()
+
+    def close(self) -> None:
+        """The last commit can be taken back no more."""
+        self._used_before = None
 
     @property
     def used(self) -> bool:

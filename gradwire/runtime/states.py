@@ -83,11 +83,11 @@ class States:
 
     def take(self, read: checkpoint.Unpacked) -> None:
         """Goes on from the state that was read."""
-        self._steps.number, self._steps.taken = read.step, read.step - read.about.skipped
         self._plans.load(read)
-        # the last step is final: nothing can be taken back into the loaded state
-        self._steps.close()
         with self._steps.changing:
+            # the last step is final, and counted, before its number goes: nothing of it comes into the loaded state
+            self._steps.close()
+            self._steps.number, self._steps.taken = read.step, read.step - read.about.skipped
             self._steps.store.load(read.exported)
             self._steps.recordings.clear()
 

@@ -108,7 +108,7 @@ class Steps:
         """Makes the last step final, and moves state to where the next step's plan has it."""
         with self.changing:
             self.settle()
-            self.store.rows.close()
+            self.store.close()
             self._last = None
             plan, self._next = self._next, None
             if plan:
@@ -123,7 +123,6 @@ class Steps:
                 return False
             if self._last is None:
                 raise ValueError("skip() takes back the last step, and there is none; call it after backward()")
-            # the old halves hold again
             last, self._last = self._last, ()
             for exchange in last:
                 exchange.take_back()
@@ -154,8 +153,10 @@ class Steps:
                 self.recordings.record()
 
     def native_step_ended(self, opened: int) -> None:
-        """Counts a step that the framework has reduced by itself."""
-        self.number, self.taken, self.whole = self.number + 1, self.taken + 1, opened
+        """Counts a step that the framework has reduced by itself; none before it can be taken back any more."""
+        with self.changing:
+            self.settle()
+            self.number, self.taken, self.whole, self._last = self.number + 1, self.taken + 1, opened, None
 
     def lose(self) -> None:
         """Marks the step that is under way, or begins next, as one that no rank takes."""
@@ -208,8 +209,7 @@ class Steps:
             exchange.commit() if whole else exchange.forget()
         self._last = self._active if whole else ()
         if whole:
-            self.taken += 1
-            self.whole = self.opened
+            self.taken, self.whole = self.taken + 1, self.opened
         else:
             bad = next((str(one) for one, good in zip(self._active, each, strict=True) if not good), "another shard")
             self._skipped(raised(self.pipeline.mesh, self.opened) or f"for {bad} not being finite")

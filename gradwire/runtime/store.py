@@ -35,6 +35,8 @@ class StoredGroup:
     """The numbers of its slots."""
     split: GradientSplit
     """Its slots as parts of one vector, with views that steps use."""
+    group: Group
+    """Itself, in the plan."""
     kinds: tuple[str, ...]
     """The kinds of state of gradient size that its steps write."""
     parts: Mapping[str, BufferPart]
@@ -173,8 +175,7 @@ class Store:
         dtypes = dtypes_of(plan)
         for kind, dtype in dtypes.items():
             self._buffers.need(kind, dtype)
-        self.keeps_state |= bool(dtypes)
-        self.keeps_state |= bool(self._rows) and self._row_way[1].error_feedback
+        self.keeps_state |= bool(dtypes) or (bool(self._rows) and self._row_way[1].error_feedback)
         # groups with the same slots as before keep their scratch
         groups = zip(self.whole(plan).groups, members, strict=True)
         self.groups = [self._stored(group, own, before.get(own)) for group, own in groups]
@@ -190,8 +191,8 @@ class Store:
         return {slot.name: self._export_slot(i, *now.get(i, ((), {}, {}))) for i, slot in enumerate(self.slots)}
 
     def load(self, exported: Exported) -> None:
-        """Takes over what `export` returned; slots that it lacks have no memory then. A slot's small tensor of another
-        size takes the rows that both have."""
+        """Takes over what `export` returned. What it lacks is as it was at first: no memory, and small tensors as a
+        compressor begins with. A slot's small tensor of another size takes the rows that both have."""
         self.keeps_state = True
         loaded = [self._load_rows(i, exported.get(slot.name, {})) for i, slot in enumerate(self.slots)]
         kinds = [[kind for kind in tensors if "/" not in kind] for tensors in loaded]
@@ -199,28 +200,33 @@ class Store:
         self._buffers.hold([i for i, own in enumerate(kinds) if own])
         for kind in {kind for own in kinds for kind in own}:
             self._buffers.need(kind)
-        # this job's own small tensors, of which those that the state lacks stay
-        self._write_back()
         for i, tensors in enumerate(loaded):
             self._load_slot(i, tensors)
         # groups see the loaded state
         for stored in self.groups:
             stored.parts = self._parts(stored.kinds, stored.slots)
+            stored.slot_state.load([self._init_slot(i, stored.group) for i in stored.slots])
             stored.group_state.load(self._group_tensors[stored.slots[0]])
+
+    def close(self) -> None:
+        """The last step can be taken back no more."""
+        self.rows.close()
+        for part in (part for stored in self.groups for part in stored.parts.values()):
+            part.close()
 
     def _stored(self, group: Group, members: tuple[int, ...], before: StoredGroup | None) -> StoredGroup:
         """A group's state, with the buffers and views of the group that had the same slots before."""
         kinds = () if members == self._rows else kinds_of(group)
-        slot_state = SlotState([self._init_slot(i, group) for i in members])
-        group_state = GroupState(group.compressor.init_group() | group.communicator.init_group())
-        group_state.load(self._group_tensors[members[0]])
+        small = SlotState([self._init_slot(i, group) for i in members])
+        own = GroupState(group.compressor.init_group() | group.communicator.init_group())
+        own.load(self._group_tensors[members[0]])
         parts = self._parts(kinds, members)
         if before:  # the same slots
             before.forget_views()
-            return replace(before, kinds=kinds, parts=parts, slot_state=slot_state, group_state=group_state)
+            return replace(before, group=group, kinds=kinds, parts=parts, slot_state=small, group_state=own)
         split = GradientSplit.by_slot(Layout(tuple(self.slots[i] for i in members)))
         rows = self.rows if members == self._rows else None
-        return StoredGroup(members, split, kinds, parts, slot_state, group_state, Workspace(self.device), rows=rows)
+        return StoredGroup(members, split, group, kinds, parts, small, own, Workspace(self.device), rows=rows)
 
     def _parts(self, kinds: tuple[str, ...], members: Sequence[int]) -> dict[str, BufferPart]:
         # rows have a memory of their own
@@ -269,23 +275,17 @@ class Store:
         return {key: tensor for key, tensor in tensors.items() if key != RESIDUAL}
 
     def _load_slot(self, i: int, tensors: Mapping[str, Tensor]) -> None:
-        # kinds that the state lacks start at zero
+        # what the state lacks starts anew
         for kind in self._buffers.kinds.keys() - tensors.keys():
             self._buffers.clear(kind, i)
+        self._slot_tensors[i], self._group_tensors[i] = {}, {}
         for key, tensor in tensors.items():
             if key.startswith(SHARED):
-                self._load_shared(i, key.removeprefix(SHARED), tensor.to(self.device))
+                self._slot_tensors[i][key.removeprefix(SHARED)] = tensor.to(self.device, copy=True)
             elif key.startswith(GROUP):
                 self._group_tensors[i][key.removeprefix(GROUP)] = tensor.clone()
             else:
                 self._buffers.write(key, i, tensor)
-
-    def _load_shared(self, i: int, name: str, tensor: Tensor) -> None:
-        mine = self._slot_tensors[i].get(name)
-        if mine is None:  # another plan may want it
-            self._slot_tensors[i][name] = tensor.clone()
-        else:
-            _copy_rows(mine, tensor)
 
 
 def _copy_rows(mine: Tensor, other: Tensor) -> None:

@@ -5,6 +5,9 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.communicators import Communicator
+from gradwire.memories import Memory
+from gradwire.runtime.executor import Executor
 from tests.support.harness import SMALL, Job, draw, hosts, job, plan_of, slots_of
 
 SLOTS = slots_of(SMALL)
@@ -53,6 +56,31 @@ def test_what_was_pending_from_another_plan_is_pending_again():
         running.skip()
         same(running.states(), before)
         same_means(running.step(draw(SLOTS, 2, 1)), means)
+
+
+def each_alone(order: str, compressor: gw.Compressor, memory: Memory, communicator: Communicator) -> gw.Plan:
+    return gw.Plan(tuple(gw.Group((name,), compressor, memory, communicator) for name in order))
+
+
+@pytest.mark.parametrize(
+    ("after", "local"),
+    [
+        (each_alone("ab", gw.FP32(), gw.NoMemory(), gw.AllReduce()), 1),  # sends it without a memory
+        (each_alone("ba", gw.TopK(1.0), gw.Residual(), gw.AllGather()), 2),  # other ranks lead the groups
+    ],
+)
+def test_a_residual_that_was_sent_comes_back_by_no_later_skip(after: gw.Plan, local: int):
+    slots = slots_of({"a": torch.empty(4, 5), "b": torch.empty(3, 5)})
+    before, world = each_alone("ab", gw.TopK(0.1), gw.Residual(), gw.AllGather()), 2 * local
+    with job(before, slots, world, transports=hosts(2, 2) if local == 2 else ()) as running:
+        zeros = [[slot.view(torch.zeros(slot.numel)) for slot in slots] for _ in range(world)]
+        running.step(draw(slots, world, 0))
+        running.install(after)
+        assert any(mean.any() for mean in running.step(zeros)[0])
+        for _ in range(2):
+            assert not any(mean.any() for mean in running.step(zeros)[0])
+            running.skip()
+            assert not any(mean.any() for mean in running.step(zeros)[0])
 
 
 def test_a_step_can_be_taken_back_after_its_plan_was_replaced():
@@ -106,6 +134,24 @@ def test_draws_and_turns_go_on_from_a_checkpoint_as_if_no_step_had_been_skipped(
         other.load(running.states())
         same_means(running.step(draw(SLOTS, 2, 2)), other.step(draw(SLOTS, 2, 2)))
         same(running.states(), other.states())
+
+
+@pytest.mark.parametrize(("scale", "said"), [(1.0, "rank 0 of 2"), (torch.inf, "1 skipped, the last step 1 for")])
+def test_no_step_before_the_frameworks_own_is_taken_back(scale: float, said: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Executor, "is_immediate", False)
+    plan = plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather())
+    with job(plan, SLOTS, 2, can_be_native=True) as running:
+        running.step(draw(SLOTS, 2, 0))
+        running.step(draw(SLOTS, 2, 1, scale=scale))
+        running.install(gw.NATIVE)
+        for runtime in running.runtimes:
+            runtime.native_step_ended()
+        assert said in running.runtimes[0].status()
+        kept = running.state("residual")
+        running.install(plan)
+        with pytest.raises(ValueError, match="and there is none"):
+            running.skip()
+        same_means(running.state("residual"), kept)
 
 
 def test_where_there_is_no_step_to_take_back_the_error_says_so():
