@@ -5,9 +5,7 @@ from typing import Any
 
 from benchmarks.pages.page import Page, Shown
 from benchmarks.shared.provenance import load
-from benchmarks.shared.tables import span
-
-LINKS = {"100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s", "10gbit": "10 Gbit/s"}
+from benchmarks.shared.tables import LINKS, span
 
 
 def played() -> Page:

@@ -12,7 +12,7 @@ from benchmarks.pages.page import Page, Shown
 from benchmarks.pages.played_question import played
 from benchmarks.scheduler.chosen import DENSE, autos_seconds_to, seconds_to
 from benchmarks.shared.provenance import load
-from benchmarks.shared.tables import middle, span
+from benchmarks.shared.tables import LINKS, middle, span
 
 WAYS = {
     "ddp": "DDP", "torch fp16": "torch fp16", "torch powersgd:4": "torch PowerSGD r4", "fp32": "FP32", "fp16": "FP16",
@@ -21,7 +21,6 @@ WAYS = {
     "topk:0.0625,value_bits=4": "TopK 1/16 in 10 bits", "powersgd:4": "PowerSGD r4",
     "powersgd:0.16667,bits=4": "PowerSGD 1/6 in 4 bits", "acpsgd:4": "ACPSGD r4",
 }  # fmt: skip
-LINKS = {"loopback": "loopback", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s", "20mbit": "20 Mbit/s"}
 STEPS = ("steps_100mbit", "steps_1gbit", "steps_4ranks", "steps_loopback")
 
 

@@ -5,9 +5,9 @@
 
 In every cell (model, ranks, link) ranks are processes over gloo, each in a network namespace of its own behind a shaped
 link. They take some steps among each other, then some on a card that is played, in turns, so that both kinds share the
-cores alike and a slow minute hits both. Figures are medians over all timed steps of rank 0. Beside them stands what the
-step's curve says of the link; it is measured once for all links, with the first. Writes
-benchmarks/results/played_beside_real.json with all ratios to the real steps.
+cores alike and a slow minute hits both. Figures are medians over all timed steps of rank 0. The last column is the step
+as `StepCurve` predicts it for the link, from one curve of each configuration that is measured beside the first link.
+Writes benchmarks/results/played_beside_real.json with all ratios to the real steps.
 """
 
 import argparse

@@ -3,6 +3,11 @@
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+LINKS = {
+    "loopback": "loopback", "20mbit": "20 Mbit/s", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s", "10gbit": "10 Gbit/s",
+}  # fmt: skip
+"""Names of links, by what the command line calls them."""
+
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""

@@ -136,9 +136,11 @@ class GroupState:
         return {name: self._tensors[name] for name in self._changed}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Begins anew, with copies of the tensors of the same name and shape."""
-        alike = {name for name, fresh in self._fresh.items() if name in tensors and tensors[name].shape == fresh.shape}
-        self._tensors = self._fresh | {name: self._fresh[name].clone().copy_(tensors[name]) for name in alike}
+        """Begins anew, with copies of those tensors that have the name and shape of one of its own."""
+        self._tensors = dict(self._fresh)
+        for name, fresh in self._fresh.items():
+            if name in tensors and tensors[name].shape == fresh.shape:
+                self._tensors[name] = fresh.clone().copy_(tensors[name])
         self._changed = frozenset()
         self._before = self._tensors, self._changed
 

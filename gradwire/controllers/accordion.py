@@ -74,7 +74,7 @@ class Accordion(Controller):
                 "use e.g. Accordion(low=4, high=1, scheduler=scheduler), or low=1/3, high=1/12"
             )
         for value in (self.low, self.high):
-            _with(plan, lambda name: value)  # noqa: B023
+            _with(plan, lambda name, value=value: value)
 
     def begin(self, plan: Plan) -> Plan:
         self._origin = plan

@@ -200,7 +200,7 @@ class StepChoices(Choices):
         `slots` are also those of parameters that are not trained now."""
         slots = slots or slots_of(parameters)
         warn_of(self.by_layer, slots)
-        # the plan without these
+        # the plan of those that are trained now
         planned = [slot for slot in slots if slot.name in parameters and slot.name not in sparse]
         plan, waiting = self.plan(parameters)(planned), {slot.name for slot in slots} - parameters.keys()
         plan = plan.only({name for group in plan.groups for name in group.slots} - waiting)

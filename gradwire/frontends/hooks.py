@@ -22,7 +22,7 @@ from gradwire.torch_private.autograd import NO_PASS, backward_pass, in_backward,
 from gradwire.transports.process_group import world_or
 
 _OF_MODEL: "WeakKeyDictionary[nn.Module, WeakKeyDictionary[GradientHooks, None]]" = WeakKeyDictionary()
-"""By model the hooks of its optimizers, as they were made, which is alike on all ranks."""
+"""The hooks of each model's optimizers, in the order in which they were made: the same on all ranks."""
 
 
 class GradientHooks:

@@ -1,4 +1,4 @@
-"""What a state of local steps must be to go on from it."""
+"""Checks that local steps can go on from a state."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -68,22 +68,25 @@ class TrainedParameters:
 
     def check_known(self) -> None:
         """Raises RuntimeError where the optimizer holds a parameter that no rank knows."""
-        if self._held_now() - self._known:
-            raise RuntimeError(
-                "the optimizer holds a parameter that the model had not when it was wrapped; wrap it anew"
-            )
+        self._check_known(self._held_now())
 
     def check_averaged(self) -> None:
         """Raises RuntimeError where the optimizer holds a parameter with a gradient that it did not hold at the last
         look, in the backward pass."""
-        self.check_known()
-        new = self._held_now() - self._held
+        self._check_known(held := self._held_now())
+        new = held - self._held
         for name, parameter in self._full.items() if new else ():
             if id(parameter) in new and parameter.grad is not None:
                 raise RuntimeError(
                     f"parameter {name!r} came to the optimizer after backward(), which has left it this rank's own "
                     "gradient; add it after optimizer.step() and zero_grad()"
                 )
+
+    def _check_known(self, held: set[int]) -> None:
+        if held - self._known:
+            raise RuntimeError(
+                "the optimizer holds a parameter that the model had not when it was wrapped; wrap it anew"
+            )
 
     def _held_now(self) -> set[int]:
         return {id(p) for p in held_by(self._optimizer)} if self._optimizer else self._held

@@ -107,9 +107,9 @@ class TrainingEngine:
     def save_with(
         self, key: str, state: Callable[[], Any], found: Callable[[bool], None], load: Callable[[Any], None]
     ) -> None:
-        """Adds `state()` to the client state of every checkpoint, and has `load` take it over where the optimizer's is
-        loaded, None where a checkpoint lacks it; `found` is told before whether there is a checkpoint. All ranks call
-        these together."""
+        """Adds `state()` to the client state of every checkpoint. When one is loaded, first calls `found` with whether
+        there is a checkpoint; then, if the optimizer's state is loaded too, `load` with what `state()` was, or None if
+        the checkpoint lacks it. All ranks call these together."""
         # the client state travels with the checkpoint
         save_rest, load_rest = self._engine.save_checkpoint, self._engine.load_checkpoint
         asks = signature(load_rest)

@@ -1,4 +1,5 @@
-"""Changes to objects of a framework, and checks that they have what is used of them."""
+"""What the adapters share: attaching to a whole model, methods replaced on a framework's objects, and checks that these
+have what is used of them."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,8 +13,8 @@ from gradwire.torch_private.fully_shard import is_cut
 
 
 def attach_whole(model: nn.Module, compressor: Compressor | Plan | str | None = None, **options: Any) -> Handle:
-    """`gradwire.attach` under a trainer whose checkpoints have what rank 0 saves. Raises ValueError for shards as well,
-    of which rank 0 has its own alone."""
+    """`gradwire.attach` under a trainer in whose checkpoints rank 0 saves for all ranks. Also raises ValueError for a
+    sharded model, because rank 0 has its own shards alone."""
     if is_cut(model):
         raise ValueError(
             "this trainer's checkpoints have no place for the state of shards; use gw.attach(model, ...) and give "

@@ -42,7 +42,7 @@ class StepCurve:
     def at(self, hosts: int, latency_s: float, bytes_per_s: float, alone_s: float = 0.0) -> float:
         """The seconds of a step with so many hosts, whose links are these; `alone_s` are those of a step without
         communication."""
-        busy_s = seconds(self.others(hosts), hosts, latency_s, bytes_per_s)
+        busy_s = seconds(self._carried_among(hosts), hosts, latency_s, bytes_per_s)
         # steps never get shorter, whatever a measurement says
         rising = np.maximum.accumulate(self.step_s)
         step_s = float(np.interp(busy_s, self.busy_s, rising)) + max(0.0, busy_s - self.busy_s[-1])
@@ -50,7 +50,7 @@ class StepCurve:
         more_s = gathers * self.decode_s * (hosts / self.hosts - 1)
         return max(step_s + more_s, min(step_s, alone_s))
 
-    def others(self, hosts: int) -> tuple[Carried, ...]:
+    def _carried_among(self, hosts: int) -> tuple[Carried, ...]:
         """The collectives of a step among so many hosts: messages up a tree grow with its depth."""
         deeper = depth(hosts) / depth(self.hosts) if self.hosts > 1 else 1.0
         return tuple(

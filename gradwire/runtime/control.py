@@ -93,7 +93,7 @@ class Control:
 
     @property
     def shown(self) -> Callable[[GroupContext, LazySum], None] | None:
-        """`look`, if there is a controller that looks, now or when it is not paused."""
+        """`look`, or None without a controller that looks at groups. A paused one is asked again when it goes on."""
         return self.look if self.controller is not None and self.controller.looks else None
 
     def look(self, context: GroupContext, vector: LazySum) -> None:

@@ -1,7 +1,9 @@
 """Suites: what the four systems ran as rows, groups as configurations say them, and what a suite writes."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -236,6 +238,16 @@ def two_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def shot(run: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
+    """The output of a suite whose ranks `run` like this, and are shot in the end."""
+    two_cells(monkeypatch)
+    monkeypatch.setattr(_Launcher, "run", run)
+    assert main(["bench", "--suite", "cupcake", "--layers", "4", "--out", str(tmp_path)]) == 1
+    captured = capsys.readouterr()
+    assert "it was shot" in captured.err
+    return captured
+
+
 def test_what_was_timed_before_a_failure_is_told_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -246,11 +258,7 @@ def test_what_was_timed_before_a_failure_is_told_and_written(
         if not whole:
             raise RankFailed(0, 1, "it was shot")
 
-    two_cells(monkeypatch)
-    monkeypatch.setattr(_Launcher, "run", run)
-    assert main(["bench", "--suite", "cupcake", "--layers", "4", "--out", str(tmp_path)]) == 1
-    captured = capsys.readouterr()
-    assert "it was shot" in captured.err
+    captured = shot(run, tmp_path, monkeypatch, capsys)
     assert "Suite cupcake" in captured.out
     (path,) = tmp_path.glob("*/suite.json")
     rows = [(row["batch"], row["configuration"]) for row in json.loads(path.read_text())["rows"]]
@@ -264,11 +272,7 @@ def test_a_suite_that_fails_after_nocomm_keeps_nothing_and_names_the_failure(
         follow(TimedSteps("nocomm", 0, [1.0], Totals(2e6, 8e6, None, 0, 0, 0, 0)).to_line())
         raise RankFailed(0, 1, "it was shot")
 
-    two_cells(monkeypatch)
-    monkeypatch.setattr(_Launcher, "run", run)
-    assert main(["bench", "--suite", "cupcake", "--layers", "4", "--out", str(tmp_path)]) == 1
-    captured = capsys.readouterr()
-    assert "it was shot" in captured.err
+    captured = shot(run, tmp_path, monkeypatch, capsys)
     assert "cannot be shown" not in captured.err
     assert captured.out == ""
     assert not [*tmp_path.glob("*/*")]
