@@ -1,6 +1,7 @@
 """Codecs that quantise in blocks: each has scales of its own and a code per element."""
 
 from abc import abstractmethod
+from functools import cached_property
 
 from torch import Tensor
 
@@ -32,7 +33,15 @@ class Blockwise(Codec):
 
     def blocks(self, layout: Layout) -> Blocks:
         """The layout of the payload of these slots."""
-        return Blocks((layout.numel,), self.code)
+        n = layout.numel
+        if n not in self._blocks:
+            self._blocks[n] = Blocks((n,), self.code)
+        return self._blocks[n]
+
+    @cached_property
+    def _blocks(self) -> dict[int, Blocks]:
+        """By the number of elements."""
+        return {}
 
     def payload_bytes(self, n: int) -> int:
         return self.group_bytes(Layout.vector(n), 0)

@@ -122,7 +122,7 @@ class Blocks:
         """The byte where the codes end."""
         return self.codes_at + sum(-(-length * self.code.bits // 8) for length in self.lengths)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of the payload; a multiple of 4."""
         return -(-self.end // 4) * 4
