@@ -164,7 +164,7 @@ def _small(own: Unpacked) -> str:
 
 def _add_small(small: Sequence[Mapping[str, Mapping[str, tuple[str, object]]]], exported: Kept) -> None:
     """Adds a row per rank to `exported`; a rank that has none gets another's."""
-    for name, key in {(name, key) for own in small for name, kept in own.items() for key in kept}:
+    for name, key in dict.fromkeys((name, key) for own in small for name, kept in own.items() for key in kept):
         rows = [own.get(name, {}).get(key) for own in small]
         dtype, instead = next(row for row in rows if row)
         numbers = [instead if row is None else row[1] for row in rows]

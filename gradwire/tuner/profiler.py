@@ -8,6 +8,7 @@ table, such as how often to repeat, are the same on all ranks.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from statistics import fmean, median
 from threading import get_native_id
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.collective import HOST
+from gradwire.collective import HOST, Broadcast
 from gradwire.controllers.requests import Profiled, ProfileRequest
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.host import computing_threads, kind_of, synchronize
@@ -39,6 +40,8 @@ from gradwire.tuner import rehearsal
 PROBED_ELEMENTS = (1 << 14, 1 << 17, 1 << 19, 1 << 21)
 MOST_REPEATS, BUDGET_S = 9, 0.25
 """How often a measurement is repeated at most, and the seconds that it may take."""
+_WIRE = 2
+"""The place of the wire's seconds in `_reduce`'s."""
 
 
 def profiler_for(slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Profiler:
@@ -118,7 +121,8 @@ class ReductionTimes:
 def measure(way: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> ReductionTimes:
     """Reduces noise as large as the slots, as often as is possible in a quarter of a second; the medians, the same on
     all ranks. Computing takes as long as on the slowest rank; a collective as long as on the rank that came last, for
-    the others waited for it. All ranks call this together."""
+    the others waited for it, and as among the slowest ranks that hold the same part of the model. All ranks call this
+    together."""
     # a group of these slots, and noise for its gradient
     exchange = _exchange(replace(way, slots=tuple(slot.name for slot in slots)), slots, mesh, device)
     layout = exchange.stored.layout
@@ -127,10 +131,13 @@ def measure(way: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device)
     first_s = slowest([sum(_reduce(exchange, noise, mesh, device))], mesh, device)[0]
     repeats = min(MOST_REPEATS, max(1, int(BUDGET_S / first_s)))
     mine = [second for _ in range(repeats) for second in _reduce(exchange, noise, mesh, device)]
+    if not exchange.compresses:
+        # another rank of the host sends
+        mine[_WIRE::4] = [inf] * repeats
     # compute counts by the slowest rank, a collective by the one that came last
-    table = _table(mine, mesh, device).reshape(mesh.ranks, repeats, -1)
-    encode_s, decode_s = table[..., :2].amax(0).quantile(0.5, dim=0).tolist()
-    wire_s, host_s = table[..., 2:].amin(0).quantile(0.5, dim=0).tolist()
+    table = _table(mine, mesh, device).reshape(mesh.ranks, repeats, 4)
+    encode_s, decode_s = table[..., :_WIRE].amax(0).quantile(0.5, dim=0).tolist()
+    wire_s, host_s = table[mesh.same_parts, ..., _WIRE:].amin(1).amax(0).quantile(0.5, dim=0).tolist()
     return ReductionTimes(layout.numel, wire_bytes(way, layout, mesh.replica.world), encode_s, wire_s, decode_s, host_s)
 
 
@@ -144,8 +151,8 @@ def _exchange(group: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.dev
 def _reduce(
     exchange: GroupExchange, noise: Tensor, mesh: Mesh, device: torch.device
 ) -> tuple[float, float, float, float]:
-    """Seconds of encoding, of decoding after the last collective, on the wire, and inside the host."""
-    wire_s = host_s = encode_s = 0.0
+    """Seconds of encoding, of decoding, on the wire, and inside the host."""
+    wire_s = host_s = encode_s = decode_s = 0.0
     # gradients of noise, and the exchange as in a step
     gradients = Gradients.of_vector(exchange.stored.layout, noise.clone())
     now = _now(device)
@@ -154,17 +161,20 @@ def _reduce(
         if op is not None:
             mesh.start(op).wait()
             ended = _now(device)
-        # encoding ends where the next collective starts
-        encode_s += started - now
+        # encoding ends where the next collective starts, decoding where the mean is sent on inside the host
+        if isinstance(op, Broadcast) and op.axis == HOST:
+            decode_s += started - now
+        else:
+            encode_s += started - now
         if op is not None and op.axis == HOST:
             host_s += ended - started
         else:
             wire_s += ended - started
         now = ended
     # the mean is written after the last collective
-    decoded = _now(device)
+    decode_s += _now(device) - now
     exchange.commit()
-    return encode_s, decoded - now, wire_s, host_s
+    return encode_s, decode_s, wire_s, host_s
 
 
 def _now(device: torch.device) -> float:
@@ -257,7 +267,7 @@ def _candidate(way: Group, samples: Sequence[ReductionTimes], efficiency: float)
 def _collectives(ways: Sequence[Group], samples: Sequence[Sequence[ReductionTimes]]) -> dict[str, Affine | CostTable]:
     """Seconds against bytes sent, by communicator: from codecs, whose messages are large and small, where there are."""
     costs: dict[str, Affine | CostTable] = {}
-    for name in {way.communicator.name for way in ways}:
+    for name in dict.fromkeys(way.communicator.name for way in ways):
         # codecs have payloads of all sizes; others' sizes are few
         own = [(way, row) for way, row in zip(ways, samples, strict=True) if way.communicator.name == name]
         codecs = [(way, row) for way, row in own if sized_by_elements(way.compressor)]

@@ -2,7 +2,9 @@
 
 import pytest
 
-deepspeed = pytest.importorskip("deepspeed", reason="`make test-deepspeed` installs it")
+pytest.importorskip("deepspeed", reason="`make test-deepspeed` installs it")
+
+from deepspeed.accelerator import get_accelerator
 
 from tests.processes import with_deepspeed
 from tests.processes.launched import cases, check
@@ -18,6 +20,6 @@ FLOAT16 = {
 
 @pytest.mark.parametrize(("name", "world"), cases(with_deepspeed))
 def test_scenario(name, world):
-    if name in FLOAT16 and not deepspeed.accelerator.get_accelerator().is_fp16_supported():
+    if name in FLOAT16 and not get_accelerator().is_fp16_supported():
         pytest.skip("DeepSpeed trains in float16 on CPUs with AVX512-FP16 alone")
     check(with_deepspeed, name, world)

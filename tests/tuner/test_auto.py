@@ -89,6 +89,8 @@ def test_hosts_of_several_ranks_find_one_plan():
     profile = running.controllers[0].profile
     assert (profile.ranks, profile.gpus_per_host) == (4, 2)
     assert set(profile.local) == {"sum", "broadcast"}
+    # ranks that do not lead a group know nothing of its wire
+    assert all(cost(np.array(1e6)) > 0 for cost in profile.collectives.values())
     # the summary says how it was chosen
     shown = Handle(running.runtimes[1], None).summary()  # pyright: ignore
     account = shown[shown.index("a dense step took ") :].splitlines()
@@ -106,6 +108,14 @@ def test_the_profile_of_a_job_is_whole_and_survives_json():
     assert type(profile).from_json(profile.to_json()) == profile
     assert {type(candidate.way.compressor) for candidate in profile.candidates} == {gw.BF16, gw.TopK}
     running.close()
+
+
+def test_communicators_are_profiled_in_the_order_of_the_ways():
+    """Not in that of a set, which differs between ranks: the profile is part of the state that all ranks have alike."""
+    communicators = [gw.AllGather(), gw.Exclusive(), gw.ScatterReduce(), gw.SplitGather(), gw.OkTopk(), gw.GlobalTopK()]
+    ways = [gw.Group((), gw.TopK(0.01), gw.Residual(), each) for each in communicators]
+    rows = [[ReductionTimes(n, n, 0.0, 1e-6 * n, 0.0, 0.0) for n in (1000, 5000)]] * len(ways)
+    assert list(_collectives(ways, rows)) == [each.name for each in communicators]
 
 
 def test_a_collective_of_two_messages_costs_what_both_took():
