@@ -14,10 +14,14 @@ struct Ahead {
   int64_t gradient_bytes;  // of an element
 };
 
+namespace {  // one of its own for each level: the linker may take any one of those with external linkage
+
 // Scales are bfloat16; else float32.
 inline bool has_short_scales(const gw_code& code) {
   return code.kind == GW_NEAREST || code.kind == GW_SHARED_EXPONENT;
 }
+
+}  // namespace
 
 struct Kernels {
   // next = decay * old + weight * gradient; false where a result is not finite.

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "largest.h"
+#include "subnormals.h"
 
 namespace {
 
@@ -36,7 +37,7 @@ void top_k_row(const float* row, int64_t length, int64_t k, uint32_t* indices, f
   }
   Kth kth = kth_largest(values, m, k, 1);
   if (!kth.bits) kth.equals = k - (m - std::count(values, values + m, 0.0f));  // the first zeros join all others
-  for (int64_t i = 0, kept = 0; kept < k; ++i) {
+  for (int64_t i = 0, kept = 0; kept < k && i < m; ++i) {
     if (kth.takes(values[i])) indices[kept++] = places[i];
   }
 }
@@ -51,6 +52,7 @@ const float* without_nan(const float* row, int64_t length, float* room) {
 }  // namespace
 
 GW_API void gw_top_k_rows(const float* x, int64_t rows, int64_t length, int64_t k, uint32_t* indices, float* room) {
+  const Subnormals count;
   float* const sound = room + 2 * (length + SPARE);
   for (int64_t r = 0; r < rows; ++r, x += length, indices += k)
     top_k_row(without_nan(x, length, sound), length, k, indices, room);

@@ -236,10 +236,11 @@ GW_INLINE Floats from_float16(Halves v) {
 #elif defined(__AVX2__)
   return _mm256_cvtph_ps((__m128i)v);
 #else
-  const Bits half = widen(v), exponent = half & 0x7c00;
-  const Floats finite = (Floats)((half & 0x7fff) << 13) * 0x1p112f;  // moves the exponent's bias, subnormals included
-  const Bits special = (half & 0x7fff) << 13 | INFINITE;
-  const Bits number = exponent == 0x7c00 ? special : (Bits)finite;
+  const Bits half = widen(v), exponent = half & 0x7c00, shifted = (half & 0x7fff) << 13;
+  const Bits normal = shifted + (112u << 23);  // moves the exponent's bias
+  const Bits subnormal = (Bits)((Floats)(shifted + (113u << 23)) - 0x1p-14f);  // by normal numbers alone
+  const Bits finite = exponent == 0 ? subnormal : normal;
+  const Bits number = exponent == 0x7c00 ? shifted | INFINITE : finite;
   return (Floats)(number | (half & 0x8000) << 16);
 #endif
 }

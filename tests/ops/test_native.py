@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from tests.support.kernel_cases import (
     same_bits,
     shifted,
     strange,
+    subnormals_as_zero,
     vectors,
 )  # fmt: skip
 
@@ -79,6 +81,16 @@ def test_not_finite_is_noticed(x, dtype):
         next = torch.empty(len(x))
         assert NATIVE.add_in(next, old, gradient, 1.0, 1.0) == bool((gradient.float().abs() < 2.0**96).all())
         assert same_bits(next, gradient.float())
+
+
+@at_every_level
+def test_subnormal_float16_stays_where_subnormals_count_as_zero():
+    """They are normal numbers of float32."""
+    gradient = torch.tensor([6e-8, -6e-5, 6.2e-5, 0.0, -0.0, 1.0, 65504.0, torch.inf] * 9).half()
+    expected, found = gradient.float(), torch.empty(len(gradient))
+    with subnormals_as_zero():
+        NATIVE.add_in(found, None, gradient, 1.0, 1.0)
+    assert same_bits(found, expected)
 
 
 @pytest.mark.parametrize("where", [0, 1, 15, 16, 4095, 4096, 9999])
@@ -281,6 +293,15 @@ def test_the_reason_is_given_in_words(tmp_path, kernels):
     kernels(broken)
     with pytest.raises(ValueError, match=f"GRADWIRE_KERNELS={broken}: the library does not load: "):
         native.available()
+
+
+@needs_library
+def test_a_library_beside_the_script_is_found(tmp_path, kernels, monkeypatch):
+    """Not looked for where the system has its libraries."""
+    (tmp_path / "mine.so").write_bytes(Path(library.library()._name).read_bytes())
+    monkeypatch.chdir(tmp_path)
+    kernels("./mine.so")
+    assert native.available()
 
 
 def test_kernels_that_are_no_library_are_refused_when_ranks_meet(tmp_path, kernels):

@@ -21,6 +21,7 @@ from tests.support.kernel_cases import (
     numbers,
     same_bits,
     shifted,
+    subnormals_as_zero,
     vectors,
 )  # fmt: skip
 
@@ -104,6 +105,20 @@ def test_rows_with_ties_zeros_and_nan(k: int):
     sound = x.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).abs()
     order = torch.sort(sound, dim=1, descending=True, stable=True).indices[:, :k].sort(1).values
     assert torch.equal(found, order)
+
+
+@pytest.mark.parametrize("k", [1, 5, 40])
+@at_every_level
+def test_rows_where_subnormals_count_as_zero(k: int):
+    """After `torch.set_flush_denormal(True)`: rows of which fewer than k elements are normal and not zero."""
+    x = torch.zeros(4, 4608)
+    x[1, ::2] = 1e-40
+    x[2, 7], x[2, 9::3] = -2.0, 1e-45
+    x[3, 100:103] = 3.0
+    expected = REFERENCE.top_k_each([x], k, 1)[0]
+    with subnormals_as_zero():
+        (found,) = NATIVE.top_k_each([x], k, 1)
+    assert torch.equal(found, expected)
 
 
 @needs_library

@@ -1,6 +1,7 @@
 """Numbers that kernels are tried with, and the levels of instructions that they are tried at."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 
 import numpy as np
@@ -39,6 +40,17 @@ def each_isa() -> Iterator[str]:
         if native.set_isa(name):
             yield name
     native.set_isa("best")
+
+
+@contextmanager
+def subnormals_as_zero() -> Iterator[None]:
+    """With torch's switch on, for this thread's arithmetic. Skips where the processor has none."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor has no switch for subnormals")
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def numbers(n: int, seed: int, spread: float = 1.0, zeros: float = 0.0) -> Tensor:

@@ -64,7 +64,8 @@ def isa() -> str:
 
 
 def set_isa(name: str) -> bool:
-    """Switches to an instruction set; returns whether the machine has it. "best" is the machine's best."""
+    """Switches to an instruction set, or to the machine's best, "best", where it lacks that one; returns whether it has
+    it."""
     number = {known: number for number, known in ISAS.items()}.get(name, 0)
     return library().gw_set_level(number) == number or name == "best"
 
@@ -116,7 +117,7 @@ def _installed() -> list[Path]:
 
 
 def _load(file: Path) -> CDLL:
-    found = ctypes.CDLL(str(file))
+    found = ctypes.CDLL(str(file.resolve()))  # a name without a slash would be looked for elsewhere
     if (abi := found.gw_abi()) != ABI:
         raise ValueError(f"the library has ABI {abi} and this version wants {ABI}: reinstall Gradwire")
     # types of all functions, so that a wrong call fails in Python

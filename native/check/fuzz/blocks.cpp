@@ -4,7 +4,8 @@ namespace {
 
 gw_code any_code(Input& input) {
   static const int bits[] = {2, 3, 4, 8};
-  const int32_t kind = static_cast<int32_t>(input.number(0, 3)), block = 8 * static_cast<int32_t>(input.number(1, 700));
+  const int32_t kind = static_cast<int32_t>(input.number(0, 4)), block = 8 * static_cast<int32_t>(input.number(1, 700));
+  if (kind == GW_SHARED_EXPONENT) return {kind, 8, 127, block};
   if (kind >= GW_SIGN) return {kind, 1, 1, block};
   const int32_t width = bits[input.number(0, 3)];
   return {kind, width, (1 << (width - 1)) - 1, block};
@@ -20,7 +21,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const gw_code code = any_code(input);
   const int64_t lengths[] = {input.number(0, 9000), input.number(0, 9000)}, ranks = input.number(1, 3);
   const gw_blocks blocks{lengths, 2, code};
-  const int64_t scale = code.kind == GW_NEAREST ? 2 : code.kind == GW_ONE_BIT ? 8 : 4;
+  const bool is_short = code.kind == GW_NEAREST || code.kind == GW_SHARED_EXPONENT;
+  const int64_t scale = is_short ? 2 : code.kind == GW_ONE_BIT ? 8 : 4;
   const int64_t codes_at = scale * (up(lengths[0], code.block) + up(lengths[1], code.block));
   const int64_t nbytes = codes_at + up(lengths[0] * code.bits, 8) + up(lengths[1] * code.bits, 8);
 
