@@ -60,13 +60,15 @@ class Rendezvous:
     def meet(self, handle: Handle | None = None) -> None:
         """Makes torch.distributed of all processes that are there now: instead of `dist.init_process_group`, and again
         whenever training raised RuntimeError or there are `newcomers`. The group before, and `handle`'s exchange of
-        gradients, in whatever step they were, are given up; make DDP or DistributedOptimizer and the handle anew.
+        gradients, in whatever step they were, are given up; make DDP or DistributedOptimizer and the handle anew. By
+        default `handle` is the one that was resumed.
 
-        Raises TimeoutError where too few come, and RuntimeError where all that had the model are lost.
+        Raises TimeoutError where too few come, RuntimeError where all that had the model are lost, and ValueError where
+        the handle was detached.
         """
-        # leave the old group: this rank's state is kept; the others' collectives end, and they come here as well
-        if handle is not None:
-            self._leave(handle)
+        # leave the old group: the resumed handle's state is kept; the others' collectives end, and they come here, too
+        for running in dict.fromkeys(filter(None, (handle, self._resumed))):
+            self._leave(running)
         if error := sys.exception():
             # its frames hold the group that is given up, and that its connections
             traceback.clear_frames(error.__traceback__)
@@ -136,6 +138,8 @@ class Rendezvous:
         states = handle.leave()
         # the last whole state, and the one after it, where only the others know whether that step counts
         if handle is self._resumed:
+            if not states:
+                raise ValueError("the handle was detached, and its state is gone; call meet(handle), not detach()")
             self._states = {int(state[STEP]): state for state in states}
             self._steps, self._resumed = min(self._states), None
 

@@ -23,6 +23,7 @@ from gradwire.runtime.job_options import JobOptions
 from gradwire.slots import Layout, Slot
 from gradwire.transports import Mesh
 from gradwire.transports.gathering import asked, ranks_named
+from gradwire.transports.mesh import GIVEN_UP
 
 PATIENCE_S = 60.0
 """How long ranks wait for each other at most. They come from DDP's constructor or a step, so they come together."""
@@ -79,6 +80,8 @@ class Meeting:
         # every rank reads the same answer
         answer = json.loads(self._answer(key))
         if "absent" in answer:
+            # who comes late meets the others in their next job
+            store.set(GIVEN_UP, "")
             absent = answer["absent"]
             raise AbsentRanks(self._call, _absent(absent, self._call, answer["waited"]), absent)
         self.hosts = [answer["hosts"][host] for host, _ in answer["ranks"]]

@@ -40,7 +40,9 @@ class Members:
     1. A process that comes adds its claim to the list, under the next free number. All watch how many have come.
     2. When none has come for `last_call_timeout`, a process of the last generation closes the list; the first to do so
        counts. So newcomers alone never begin beside a job that goes on.
-    3. Processes on the list read it. One that came too late waits for the generation after, as a newcomer.
+    3. Processes on the closed list say that they are still there, for one may have died while it waited. Those that do
+       so within `last_call_timeout` are the generation; where they are too few, the list is void, and all go on to the
+       next one. One that came too late waits for the generation after, as a newcomer.
     """
 
     def __init__(self, store: Store, at_least: int, last_call_timeout: float, timeout_s: float) -> None:
@@ -57,17 +59,27 @@ class Members:
             number = self._first_open(number + 1)
             place = self._store.add(f"{number}/count", 1) - 1
             self._store.set(f"{number}/claim/{place}", json.dumps(asdict(mine)))
-            if self._last < number - 1:
+            if not self._follows(number):
                 _logger.warning("waiting for the job over this store to take this process in; %s", ANEW)
-            # wait until no more come, and read the list
-            self._wait(number, until)
+            # wait until no more come; who gives up takes its claim back
+            try:
+                self._wait(number, until)
+            except TimeoutError:
+                self._store.set(f"{number}/there/{place}", "no")
+                raise
+            # of those on the list the ones that are still there
             count = int(self._store.get(f"{number}/closed"))
-            if place < count:
-                return self._of(number, count, place)
+            if place < count and place in (there := self._there(number, count, place)):
+                return self._of(number, there, place)
 
     def newcomers(self) -> bool:
         """Whether a process waits for the next generation."""
-        return self._store.check([f"{self._last + 1}/count"])
+        number = self._last + 1
+        if not self._store.check([f"{number}/count"]):
+            return False
+        # one that has not taken its claim back
+        count = self._store.add(f"{number}/count", 0)
+        return not self._store.check(_theirs(number, count))
 
     def begun(self) -> None:
         """Notes that training has begun: the model is no longer the one that every process begins with."""
@@ -100,14 +112,38 @@ class Members:
         return f"{came}, and none of the job over this store, which they are to join; {ANEW}"
 
     def _may_close(self, number: int, count: int) -> bool:
-        return count >= self.at_least and self._last == number - 1
+        return count >= self.at_least and self._follows(number)
 
-    def _of(self, number: int, count: int, place: int) -> Generation:
-        """The generation of a closed list."""
-        claims = [Claim(**json.loads(self._store.get(f"{number}/claim/{other}"))) for other in range(count)]
-        order = sorted(range(count), key=lambda other: claims[other], reverse=True)
-        # furthest first; where nobody has a trained model, none may have been lost
+    def _follows(self, number: int) -> bool:
+        """Whether no generation came between this process's last one and a list: those before it are void."""
+        between = [f"{other}/generation" for other in range(self._last + 1, number)]
+        return all(self._store.check([key]) and json.loads(self._store.get(key)) == [] for key in between)
+
+    def _there(self, number: int, count: int, place: int) -> list[int]:
+        """The places on a closed list whose processes are still there, the same for all; none if they are too few."""
+        keys, generation = _theirs(number, count), f"{number}/generation"
+        self._store.set(keys[place], "yes")
+        # wait until each has answered, but not for ever: one may have died
+        until = monotonic() + self._last_call_timeout
+        while not (self._store.check(keys) or self._store.check([generation]) or monotonic() > until):
+            sleep(POLL_S)
+        # the first to find out who is there says so to all
+        there = [other for other, key in enumerate(keys) if self._store.check([key]) and self._store.get(key) == b"yes"]
+        enough = there if len(there) >= self.at_least else []
+        return json.loads(self._store.compare_set(generation, "", json.dumps(enough)))
+
+    def _of(self, number: int, there: list[int], place: int) -> Generation:
+        """The generation of those that are there of a list."""
+        claims = {other: Claim(**json.loads(self._store.get(f"{number}/claim/{other}"))) for other in there}
+        # furthest first; one that never got the model comes behind all that have it, of whatever generation
+        order = sorted(there, key=lambda other: (claims[other].steps >= 0, claims[other]), reverse=True)
+        # where nobody has a trained model, none may have been lost
         if claims[order[0]].steps < 0 and self._store.check(["begun"]):
             raise RuntimeError("all processes that had the model are lost; begin again, from a checkpoint")
         self._last = number
         return Generation(number, tuple(claims[other] for other in order), order.index(place))
+
+
+def _theirs(number: int, count: int) -> list[str]:
+    """The keys under which the processes on a list say whether they are there."""
+    return [f"{number}/there/{place}" for place in range(count)]

@@ -14,6 +14,8 @@ from gradwire.transports.transport import KeyValueStore, Pending, Transport
 
 ABORT_S = 5.0
 """How long to wait for an abort."""
+GIVEN_UP = "given up"
+"""The key of a job in which ranks waited for others in vain."""
 SAME = (REPLICA, HOST)
 """The axes along which all ranks hold the same part of the model."""
 
@@ -49,9 +51,12 @@ class Mesh:
 
     def for_job(self) -> "Mesh":
         """The same transports with keys of the store for one job alone. All ranks call this together."""
-        # every job on these transports has keys of its own
-        self.replica.jobs += 1
-        return Mesh(self.axes, _Part(self.store, f"job/{self.replica.jobs}"), self.leaders)
+        # every job on these transports has keys of its own; one that the others gave up without this rank is over
+        while True:
+            self.replica.jobs += 1
+            part = _Part(self.store, f"job/{self.replica.jobs}")
+            if not part.check([GIVEN_UP]):
+                return Mesh(self.axes, part, self.leaders)
 
     @property
     def ranks(self) -> int:

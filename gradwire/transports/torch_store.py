@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from threading import Thread
 from typing import Any, ClassVar, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch.distributed as dist
 
@@ -24,11 +25,12 @@ class TorchStore:
     """`store`, or the one that the default process group was made with; every key begins with `prefix`.
 
     Its client waits for ever where the server's host is frozen or cut off. So each call runs on a thread of its own,
-    and raises RuntimeError where no answer comes in time; all later ones do so at once, for the client is still busy.
+    and raises RuntimeError where no answer comes in time; so do all later ones, at once, for the client is busy until
+    that answer has come after all.
     """
 
-    _silent: ClassVar[Any] = None
-    """The store whose server did not answer."""
+    _silent: ClassVar[WeakSet[Any]] = WeakSet()
+    """The stores whose servers owe an answer that is late."""
     _second: ClassVar[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
     """The second connection to each store, for all jobs of a process: to open one takes some seconds now and then."""
 
@@ -40,7 +42,7 @@ class TorchStore:
     def second(self) -> "TorchStore":
         """The same keys over a second connection, for threads that poll: on one, a wait holds up all others."""
         second = TorchStore._second.get(self._store)
-        if second is None or second is TorchStore._silent:
+        if second is None or second in TorchStore._silent:
             second = TorchStore._second[self._store] = self._store.clone()
         return TorchStore(self._prefix, second)
 
@@ -96,13 +98,18 @@ class TorchStore:
             raise RuntimeError(FORKED)
         # ask on another thread, for the client may never come back
         answer: Future[T] = Future()
-        if TorchStore._silent is not self._store:
+        if self._store not in TorchStore._silent:
             Thread(target=_answer, args=(answer, call, f"{self._prefix}/{key}"), daemon=True).start()
             with suppress(TimeoutError):
                 return answer.result(timeout_s)
-        # no answer: later calls find the client busy, and raise at once
-        TorchStore._silent = self._store
+            # no answer: until it comes, later calls would find the client busy
+            TorchStore._silent.add(self._store)
+            answer.add_done_callback(partial(_heard, self._store))
         raise RuntimeError(f"the store at {_address(self._store)} does not answer")
+
+
+def _heard(store: Any, _: Future[Any]) -> None:
+    TorchStore._silent.discard(store)
 
 
 def _answer(answer: Future[T], call: Callable[[str], T], key: str) -> None:

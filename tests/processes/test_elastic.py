@@ -13,8 +13,12 @@ from itertools import groupby
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+import gradwire as gw
 from tests.support.warm import Forked
 
 STEPS = 40
@@ -153,3 +157,39 @@ def test_a_rank_that_is_lost_before_the_first_step_is_one_more_loss(front_end, r
         assert [count for count, _ in groupby(words["ranks"] for words in each.resumed())] == [4, 2]
         assert says in re.sub(r" \(host .*?\)", "", each.all("error")[1])
     assert len({each.all("ended")[0] for each in left}) == 1
+
+
+@pytest.fixture
+def rendezvous() -> Iterator[gw.Rendezvous]:
+    yield gw.Rendezvous(dist.HashStore(), at_least=1, last_call_timeout=0.05, backend="gloo")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def goes_on(rendezvous: gw.Rendezvous, model: nn.Module) -> tuple[gw.Handle, int, DistributedDataParallel]:
+    handle = gw.attach(ddp := DistributedDataParallel(model), gw.TopK(0.1), elastic=True)
+    return handle, rendezvous.resume(handle), ddp
+
+
+def test_who_meets_without_a_handle_goes_on_from_the_one_that_was_resumed(rendezvous):
+    model = nn.Linear(8, 8)
+    rendezvous.meet()
+    handle, _, ddp = goes_on(rendezvous, model)
+    for _ in range(2):
+        ddp(torch.randn(4, 8)).sum().backward()
+    before = handle.state_dict()
+    rendezvous.meet()
+    handle, step, _ = goes_on(rendezvous, model)
+    assert step == 2
+    torch.testing.assert_close(handle.state_dict()["weight//residual"], before["weight//residual"], rtol=0, atol=0)
+    assert before["weight//residual"].any()
+
+
+def test_a_handle_that_was_detached_has_nothing_to_go_on_from(rendezvous):
+    model = nn.Linear(8, 8)
+    rendezvous.meet()
+    handle, *_ = goes_on(rendezvous, model)
+    handle.detach()
+    for given in (handle, None):
+        with pytest.raises(ValueError, match=r"was detached, and its state is gone; call meet\(handle\), not"):
+            rendezvous.meet(given)

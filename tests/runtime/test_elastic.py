@@ -1,6 +1,7 @@
 """Wherever in a step a rank is lost: that step counts on all that are left, or on none of them."""
 
 from itertools import chain, combinations
+from time import sleep
 
 import pytest
 import torch
@@ -184,6 +185,72 @@ def test_newcomers_that_are_left_alone_do_not_begin_again():
     two[1].at_least = 1
     with pytest.raises(RuntimeError, match="all processes that had the model are lost"):
         two[1].meet(-1)
+
+
+class Killed(BaseException):
+    pass
+
+
+def dies_in_its_wait(monkeypatch: pytest.MonkeyPatch, member: Members) -> None:
+    """The member's claim is on the list, and its process is gone."""
+
+    def wait(*_: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(member, "_wait", wait)
+    with pytest.raises(Killed):
+        member.meet(-1)
+
+
+def test_a_process_that_dies_while_it_waits_to_join_is_not_waited_for(monkeypatch):
+    two = members(store := dist.HashStore(), 2, at_least=2)
+    raising(together(2, lambda r: two[r].meet(-1)))
+    dies_in_its_wait(monkeypatch, *members(store, 1))
+    assert two[0].newcomers()
+    second = raising(together(2, lambda r: two[r].meet(5)))
+    assert [len(generation.claims) for generation in second] == [2, 2]
+    assert not two[0].newcomers()
+
+
+def test_who_gives_up_takes_its_claim_back():
+    two = members(store := dist.HashStore(), 2, at_least=2)
+    raising(together(2, lambda r: two[r].meet(-1)))
+    with pytest.raises(TimeoutError):
+        members(store, 1, timeout_s=0.1)[0].meet(-1)
+    assert not two[0].newcomers()
+    (newcomer,) = members(store, 1)
+    third = raising(together(3, lambda r: [*two, newcomer][r].meet([5, 5, -1][r])))
+    assert [generation.rank for generation in third][2] == 2
+
+
+def test_where_too_few_of_a_list_are_left_all_wait_on_as_what_they_were(monkeypatch, caplog):
+    three = members(store := dist.HashStore(), 3, at_least=3)
+    raising(together(3, lambda r: three[r].meet(-1)))
+    dead, newcomer = members(store, 2, at_least=3)
+    dies_in_its_wait(monkeypatch, dead)
+    caplog.clear()
+
+    def meet(rank: int) -> object:
+        if rank == 2:  # it comes when the first list has come to nothing
+            sleep(1)
+        return [*three[:2], newcomer][rank].meet([5, 6, -1][rank])
+
+    later = raising(together(3, meet))
+    assert [generation.rank for generation in later] == [1, 0, 2]
+    assert [claim.generation for claim in later[0].claims] == [1, 1, 0]
+    assert len(caplog.messages) == 1  # the newcomer's
+
+
+def test_who_has_the_model_goes_before_a_newcomer_that_never_got_it():
+    two = members(store := dist.HashStore(), 2)
+    raising(together(2, lambda r: two[r].meet(-1)))
+    two[0].begun()
+    late, survivor = two
+    (newcomer,) = members(store, 1)
+    raising(together(2, lambda r: [survivor, newcomer][r].meet([100, -1][r])))
+    third = raising(together(2, lambda r: [late, newcomer][r].meet([100, -1][r])))
+    assert [generation.rank for generation in third] == [0, 1]
+    assert third[0].claims[0].steps == 100
 
 
 def test_too_few_are_an_error():

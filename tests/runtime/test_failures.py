@@ -14,7 +14,7 @@ import pytest
 import gradwire as gw
 from gradwire.collective import HOST, REPLICA
 from gradwire.runtime import failures
-from gradwire.runtime.failures import Ending, Interrupted, Left, Mark, Verdict
+from gradwire.runtime.failures import AbsentRanks, Ending, Interrupted, Left, Mark, Verdict
 from gradwire.runtime.meeting import Meeting
 from gradwire.transports import mesh
 from gradwire.transports.threads import _Store
@@ -136,6 +136,22 @@ def test_a_mesh_counts_a_silent_rank_of_an_axis_among_all_ranks():
     assert (both.rank, both.silent) == (2, set())
     replica.silent, host.silent = 2, 1
     assert both.silent == {4, 3}
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_ranks_of_a_mesh_meet_after_a_job_to_which_one_did_not_come(late: int):
+    group = gw.Threads.group(2)
+    for transport in group:
+        transport.timeout_s = 0.4
+
+    def meets(rank: int) -> None:
+        Meeting(gw.Mesh.of(group[rank]).for_job()).compare({"call": "attach()"})
+
+    with pytest.raises(AbsentRanks, match=rf"rank {late} did not come to attach\(\)"):
+        meets(1 - late)
+    for transport in group:
+        transport.timeout_s = 20.0
+    raising(together(2, meets))
 
 
 @pytest.mark.parametrize("ranks", [2, 16, 64])

@@ -1,12 +1,17 @@
 """Words in torch's store."""
 
+import threading
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
+from gradwire.transports import torch_store
 from gradwire.transports.torch_store import TorchStore
 
 
@@ -22,11 +27,46 @@ def test_all_jobs_of_a_process_share_one_second_connection_to_a_store():
     first.set("word", "of a")
     assert again.get("word", 0) is None
     assert TorchStore("a", one).get("word", 5) == "of a"
-    TorchStore._silent, before = first._store, TorchStore._silent
-    try:
-        assert TorchStore("a", one).second()._store is not first._store  # one that does not answer is not kept
-    finally:
-        TorchStore._silent = before
+    TorchStore._silent.add(first._store)
+    assert TorchStore("a", one).second()._store is not first._store  # one that does not answer is not kept
+
+
+class Late:
+    """A store whose server has stopped for a while."""
+
+    timeout = timedelta(seconds=60)
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+
+    def check(self, keys: list[str]) -> bool:
+        return self.goes_on.wait(60)
+
+    def get(self, key: str) -> bytes:
+        return b"text"
+
+
+def answers(store: TorchStore) -> bool:
+    until = monotonic() + 10
+    while monotonic() < until:
+        with suppress(RuntimeError):
+            return store.get("word", 0) == "text"
+        sleep(0.01)
+    return False
+
+
+def test_a_store_that_was_late_is_asked_again_and_no_other_one_is_called_silent(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch_store, "SHORT_S", 0.05)
+    late, other = Late(), Late()
+    for store in (other, late):
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="the store at Late does not answer"):
+                TorchStore("a", store).get("word", 0)
+    late.goes_on.set()
+    assert answers(TorchStore("a", late))
+    with pytest.raises(RuntimeError, match="does not answer"):
+        TorchStore("a", other).get("word", 0)
+    other.goes_on.set()
 
 
 def test_what_does_not_come_is_none_in_a_file_as_well(tmp_path: Path):
