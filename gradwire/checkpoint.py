@@ -162,8 +162,8 @@ def unpack(state: Mapping[str, Tensor]) -> Unpacked:
 
 
 def gather(states: Sequence[StateDict]) -> StateDict:
-    """The states of all ranks of one job, in their order, as one that any number of ranks can load. Raises ValueError
-    where they do not belong together."""
+    """The states of all ranks of one job, in their order, as one that any number of ranks can load, on the CPU. Raises
+    ValueError where they do not belong together."""
     # they must be whole, in order, and of one moment
     read = [unpack(state) for state in states]
     if not read:
@@ -174,21 +174,20 @@ def gather(states: Sequence[StateDict]) -> StateDict:
         for field, fact in one.facts().items():
             if fact != read[0].facts()[field]:
                 raise ValueError(f"rank {rank} and rank 0 differ in {field}; pass states that were saved together")
-    # for every tensor that some rank has, a row of each rank
-    likes = {(name, key): tensor for one in read[::-1] for name, key, tensor in _each(one.exported)}
+    # for every tensor that some rank has, a row of each rank; each state may lie on its rank's GPU
+    likes = {(name, key): tensor.cpu() for one in read[::-1] for name, key, tensor in _each(one.exported)}
     exported: dict[str, dict[str, Tensor]] = {}
     for (name, key), like in likes.items():
-        rows = [one.exported.get(name, {}).get(key) for one in read]
         # a rank without a memory has zeros; one without small state gets another rank's
         instead = like if key.startswith(GROUP) else torch.zeros_like(like)
-        stacked = torch.stack([instead if row is None else row for row in rows])
-        exported.setdefault(name, {})[key] = like if key.startswith(SHARED) else stacked
-    first = read[0]
-    return pack(exported, first.job, first.step, replace(first.about, gathered=True))
+        rows = torch.stack([one.exported.get(name, {}).get(key, instead).cpu() for one in read])
+        exported.setdefault(name, {})[key] = like if key.startswith(SHARED) else rows
+    job = {name: tensor.cpu() for name, tensor in read[0].job.items()}
+    return pack(exported, job, read[0].step, replace(read[0].about, gathered=True))
 
 
 def reshard(states: Sequence[StateDict], world: int) -> list[StateDict]:
-    """The states of all ranks of one job, in their order, as those of a job with `world` ranks.
+    """The states of all ranks of one job, in their order, as those of a job with `world` ranks, on the CPU.
 
     Memories are added up by the rule of `gradwire.predecessors`; ranks that get none start with empty ones. The sum
     over the ranks of every residual is the same before and after, and what is equal on all ranks stays so. Raises

@@ -12,7 +12,8 @@ from gradwire.options import check_type
 
 def save(state: Mapping[str, Any], path: str | Path) -> None:
     """Writes a state dict beside `path`, waits until it is on the disk, and only then gives it its name: whenever a
-    host crashes, the file is the old one or the new one, whole. `torch.load(path, weights_only=True)` reads it."""
+    host crashes, the file is the old one or the new one, whole. `torch.load(path, map_location="cpu",
+    weights_only=True)` reads it."""
     check_type("state", state, (Mapping,), "handle.state_dict()", optional=False)
     check_type("path", path, (str, Path), '"gradwire.pt"', optional=False)
     path = Path(path)

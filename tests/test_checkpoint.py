@@ -24,7 +24,20 @@ from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.state_buffers import StateBuffers
 from gradwire.runtime.states import gather
 from tests.support.cases import CASES, FEW, Case, rows
-from tests.support.harness import CPU, SMALL, Job, draw, hand_over, job, plan_of, raising, slots_of, together, total
+from tests.support.harness import (
+    CPU,
+    SMALL,
+    Job,
+    draw,
+    hand_over,
+    hosts,
+    job,
+    plan_of,
+    raising,
+    slots_of,
+    together,
+    total,
+)  # fmt: skip
 from tests.support.pretend_cuda import GPU, on_gpu, pretended_cuda
 
 SLOTS = slots_of(SMALL)
@@ -214,6 +227,45 @@ def test_the_state_of_all_ranks_is_what_each_of_them_had(case: Case):
         assert all(torch.equal(a, b) for a, b in zip(means, expected, strict=True))
 
 
+@pytest.mark.parametrize("compressor", [gw.PowerSGD(2), gw.ACPSGD(2), gw.Dion(1 / 2)], ids=str)
+def test_hosts_go_on_bit_for_bit_from_each_ranks_state_and_from_that_of_all(compressor: gw.Compressor):
+    plan = plan_of(SLOTS, compressor, gw.Residual(), gw.AllReduce())
+    with job(plan, SLOTS, 4, transports=hosts(2, 2)) as running:
+        for step in range(2):
+            running.step(draw(SLOTS, 4, step))
+        own = running.states()
+        whole = raising(together(4, lambda rank: running.runtimes[rank].state_dict(all_ranks=True)))[0]
+        expected = [running.step(draw(SLOTS, 4, step))[0] for step in (2, 3)]
+    assert all(
+        torch.equal(whole[key], tensor) for key, tensor in tensors_of(gw.reshard(own, 4)[0]).items() if "shared" in key
+    )
+    for saved in (own, [whole] * 4, gw.reshard(own, 4)):
+        with job(plan, SLOTS, 4, transports=hosts(2, 2)) as resumed:
+            resumed.load(saved)
+            for step, means in zip((2, 3), expected, strict=True):
+                for own_means in resumed.step(draw(SLOTS, 4, step)):
+                    assert all(torch.equal(a, b) for a, b in zip(own_means, means, strict=True))
+
+
+def test_a_new_leader_of_a_host_has_the_bases_and_one_step_less_has_those_before():
+    groups = plan_of(SLOTS, gw.PowerSGD(2), gw.Residual(), gw.AllReduce()).groups
+    with job(gw.Plan(groups), SLOTS, 4, transports=hosts(2, 2)) as running:
+        for step in range(2):
+            before = running.state("shared/q")
+            running.step(draw(SLOTS, 4, step))
+        after = running.state("shared/q")
+        assert not torch.equal(after[0][0], before[0][0])
+        assert all(torch.equal(a, b) for own in after[1:] for a, b in zip(own, after[0], strict=True))
+        # a step that is taken back, or is not good, on all ranks of the host
+        running.skip()
+        running.step(draw(SLOTS, 4, 2, scale=torch.inf))
+        for own in running.state("shared/q"):
+            assert all(torch.equal(a, b) for a, b in zip(own, before[0], strict=True))
+        # other ranks lead the groups: they go on from these bases
+        running.install(gw.Plan(groups[::-1]))
+        assert all(torch.equal(a, b) for own in running.state("shared/q") for a, b in zip(own, before[0], strict=True))
+
+
 def test_the_state_of_all_ranks_lies_on_the_cpu():
     mesh = gw.Mesh.of(gw.Threads.group(1)[0])
     agreement = meeting.Agreement(mesh, SLOTS, CPU, JobOptions())
@@ -293,6 +345,19 @@ def test_states_that_were_not_saved_together_are_not_resharded():
         gw.reshard(early[::-1], 3)
     with pytest.raises(ValueError, match="state 0 of these 1 is the state of rank 0 of 2 ranks"):
         gw.reshard(early[:1], 3)
+
+
+def test_states_that_lie_on_several_devices_are_gathered_on_the_cpu():
+    states, expected = saved_states(), gw.reshard(saved_states(), 3)
+    with pretended_cuda():
+        mixed = [
+            states[0],
+            {key: tensor if key == checkpoint.ABOUT else on_gpu(tensor) for key, tensor in states[1].items()},
+        ]
+        for parts in ([checkpoint.gather(mixed)], gw.reshard(mixed, 3)):
+            assert all(type(tensor) is Tensor for part in parts for tensor in part.values())
+        for part, other in zip(gw.reshard(mixed, 3), expected, strict=True):
+            assert all(torch.equal(part[key], other[key]) for key in other)
 
 
 def test_ranks_that_do_not_load_are_named_and_told(monkeypatch: pytest.MonkeyPatch):
@@ -416,6 +481,30 @@ def test_a_controllers_state_that_cannot_be_is_refused_and_changes_nothing(make,
             assert "cannot go on from this state" in str(error)
         for old, new in zip(before, running.states(), strict=True):
             torch.testing.assert_close(new, old, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_job_without_a_controller_keeps_what_one_had():
+    with job(with_controller(), SLOTS, 2, controllers=[gw.WarmUp(0.5, steps=9), gw.WarmUp(0.5, steps=9)]) as running:
+        running.step(draw(SLOTS, 2, 0))
+        saved = running.states()
+        running.step(draw(SLOTS, 2, 1))
+        after = running.states()
+    had = {key: tensor for key, tensor in saved[0].items() if key.startswith("//")}
+    with job(plan_of(SLOTS, gw.FP32(), gw.NoMemory(), gw.AllReduce()), SLOTS, 2) as without:
+        without.load(saved)
+        # a state that is refused changes nothing of it
+        assert all(
+            isinstance(error, ValueError) for error in together(2, lambda r: without.runtimes[r].load_state_dict({}))
+        )
+        kept = without.states()
+        without.load(kept)
+    assert had
+    assert all(torch.equal(own[key], had[key]) for own in kept for key in had)
+    with job(with_controller(), SLOTS, 2, controllers=[gw.WarmUp(0.5, steps=9), gw.WarmUp(0.5, steps=9)]) as resumed:
+        resumed.load(kept)
+        resumed.step(draw(SLOTS, 2, 1))
+        for old, new in zip(after, resumed.states(), strict=True):
+            assert all(torch.equal(old[key], new[key]) for key in old)
 
 
 def test_a_job_goes_on_in_the_order_of_the_state():

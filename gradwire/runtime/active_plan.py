@@ -40,6 +40,8 @@ class ActivePlan:
         self._agreement, self._options, self._slots = agreement, options, slots
         self._train({slot.name for slot in slots} if options.trained is None else options.trained)
         self._chosen: Plan | None = None
+        # what a state had of a controller, where this job has none
+        self._waits: Mapping[str, Tensor] = {}
         self.native_steps, self.plan, self.origin = None, NATIVE, NATIVE
         # all ranks meet here: they begin with equal plans, or none begins
         self.first = self.agreed(make)
@@ -135,8 +137,8 @@ class ActivePlan:
             self._apply(self._control.native_ended(self._steps.number - 1, self.plan, median_s))
 
     def export(self) -> dict[str, Tensor]:
-        """The part of a checkpoint about plans and the controller."""
-        return self._control.export(self.plan, self.origin)
+        """The part of a checkpoint about plans and the controller; without one what a state had that was loaded."""
+        return self._control.export(self.plan, self.origin) if self._options.controller else dict(self._waits)
 
     def check(self, read: checkpoint.Unpacked) -> None:
         """Raises ValueError where this job cannot go on from a state. The controller has then loaded it: `restore`
@@ -152,12 +154,12 @@ class ActivePlan:
 
     def restore(self, job: Mapping[str, Tensor]) -> None:
         """Brings the controller back to an `export`."""
-        if job:
+        if self._options.controller:
             self._load_controller(job)
 
     def load(self, read: checkpoint.Unpacked) -> None:
         """Goes on from a state; a plan that was made from slots in their order is made again in the state's order."""
-        self.order = read.about.order or self.order
+        self.order, self._waits = read.about.order or self.order, read.job
         if read.job and self._options.controller:
             plan = self._load_controller(read.job)
             self._replace(plan)

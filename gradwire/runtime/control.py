@@ -176,8 +176,7 @@ class Control:
 
     def export(self, plan: Plan, origin: Plan) -> dict[str, Tensor]:
         """The controller's state, the plan in force, the one that it was made from, and a decision not in force yet."""
-        if not self.controller:
-            return {}
+        assert self.controller is not None
         texts = {"plan": plan.to_json(), "origin": origin.to_json()}
         # a decision of the last step is not in force yet: it is kept too
         if self.decided is not None:

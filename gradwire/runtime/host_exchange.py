@@ -6,22 +6,24 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.collective import HOST, Broadcast, Collective, Sum
-from gradwire.compressors import Reduction
+from gradwire.collective import HOST, Broadcast, Collective, Message, Sum, aligned
+from gradwire.compressors import Reduction, SlotState
 from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients
+from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan
 from gradwire.runtime.exchange import GroupExchange, JobContext, ReplicaExchange
 from gradwire.runtime.flags import flagged
 from gradwire.runtime.group_input import GroupInput
 from gradwire.runtime.row_exchange import RowExchange
 from gradwire.runtime.store import Store, StoredGroup
+from gradwire.torch_private.foreach import copy_each
 
 
 class HostExchange(GroupExchange):
     """Sums inside the host, has one of its ranks, the group's leader, reduce the sum with its peers on other hosts, and
-    broadcasts the mean inside the host. Groups have leaders in turn. A residual that another rank still has, of a plan
-    in which it was the leader, goes out with the next sum."""
+    broadcasts the mean inside the host, and the small tensors of slots. Groups have leaders in turn. A residual that
+    another rank still has, of a plan in which it was the leader, goes out with the next sum."""
 
     why_not_recorded: ClassVar[str] = 'groups that are summed along the axis "host" are not recorded'
 
@@ -33,12 +35,13 @@ class HostExchange(GroupExchange):
         self._leader = index % job.mesh.leaders
         self.group, self.index, self.stored = group, index, stored
         self.context, self.nonfinite = self._between.context, self._between.nonfinite
-        self.rounds = self._between.rounds + 2
+        # the sum, what the leader does, the mean, and small tensors if there are any
+        self.rounds = self._between.rounds + 2 + bool(stored.slot_state.buffers)
         self.compresses = self._host.rank == self._leader
 
     def run(self, given: GroupInput, step: int) -> Reduction:
         self.input = given
-        self.nonfinite.zero_()
+        self._between.begin(given, step)
         # sum inside the host
         message = self.context.numbers("host", self.stored.layout.numel)
         self._accumulate(message.body, given)
@@ -48,7 +51,6 @@ class HostExchange(GroupExchange):
             sums = GroupInput(
                 Gradients.of_vector(self.stored.layout, message.body), given.absent, float_residual=given.float_residual
             )
-            self._between.enter(sums, step)
             yield from self._between.reduce(sums)
         else:
             for _ in range(self._between.rounds):
@@ -56,13 +58,27 @@ class HostExchange(GroupExchange):
         # broadcast inside the host
         yield from flagged(_one(Broadcast(message, self._leader, HOST)), self.nonfinite)
         given.gradients.write_means(message.body, given.scale)
+        if self.stored.slot_state.buffers:
+            yield from self._share_small()
 
     def commit(self) -> None:
         if self.compresses:
             self._between.commit()
-        elif self.stored.has_residual:
+            return
+        self.stored.slot_state.commit()
+        if self.stored.has_residual:
             assert self.input is not None
             self.stored.spend(whole=not self.input.absent)
+
+    def _share_small(self) -> Reduction:
+        """Has all ranks of the host stage the small tensors that the leader has after this step: states say that these
+        are equal on all ranks, any of which may lead the group by the next plan."""
+        small = self.context.buffers.once("small", lambda: SmallTensors(self.stored.slot_state, self.context.buffers))
+        if self.compresses:
+            small.pack()
+        yield Broadcast(small.message, self._leader, HOST)
+        if not self.compresses:
+            small.stage()
 
     def _accumulate(self, x: Tensor, given: GroupInput) -> None:
         """x (n,) becomes this rank's part of the host's mean."""
@@ -83,6 +99,31 @@ class HostExchange(GroupExchange):
             for slot in given.absent:
                 self.stored.layout.parts(left)[slot].copy_(self.stored.layout.parts(before)[slot])
             part.keep(left, after, self.context.own_seed())
+
+
+class SmallTensors:
+    """The small tensors of a group's slots, of any type and shape, in one message."""
+
+    def __init__(self, state: SlotState, buffers: Workspace) -> None:
+        self._state = state
+        # each at a multiple of ALIGNED, as a view of any type must be
+        kept = [(name, tensor) for name, both in state.buffers.items() for tensor in both.read]
+        sizes = [aligned(tensor.nbytes) for _, tensor in kept]
+        whole = buffers.tensor("small", (sum(sizes),), torch.uint8)
+        self.message, self._places = Message.plain(whole), {name: list[Tensor]() for name in state.buffers}
+        for (name, tensor), part in zip(kept, whole.split(sizes), strict=True):
+            self._places[name].append(part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape))
+
+    def pack(self) -> None:
+        """Copies to the message what the tensors are after this step, if it is good."""
+        for name, (now, after) in self._state.buffers.items():
+            copy_each(self._places[name], after if name in self._state.staged else now)
+
+    def stage(self) -> None:
+        """Stages what has come with the message."""
+        for name, (_, after) in self._state.buffers.items():
+            copy_each(after, self._places[name])
+        self._state.written(*self._state.buffers)
 
 
 def exchanges_for(plan: Plan, store: Store, job: JobContext) -> list[GroupExchange]:

@@ -9,7 +9,7 @@ import gradwire as gw
 from gradwire.compressors import Thresholded, context_for
 from gradwire.slots import Layout, Slot
 from tests.support.cases import CASES, FEW, Case, rows
-from tests.support.harness import SMALL, draw, slots_of
+from tests.support.harness import SMALL, draw, hosts, slots_of
 from tests.support.lane import WORLD, Lane
 from tests.support.pretend_cuda import GPU, PretendedGPU, on_gpu, pretended_cuda, real
 
@@ -75,6 +75,14 @@ def asks_for_nothing_and_launches_little(case: Case, gpu: PretendedGPU) -> None:
     assert not gpu.pageable, f"copies of memory that is not pinned: {dict(gpu.pageable)}"
     launched = gpu.kernels.total() / WORLD
     assert launched <= case.launches[1], f"{launched} launches: {gpu.lines.most_common(12)}"
+
+
+@pytest.mark.parametrize("compressor", [gw.RandomK(0.05, rescale=True), gw.QSGD()], ids=str)
+def test_hosts_draw_anew_at_every_step(compressor: gw.Compressor, gpu: PretendedGPU):
+    case = Case(compressor, gw.NoMemory(), gw.AllGather(), 0)
+    lane, grads = Lane(case, SLOTS, GPU, gpu, meshes=hosts(2, 2)), draw(SLOTS, WORLD, 0)
+    first, second = (lane.step(grads)[0] for _ in range(2))
+    assert not any(torch.equal(a, b) for a, b in zip(first, second, strict=True) if a.numel() > 1000)
 
 
 BY_THRESHOLD = [gw.DGC(0.01), gw.GaussianK(0.01), gw.RedSync(0.01), gw.SIDCo(0.01), gw.ReusedThreshold(0.01, warmup=0)]

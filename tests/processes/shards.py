@@ -446,6 +446,33 @@ def what_memories_keep_adds_up_to_the_same_on_another_mesh() -> None:
         handle.detach()
 
 
+@scenario(4, long=True)
+def a_single_replica_keeps_a_controllers_state_for_later_ones() -> None:
+    def attached(shape: tuple[int, int], steps: int = 20) -> tuple[Branches, gw.Handle]:
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+        model = wrapped(mesh["shard"])
+        return model, gw.attach(model, gw.TopK(0.1), mesh=mesh, controller=gw.WarmUp(0.5, steps=steps))
+
+    def handed_on(handle: gw.Handle, to: gw.Handle) -> dict[str, Tensor]:
+        path = folder()
+        dcp.save({"gradwire": handle.stateful()}, checkpoint_id=path)
+        dcp.load({"gradwire": to.stateful(path)}, checkpoint_id=path)
+        return {key: tensor for key, tensor in to.state_dict().items() if key.startswith("//")}
+
+    model, handle = attached((2, 2))
+    steps(model, torch.optim.SGD(model.parameters(), lr=0.1), range(5))
+    want = {key: tensor for key, tensor in handle.state_dict().items() if key.startswith("//")}
+    (alone, single), (_, grown) = attached((1, 4)), attached((2, 2))
+    assert handed_on(handle, single).keys() == want.keys()
+    # what cannot be loaded changes nothing of it
+    refused(ValueError, "pass what handle.state_dict() returned", lambda: single.load_state_dict({}))
+    steps(alone, torch.optim.SGD(alone.parameters(), lr=0.1), range(5, 6))
+    got = handed_on(single, grown)
+    assert got.keys() == want.keys()
+    assert all(torch.equal(got[key], tensor) for key, tensor in want.items())
+    assert grown.plan == handle.plan
+
+
 @scenario(4)
 def unsharded_models_have_distributed_checkpoints_as_well() -> None:
     ddp, path = DistributedDataParallel(network()), folder()

@@ -1,6 +1,7 @@
 """One group on a few ranks, all in one thread, on a CPU or on a GPU that is pretended."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from gradwire.ops.gradients import Gradients
 from gradwire.ops.workspace import Workspace
 from gradwire.runtime.exchange import GroupExchange, JobContext, ReplicaExchange
 from gradwire.runtime.group_input import GroupInput
+from gradwire.runtime.host_exchange import HostExchange
 from gradwire.runtime.store import Store
 from gradwire.slots import Slot
 from tests.support.cases import Case
@@ -28,26 +30,28 @@ class Lane:
         device: torch.device,
         gpu: PretendedGPU | None = None,
         world: int = WORLD,
+        meshes: Sequence[gw.Mesh] = (),
     ) -> None:
         self.slots, self._gpu, self.number = slots, gpu, 0
         group = gw.Group(tuple(slot.name for slot in slots), case.compressor, case.memory, case.communicator)
-        self._transports = gw.Threads.group(world)
+        self._meshes = list(meshes) or [gw.Mesh.of(transport) for transport in gw.Threads.group(world)]
         self.exchanges: list[GroupExchange] = []
-        for transport in self._transports:
+        for mesh in self._meshes:
             store = Store(slots, device)
             store.arrange(gw.Plan((group,)))
-            job = JobContext(gw.Mesh.of(transport), 0, Workspace(device))
-            self.exchanges.append(ReplicaExchange(group, 0, store.groups[0], job))
+            kind = HostExchange if mesh.host else ReplicaExchange
+            self.exchanges.append(kind(group, 0, store.groups[0], JobContext(mesh, 0, Workspace(device))))
 
     def step(self, grads: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
         """The means, by rank and slot; gradients stay as they are."""
         means = [[on_gpu(grad) if self._gpu else grad.clone() for grad in own] for own in grads]
         given = [GroupInput(Gradients(e.stored.split, own)) for e, own in zip(self.exchanges, means, strict=True)]
         reductions = [e.run(each, self.number) for e, each in zip(self.exchanges, given, strict=True)]
-        while ops := [op for op in (next(reduction, None) for reduction in reductions) if op is not None]:
+        for ops in zip_longest(*reductions):
             self._count(False)
-            for transport, op in zip(self._transports, ops, strict=True):
-                transport.start(op)
+            for mesh, op in zip(self._meshes, ops, strict=True):
+                if op is not None:
+                    mesh.start(op)
             self._count(True)
             self.turn_ended()
         for exchange in self.exchanges:
