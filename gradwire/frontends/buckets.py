@@ -126,12 +126,13 @@ class Buckets:
 
     def _arrive(self, bucket: GradBucket) -> None:
         """Completes the bucket's slots: those that have not arrived have no gradient of this pass."""
-        runtime = self._runtime
-        # the last gradient is in its bucket by now
-        if self.late is not None:
+        runtime, place = self._runtime, self._places[bucket.index()]
+        # the last gradient is in its bucket by now, unless this one has unused parameters alone: DDP has it ready
+        # before the first gradient is copied to its own
+        if self.late is not None and self.late in place.slots:
             late, self.late = self.late, None
             runtime.arrive(late)
-        place, there = self._places[bucket.index()], runtime.arrived
+        there = runtime.arrived
         # means go to the address that is known, so DDP must not have moved the bucket
         if bucket.buffer().data_ptr() != place.address:
             runtime.refuse("DDP moved its buckets in mid-training; call detach() and attach again")

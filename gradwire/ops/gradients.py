@@ -176,11 +176,14 @@ class Gradients:
         return views
 
     def write_means(self, means: Tensor | None, scale: Scalar | None) -> None:
-        """Replaces the gradients by their means (n,), unless these are there already, times `scale`."""
-        if means is not None and means is not self.flat:
-            copy_each(self.tensors, self.split.views(means))
-        if scale is not None:
-            scale_each(self.tensors, scale)
+        """Replaces the gradients by their means (n,) float32, which are scratch, times `scale`; where the means are in
+        their place already, by their multiple alone."""
+        if means is None or means is self.flat:
+            if scale is not None:
+                scale_each(self.tensors, scale)
+            return
+        # multiplied before they are float16, which the small ones among them would not survive
+        copy_each(self.tensors, self.split.views(means if scale is None else means.mul_(scale)))
 
     def poison(self) -> None:
         """Replaces the gradients by NaN, so that the optimizer or GradScaler skips the step."""

@@ -67,6 +67,18 @@ def test_parts_and_matrices_cover_the_gradients_and_nothing_else(
         assert torch.equal(found, wanted)
 
 
+def test_means_are_multiplied_before_they_are_float16():
+    """By the loss scale: alone, such small ones would be 0, or a subnormal of few digits."""
+    slots = slots_of({"a": torch.empty(4, 2), "b": torch.empty(3)})
+    layout, means = Layout(tuple(slots)), torch.tensor([1e-7, 4e-8, 2e-8, -1e-9, 1e-3, 0, -3e-6, 1e-7, 1, 5e-8, 1e-5])
+    tensors = [torch.empty(slot.shape, dtype=torch.float16) for slot in slots]
+    expected = (means * 4096).half()
+    mean = Mean(lambda: torch.empty(11), Gradients.merged(layout, tensors))
+    mean.vector().copy_(means)
+    mean.write_means(torch.tensor(4096.0))
+    assert torch.equal(torch.cat([tensor.flatten() for tensor in tensors]), expected)
+
+
 @pytest.mark.parametrize("compressor", [gw.PowerSGD(2), gw.ACPSGD(2)], ids=str)
 def test_batches_of_matrices_may_lie_in_several_tensors(compressor: gw.Compressor, monkeypatch: pytest.MonkeyPatch):
     means = []

@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from time import sleep
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
+from gradwire.runtime.machine import Arrivals
 from tests.processes.scenarios import Turns, batch, network, refused, same_on_all_ranks, scenario
 
 ADAPTER = ["adapter.weight", "adapter.bias"]
@@ -294,3 +296,45 @@ def a_handle_whose_ddp_was_not_kept_says_so() -> None:
     assert "its DDP was garbage collected" in handle.status()
     refused(ValueError, "was garbage collected: keep a reference to ddp", handle.stateful)
     handle.detach()
+
+
+class Heads(nn.Module):
+    """Large heads without biases, which lie in buckets of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Linear(20, 16)
+        self.heads = nn.ModuleList(nn.Linear(16, 200_000, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor, head: int) -> Tensor:
+        return self.heads[head](self.stem(x)).square().sum()
+
+
+def heads_gradients(compressor: gw.Compressor | None) -> list[Tensor]:
+    """Those of the first head, step by step; the other one is used at first alone."""
+    ddp = DistributedDataParallel(Heads(), bucket_cap_mb=1, find_unused_parameters=True)
+    if compressor:
+        groups = [["heads.0.weight"], ["heads.1.weight"], ["stem.weight", "stem.bias"]]
+        gw.attach(ddp, compressor, groups=gw.groups.listed(groups))
+    found: list[Tensor] = []
+    for step in range(8):
+        ddp.zero_grad()
+        ddp(batch(step)[0], int(step == 0)).backward()
+        if step:
+            found.append(ddp.module.heads[0].weight.grad.clone())
+    return found
+
+
+@scenario(2)
+def the_first_gradient_of_a_pass_is_sent_when_it_is_in_its_bucket() -> None:
+    """Not when DDP says first that the bucket of all that is unused is ready."""
+    arrive = Arrivals.arrive
+
+    def arrive_and_wait(arrivals: Arrivals, slot: int) -> None:
+        arrive(arrivals, slot)
+        sleep(0.02)  # the worker begins before DDP goes on
+
+    Arrivals.arrive = arrive_and_wait
+    for ours, theirs in zip(heads_gradients(gw.FP32()), heads_gradients(None), strict=True):
+        torch.testing.assert_close(ours, theirs)
