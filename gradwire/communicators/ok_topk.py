@@ -129,13 +129,13 @@ def _bounds(n: int, context: GroupContext) -> list[int]:
 
 
 def _quantiles(indices: Tensor, n: int) -> Tensor:
-    """The coordinates (POINTS,), from 0, that divide ascending indices (m,) into equal parts; even ones for m = 0."""
-    m = len(indices)
-    grid = (
-        torch.arange(POINTS, dtype=torch.int64, device=indices.device).mul_(m or n).div_(POINTS, rounding_mode="floor")
-    )
+    """The coordinates (POINTS,), from 0, that divide ascending indices (≤ k,) below n into equal parts; even ones where
+    there are none."""
     # the indices at equal distances, in their order
-    edges = indices[grid] if m else grid
+    m, points = (indices < n).sum(), torch.arange(POINTS, dtype=torch.int64, device=indices.device)
+    edges = torch.cat([indices, indices.new_zeros(1)])[(points * m).div_(POINTS, rounding_mode="floor")]
+    # none
+    edges = torch.where(m > 0, edges, (points * n).div_(POINTS, rounding_mode="floor"))
     edges[:1].zero_()
     return edges
 

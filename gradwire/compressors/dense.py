@@ -56,8 +56,8 @@ class FP32(Cast, recordable=True):
 class FP16(Cast, recordable=True):
     """IEEE half precision: 16 bits per element, range 6e-8 to 65504.
 
-    Gradients are divided by the number of ranks before the cast, as in torch's fp16 hook, so that the sum
-    overflows only where the mean does.
+    Gradients are divided by the number of ranks before the cast, as in torch's fp16 hook. The sum overflows where the
+    mean, one rank's part of it or a partial sum exceeds 65,504; with a memory what would exceed it stays there.
     """
 
     wire_dtype: ClassVar[torch.dtype] = torch.float16

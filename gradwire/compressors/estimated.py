@@ -15,7 +15,7 @@ from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
 from gradwire.ops.ranges import send_entries
 from gradwire.ops.reference.largest import lower_bound
-from gradwire.ops.threshold import at_least, counts, top_k_by_estimate
+from gradwire.ops.threshold import at_least, counts, top_k_by_estimate, used_at_least, values_at
 
 
 class Thresholded(Sparse):
@@ -82,8 +82,15 @@ class HardThreshold(Sparse, recordable=True):
             raise ValueError(f"threshold={self.threshold} lets zeros pass; use a magnitude such as threshold=0.001")
 
     def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
-        return at_least(x, self.threshold / context.world, k)[0]
+        return used_at_least(x, self.threshold / context.world, k)
+
+    def values(self, x: Tensor, indices: Tensor) -> Tensor:
+        return values_at(x, indices)
 
     def send(self, x: Tensor, payloads: Tensor, layout: Entries, context: GroupContext) -> None:
         # select by the threshold, pack, and keep what is not sent
         send_entries(x, payloads, layout, *at_least(x, self.threshold / context.world, layout.k))
+
+    def pack(self, x: Tensor, indices: Tensor, payload: Tensor) -> None:
+        values, places = self.values(x, indices), indices.clamp(max=len(x) - 1)
+        send_entries(x[None], payload[None], self.layout(len(x)), places[None], values[None])

@@ -131,7 +131,7 @@ class MultiLevel(MultiRound):
     def _observe(self, x: Tensor, levels: tuple[Tensor, Tensor], context: GroupContext) -> Tensor:
         """Writes `observed`; returns its norms (3,)."""
         norms, elements = self.observed(context)
-        values = [x[indices] for indices in levels]
+        values = [self.codec.values(x, indices) for indices in levels]
         # the norm of x and of each level, and how many of their elements are not zero
         torch.stack([self._norm(part, context) for part in (x, *values)], out=norms)
         torch.stack([part.count_nonzero() for part in values], out=elements[1:])

@@ -6,7 +6,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors.compressor import LONGEST_PERIOD
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.estimated import Thresholded
 from gradwire.ops.backend import backend_for
@@ -22,12 +21,12 @@ class ReusedThreshold(Thresholded, recordable=True):
     https://doi.org/10.1145/3625549.3658678); exact top-k in all steps on a GPU.
 
     τ adapts: with a change of the threshold of less than a tenth it grows by 1, of a twentieth by 2; with more it
-    shrinks by 1, with more than a fifth by 2, but not below 5 (or `period`). Where fewer than 0.7 k or more than 2 k
+    shrinks by 1, with more than a fifth by 2, but not below 5 (or `reuse`). Where fewer than 0.7 k or more than 2 k
     elements pass, the selection is exact at once; of more than k that pass the k largest are sent.
     """
 
     ratio: float = 0.01
-    period: int = 5  # pyright: ignore[reportIncompatibleVariableOverride]
+    reuse: int = 5
     """τ at first, in steps."""
     warmup: int = 15
     """The first steps, which are exact."""
@@ -36,15 +35,15 @@ class ReusedThreshold(Thresholded, recordable=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.period <= LONGEST_PERIOD or self.warmup < 0:
+        if self.reuse < 1 or self.warmup < 0:
             raise ValueError(
-                f"period={self.period}, warmup={self.warmup} count steps, the first of them 1 to {LONGEST_PERIOD}; "
-                "use e.g. period=5, warmup=15"
+                f"reuse={self.reuse}, warmup={self.warmup} count steps, the first of them from 1 on; "
+                "use e.g. reuse=5, warmup=15"
             )
 
     def init_group(self) -> dict[str, Tensor]:
         return {
-            "reused": torch.tensor([0.0, self.period, 0.0], dtype=torch.float32, device="cpu")
+            "reused": torch.tensor([0.0, self.reuse, 0.0], dtype=torch.float32, device="cpu")
         }  # threshold, τ, steps since it was exact
 
     def select_by_threshold(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
@@ -68,4 +67,4 @@ class ReusedThreshold(Thresholded, recordable=True):
         # the change in tenths of the old threshold
         change = (new - old).abs() / old * 10
         grows, shrinks = 1 + (change < 0.5).to(change.dtype), -1 - (change > 2).to(change.dtype)
-        return (tau + torch.where(change < 1, grows, shrinks)).clamp(min=min(SHORTEST, self.period))
+        return (tau + torch.where(change < 1, grows, shrinks)).clamp(min=min(SHORTEST, self.reuse))

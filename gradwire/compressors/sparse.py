@@ -46,6 +46,10 @@ class Sparsifier(Codec):
         """Ascending indices (k,) int64 of the elements of x (n,) to send, and (`fewer`,) of those of a smaller second
         level: see `MultiLevel`."""
 
+    def values(self, x: Tensor, indices: Tensor) -> Tensor:
+        """The elements of x (n,) at indices (m,) of a level."""
+        return x[indices]
+
     @abstractmethod
     def pack(self, x: Tensor, indices: Tensor, payload: Tensor) -> None:
         """Writes these elements of x (n,) to a payload, and leaves in x what it does not hold."""
@@ -81,7 +85,7 @@ class Sparse(Sparsifier, Selective):
     @abstractmethod
     def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
         """Ascending indices (≤ k,) int64 of the elements of x (n,) to send; on a GPU, where this is divisible, those of
-        each vector of x (..., n)."""
+        each vector of x (..., n), and UNUSED may stand behind the last."""
 
     def is_exact(self, device: torch.device) -> bool:
         """Whether `select` selects the k largest elements on a device, always."""
@@ -116,7 +120,9 @@ class Sparse(Sparsifier, Selective):
     def levels(self, x: Tensor, fewer: int, context: GroupContext) -> tuple[Tensor, Tensor]:
         first = self.select(x, self.count(len(x)), context)
         # the second level is nested: the largest of the first
-        return first, first if fewer == self.count(len(x)) else first[backend_for(x).top_k(x[first], fewer)]
+        if fewer == self.count(len(x)):
+            return first, first
+        return first, first[backend_for(x).top_k(self.values(x, first), fewer)]
 
     def entries(self, rows: Tensor, context: GroupContext) -> tuple[Tensor, Tensor]:
         return backend_for(rows).unpack_entries(rows, self.layout(context.layout.numel))

@@ -30,7 +30,7 @@ def send_ranges(
 ) -> None:  # fmt: skip
     """Moves the elements of x (n,) at ascending indices (m,) to payloads (ranges, ≥ nbytes): of each range between two
     bounds, those of largest magnitude up to the layout's capacity. Where `relative`, indices count from the start of
-    their range."""
+    their range. On a GPU indices of n or more are unused."""
     edges = _edges(bounds, buffers)
     # a GPU: all ranges at once
     if x.device.type != "cpu":
@@ -67,11 +67,11 @@ def split(x: Tensor, indices: Tensor, edges: Tensor, capacity: int) -> Iterator[
 
 def split_on_device(x: Tensor, indices: Tensor, edges: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
     """`split` without a host sync: indices and values (ranges, ≤ capacity) each, n and 0 behind a range's last
-    entry."""
+    entry. Indices of n or more are unused."""
     ranges = torch.arange(len(edges) - 1, dtype=torch.int64, device=x.device)
     outside = torch.searchsorted(edges[1:], indices, right=True) != ranges[:, None]
     # the largest magnitudes of each range; -1 for indices of other ranges
-    sizes = x[indices].abs_().expand_as(outside).masked_fill(outside, -1)
+    sizes = x[indices.clamp(max=len(x) - 1)].abs_().expand_as(outside).masked_fill(outside, -1)
     largest, chosen = sizes.topk(min(len(indices), capacity), sorted=False)
     found = indices[chosen].masked_fill_(largest < 0, len(x)).sort().values
     return found, x[found.clamp(max=len(x) - 1)].masked_fill_(found == len(x), 0)

@@ -11,6 +11,9 @@ from gradwire.ops.host import on_host
 from gradwire.ops.magnitudes import LARGEST, LEAST, MOST
 from gradwire.ops.reference.largest import TINY, largest
 
+UNUSED = 1 << 62
+"""Stands behind the last index where a GPU, which the host does not ask, has chosen fewer than there is room for."""
+
 
 def counts(device: torch.device) -> bool:
     """Whether exact selection takes fewer passes than an estimated threshold: on a GPU, which counts digits."""
@@ -44,6 +47,17 @@ def at_least(x: Tensor, threshold: float, k: int) -> tuple[Tensor, Tensor]:
     # a CPU selects among the elements that pass
     indices = largest_above(x.view(-1), threshold, k, int(MOST * k)).view(*x.shape[:-1], -1)
     return indices, x.gather(-1, indices)
+
+
+def used_at_least(x: Tensor, threshold: float, k: int) -> Tensor:
+    """The indices of `at_least`; on a GPU those below the threshold become UNUSED, behind the others."""
+    indices, values = at_least(x, threshold, k)
+    return indices if on_host(x.device) else torch.where(values != 0, indices, UNUSED).sort(-1).values
+
+
+def values_at(x: Tensor, indices: Tensor) -> Tensor:
+    """The elements of x (n,) at indices (m,); 0 at UNUSED."""
+    return x[indices.clamp(max=len(x) - 1)].masked_fill_(indices == UNUSED, 0)
 
 
 def largest_above(x: Tensor, threshold: float, k: int, most: int) -> Tensor:

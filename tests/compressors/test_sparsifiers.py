@@ -180,7 +180,7 @@ class Exact:
 
 def test_a_threshold_is_reused_for_tau_steps_and_tau_adapts(monkeypatch: pytest.MonkeyPatch):
     exact = Exact(monkeypatch)
-    codec = gw.ReusedThreshold(RATIO, period=5, warmup=2)
+    codec = gw.ReusedThreshold(RATIO, reuse=5, warmup=2)
     context = context_of(slots_of({"x": torch.empty(100_000)}), codec)
     generator = torch.Generator().manual_seed(6)
     exact_steps, taus = [], []
@@ -205,7 +205,7 @@ def test_a_threshold_is_reused_for_tau_steps_and_tau_adapts(monkeypatch: pytest.
 
 @pytest.mark.parametrize(("change", "longer"), [(1.02, 2), (1.07, 1), (1.15, -1), (1.3, -2), (0.7, -2)])
 def test_tau_follows_how_much_a_threshold_has_changed(change: float, longer: int):
-    codec = gw.ReusedThreshold(RATIO, period=9, warmup=2)
+    codec = gw.ReusedThreshold(RATIO, reuse=9, warmup=2)
     context = context_of(slots_of({"x": torch.empty(10_000)}), codec)
     x = torch.randn(10_000, generator=torch.Generator().manual_seed(8))
     for step, scale in enumerate((1.0, change)):
@@ -266,6 +266,14 @@ def test_what_cannot_share_a_memory_is_not_interleaved():
         gw.Interleaved(period=1)
 
 
+def test_what_keeps_state_of_one_name_is_not_interleaved():
+    """Either would read what the other has written."""
+    for first in (gw.ReusedThreshold(0.01), gw.ReusedThreshold(0.1)):
+        with pytest.raises(ValueError, match=r"would both keep reused.*AllDimensionTopK\(\), TopK\(\)") as refusal:
+            gw.Interleaved(first, gw.ReusedThreshold(0.01))
+        assert "\n" not in str(refusal.value)
+
+
 def test_what_takes_turns_is_not_interleaved():
     for codecs in ((gw.Interleaved(), gw.TopK()), (gw.TopK(), gw.Interleaved())):
         with pytest.raises(ValueError, match=re.escape("e.g. Interleaved(AllDimensionTopK(), TopK(), period=3)")):
@@ -280,7 +288,7 @@ def test_scatter_reduce_refuses_what_encodes_whole_groups(codec: Codec):
 
 @pytest.mark.parametrize("make", [
     lambda: gw.AllDimensionTopK(0), lambda: gw.AllDimensionTopK(axis=2), lambda: gw.HardThreshold(0),  # pyright: ignore
-    lambda: gw.SIDCo(distribution="normal"), lambda: gw.SIDCo(stages=0), lambda: gw.ReusedThreshold(period=0),  # pyright: ignore
+    lambda: gw.SIDCo(distribution="normal"), lambda: gw.SIDCo(stages=0), lambda: gw.ReusedThreshold(reuse=0),  # pyright: ignore
     lambda: gw.GaussianK(2), lambda: gw.RedSync(-1),
 ])  # fmt: skip
 def test_what_makes_no_sense_is_refused_in_one_line(make):

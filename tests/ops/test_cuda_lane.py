@@ -97,3 +97,27 @@ def test_thresholds_select_exactly_on_a_gpu(codec: Thresholded, gpu: PretendedGP
         context.step, chosen = step, codec.select(on_gpu(x), 100, context)
         assert not gpu.syncs
         assert torch.equal(real(chosen), x.abs().topk(100).indices.sort().values)
+
+
+HARD = gw.HardThreshold(4.0, 0.05)
+BY_A_HARD_THRESHOLD = [
+    (HARD, gw.AllGather()), (HARD, gw.ScatterReduce()), (HARD, gw.SplitGather()), (HARD, gw.GlobalTopK()),
+    (HARD, gw.OkTopk(rebalance=1, reuse=1)), (HARD, gw.LeaderIndices()), (HARD, gw.Exclusive()),
+    (gw.MultiLevel(HARD, 2, 0.0), gw.AllReduce()), (gw.MultiLevel(HARD, 50, 0.0), gw.AllReduce()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("compressor", "communicator"), BY_A_HARD_THRESHOLD, ids=str)
+def test_a_hard_threshold_holds_on_a_gpu(
+    compressor: gw.Compressor, communicator: gw.Communicator, gpu: PretendedGPU
+):  # fmt: skip
+    """What is below it is not sent, though there is room."""
+    case = Case(compressor, gw.Residual(), communicator, 32)
+    here, there = Lane(case, SLOTS, GPU, gpu), Lane(case, SLOTS, torch.device("cpu"))
+    room = HARD.count(sum(slot.numel for slot in SLOTS))
+    for number in range(2):
+        grads = draw(SLOTS, WORLD, number)
+        means, expected = here.step(grads)[0], there.step(grads)[0]
+        assert 0 < sum(int(mean.count_nonzero()) for mean in expected) < room
+        for ours, theirs in ((means, expected), (here.residuals(), there.residuals())):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)

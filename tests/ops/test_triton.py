@@ -181,6 +181,9 @@ def test_rows_of_entries_are_the_references(n: int, share: float, seed: int, bit
     assert torch.equal(rows, expected)
     for ours, theirs in zip(_unpacked(TRITON, rows, layout), _unpacked(None, rows, layout), strict=True):
         assert torch.equal(ours, theirs)
+    TRITON.pack_places(rows, layout.places, indices)
+    REFERENCE.pack_places(expected, layout.places, indices)
+    assert torch.equal(rows, expected)
 
 
 def _unpacked(kernels: Backend | None, rows: Tensor, layout: Entries) -> list[Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.ops import backend
 from gradwire.runtime.executor import Executor
+from gradwire.runtime.recordings import MOST
 from tests.support.cases import CASES, Case, rows
 from tests.support.fixed import PARAMETERS, Fixed, Script
 from tests.support.harness import draw, plan_of, slots_of
@@ -119,6 +120,19 @@ def test_a_new_plan_a_state_and_other_places_drop_what_was_recorded(case: Case):
 
     job = same(of(case), script)
     assert job.runtimes[0].stats().recorded == "1 of 1 groups"
+
+
+def test_a_reused_threshold_is_recorded_once_however_long_it_is_reused():
+    """On a GPU all its steps are exact top-k."""
+    case = Case(gw.ReusedThreshold(0.05, reuse=17), gw.Residual(), gw.AllGather(), 3)
+    same(of(case, groups=1), steps(5))
+
+
+@pytest.mark.parametrize(("world", "recorded"), [(15, True), (17, False), (32, True), (34, False)])
+def test_what_takes_turns_among_many_ranks_differs_too_often(world: int, recorded: bool):
+    """Each rank's turn, in each half of the residual."""
+    phases = {(gw.LeaderIndices().phase(step, world), step % 2) for step in range(2 * world)}
+    assert (len(phases) <= MOST) is recorded
 
 
 def test_a_loss_scale_is_read_where_it_lies():

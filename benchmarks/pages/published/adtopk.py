@@ -23,7 +23,7 @@ ROWS = (
     ),
     Row(
         "ADTopk: a threshold that is reused, and adapts its period",
-        attached("gw.ReusedThreshold(0.01, period=5, warmup=15)"),
+        attached("gw.ReusedThreshold(0.01, reuse=5, warmup=15)"),
     ),
     Row("both of them in turn", attached("gw.Interleaved(gw.AllDimensionTopK(0.01), gw.ReusedThreshold(0.01))")),
     Row(

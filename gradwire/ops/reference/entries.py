@@ -7,11 +7,9 @@ from torch import Tensor
 
 from gradwire.ops.entries import GROUP, Entries
 from gradwire.ops.host import to_device
+from gradwire.ops.reference.levels import LARGEST
 from gradwire.ops.reference.places import no_payload, pack_place_rows, places_in, unpack_place_rows
 from gradwire.ops.workspace import scratch_on
-
-LARGEST = float(torch.finfo(torch.bfloat16).max)
-"""The largest scale."""
 
 
 def pack_entries(payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from gradwire.ops.noise import Noise
 BELOW_ONE = 1 - 2.0**-21
 """Keeps the largest element at its level: two roundings up and the most noise would make 128 of 127."""
 LARGEST = float(torch.finfo(torch.bfloat16).max)
-"""The largest scale of `nearest` codes."""
+"""The largest scale in bfloat16."""
 
 
 def levels(part: Tensor, scales: Tensor, code: Code, noise: Noise | None) -> Tensor:

@@ -11,8 +11,8 @@ from gradwire.ops.workspace import scratch_on
 
 
 def pack_places(payloads: Tensor, layout: Places, indices: Tensor) -> None:
-    """Packs ascending indices (rows, ≤ k) int64 in payloads (rows, ≥ nbytes) uint8."""
-    pack_place_rows(payloads, layout, indices, torch.ones_like(indices, dtype=torch.bool))
+    """Packs ascending indices (rows, ≤ k) int64 in payloads (rows, ≥ nbytes) uint8; on a GPU, those below n."""
+    pack_place_rows(payloads, layout, indices, indices < layout.n)
 
 
 def pack_place_rows(payloads: Tensor, layout: Places, indices: Tensor, filled: Tensor) -> None:

@@ -10,6 +10,7 @@ PER codes that fill BYTES bytes, at most 4, are packed and unpacked together, as
 import triton
 import triton.language as tl
 
+from gradwire.ops.reference import levels
 from gradwire.ops.triton.hashing import hashed
 from gradwire.ops.triton.sums import summed, weight_of
 
@@ -18,10 +19,10 @@ STOCHASTIC: tl.constexpr = tl.constexpr(1)
 SIGN: tl.constexpr = tl.constexpr(2)
 ONE_BIT: tl.constexpr = tl.constexpr(3)
 SHARED_EXPONENT: tl.constexpr = tl.constexpr(4)
-BELOW_ONE: tl.constexpr = tl.constexpr(1 - 2.0**-21)
+BELOW_ONE: tl.constexpr = tl.constexpr(levels.BELOW_ONE)
 """Keeps the largest element at its level: see `gradwire.ops.reference.levels`."""
-LARGEST: tl.constexpr = tl.constexpr(3.3895313892515355e38)
-"""The largest bfloat16."""
+LARGEST: tl.constexpr = tl.constexpr(levels.LARGEST)
+"""The largest scale in bfloat16."""
 ROUNDS: tl.constexpr = tl.constexpr(1.5 * 2.0**23)
 """Added to a float32, leaves it without a fraction: its lowest bits are then the whole number, in two's complement."""
 BIAS: tl.constexpr = tl.constexpr(0x4B000000)

@@ -4,8 +4,10 @@
 import triton
 import triton.language as tl
 
-GROUP: tl.constexpr = tl.constexpr(1024)
-"""Elements that share a scale: `gradwire.ops.entries.GROUP`."""
+from gradwire.ops import entries
+
+GROUP: tl.constexpr = tl.constexpr(entries.GROUP)
+"""Elements that share a scale."""
 
 
 @triton.jit
