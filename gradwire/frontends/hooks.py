@@ -122,7 +122,8 @@ class GradientHooks:
         return self._forward
 
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
-        if self._runtime and torch.is_grad_enabled():
+        # not where a checkpoint's forward pass is repeated in backward
+        if self._runtime and torch.is_grad_enabled() and not in_backward():
             self.give_up()
             self._forward |= self._synchronising
             self._runtime.forward_begins()
@@ -263,7 +264,7 @@ class GradientHooks:
             name = runtime.slots[unused[0]].name
             runtime.refuse(
                 f"parameter {name!r} got no gradient, or a hook set it to None; pass find_unused_parameters=True, or "
-                "freeze it"
+                "freeze it; use torch.utils.checkpoint with use_reentrant=False"
             )
         # the slots without any gradient take part with zeros
         zeros = {slot: self._places.zeros(self._parameter(runtime, slot)) for slot in unused}

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import gradwire as gw
 from gradwire.runtime.machine import Arrivals
@@ -338,3 +339,33 @@ def the_first_gradient_of_a_pass_is_sent_when_it_is_in_its_bucket() -> None:
     Arrivals.arrive = arrive_and_wait
     for ours, theirs in zip(heads_gradients(gw.FP32()), heads_gradients(None), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+class Biased(nn.Module):
+    """A bias beside what a checkpoint recomputes: its gradient comes before that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.bias = nn.Linear(20, 5), nn.Parameter(torch.ones(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x).tanh()
+
+
+@scenario(2)
+def a_model_that_is_recomputed_in_its_own_backward_pass_takes_one_step() -> None:
+    model = Biased()
+    optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, gw.FP32())
+    for step in range(3):
+        optimizer.zero_grad()
+        means = torch.autograd.grad(
+            (model(batch(step)[0]) * model.bias).square().mean(), [*model.parameters()], materialize_grads=True
+        )
+        for mean in means:
+            dist.all_reduce(mean.div_(dist.get_world_size()))
+        out = checkpoint(model, batch(step)[0], use_reentrant=False)
+        (out * model.bias).square().mean().backward()
+        torch.testing.assert_close([p.grad for p in model.parameters()], [*means])
+        optimizer.step()
+    assert optimizer.handle.stats().steps == 3
