@@ -9,8 +9,9 @@ from benchmarks.shared.tables import LINKS, span
 
 
 def played() -> Page:
-    found = load("played_beside_real")
-    rows: list[dict[str, Any]] = [row for row in found["rows"] if row["configuration"] != "nocomm"]
+    files = ["played_beside_real", "played_beside_real_gpt"]
+    found = [load(name) for name in files]
+    rows: list[dict[str, Any]] = [row for each in found for row in each["rows"] if row["configuration"] != "nocomm"]
     cells = dict.fromkeys((row["ranks"], row["link"]) for row in rows)
     columns = ["played over real", *(f"{ranks} ranks, {LINKS[link]}" for ranks, link in cells)]
 
@@ -21,11 +22,11 @@ def played() -> Page:
     table = [
         [name, *(ratios(name, cell) for cell in cells)] for name in dict.fromkeys(r["configuration"] for r in rows)
     ]
-    near = {kind: sum(abs(row[kind] - 1) <= found["within"] for row in rows) for kind in ("played", "curve")}
+    near = {kind: sum(abs(row[kind] - 1) <= found[0]["within"] for row in rows) for kind in ("played", "curve")}
     verdict = (
-        f"Within {100 * found['within']:.0f}% of the real step in {near['played']} of {len(rows)} cells, the median "
+        f"Within {100 * found[0]['within']:.0f}% of the real step in {near['played']} of {len(rows)} cells, the median "
         f"{median(row['played'] for row in rows):.2f}; read from its curve, in {near['curve']}."
     )
     models = " and ".join(dict.fromkeys(row["model"] for row in rows))
     note = f"Medians of steps of {models}; real ranks share two cores with their network."
-    return Page("played", "Is a played cluster true?", verdict, [Shown(["played_beside_real"], columns, table, note)])
+    return Page("played", "Is a played cluster true?", verdict, [Shown(files, columns, table, note)])
