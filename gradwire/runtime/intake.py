@@ -155,6 +155,9 @@ class Intake:
             self._members = self._steps.members
             self._known.clear()
             self.arrivals.follow(self._members, len(self.slots))
+        # a traced step has the plan that is in force now
+        if self._recorder.traces:
+            self._recorder.follow(self._steps.store.whole(self._active.plan))
         # count the gradients of this step
         self.arrivals.begin()
         self.groups = range(len(self._members)) if groups is None else groups

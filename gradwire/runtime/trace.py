@@ -94,6 +94,11 @@ class Trace:
             self.add(RecordedSpan("backward", self._last, mark, label="backward that only accumulates"))
         self._last = mark
 
+    def follow(self, plan: Plan) -> None:
+        """The plan of the step that began last is this one: it may change between forward and backward."""
+        if self._begins:
+            self._begins[-1] = self._begins[-1][0], plan
+
     def forward_ends(self, mark: Moment) -> None:
         """The forward pass that began last ends."""
         if self._begins and not self._gave:
@@ -203,6 +208,11 @@ class Recorder:
         self.doing = "in forward"
         if self._trace:
             self._trace.forward_begins(self.mark(), plan)
+
+    def follow(self, plan: Plan) -> None:
+        """The step under way takes this plan."""
+        if self._trace:
+            self._trace.follow(plan)
 
     def forward_ends(self) -> None:
         """The forward pass that began ends."""

@@ -185,3 +185,25 @@ def test_what_was_under_way_when_a_trace_began_is_left_out():
     told(trace, 10.0)
     trace.forward_begins(at(20.0), PLAN)
     assert len(trace.timelines()[0].spans) == 7
+
+
+def test_a_step_has_the_plan_that_came_between_its_passes():
+    """`handle.replan()` may be called there."""
+    fewer, more = (plan_of(SLOTS, gw.TopK(0.2), gw.Residual(), gw.AllGather(), groups=count) for count in (1, 3))
+    with job(fewer, SLOTS, 2) as running:
+        traces = [runtime.trace(1) for runtime in running.runtimes]
+
+        def train(rank: int) -> None:
+            runtime = running.runtimes[rank]
+            for number in range(3):
+                runtime.forward_begins()
+                runtime.forward_ends()
+                if number == 0:
+                    runtime.install(more)
+                runtime.open_step()
+                hand_over(runtime, draw(SLOTS, 2, number)[rank])
+                runtime.finish()
+
+        raising(together(2, train))
+        for (timeline,) in (trace.timelines() for trace in traces):
+            assert [s.slots for s in timeline.spans if s.lane == "wire"] == [group.slots for group in more.groups]
