@@ -34,6 +34,8 @@ class SlotTime:
     shape: tuple[int, ...]
     ready_s: float
     """Seconds from the beginning of backward to the gradient."""
+    pairs: bool = False
+    """The last axis has real and imaginary parts."""
 
     @property
     def numel(self) -> int:
@@ -41,7 +43,7 @@ class SlotTime:
 
     @property
     def dim(self) -> int:
-        return len(self.shape)
+        return len(self.shape) - self.pairs
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class Profile:
     def problem(self) -> Problem:
         """The search's problem; its slots are this profile's, in this order."""
         # a slot counts as ready once all before it are, as groups are runs of neighbours
-        small = np.array([len(slot.shape) < 2 for slot in self.slots])
+        small = np.array([slot.dim < 2 for slot in self.slots])
         options = tuple(self._option(candidate) for candidate in self.candidates)
         if self.objective == "step":
             options = tuple(dataclasses.replace(option, efficiency=1.0) for option in options)
@@ -241,7 +243,10 @@ class Profile:
             # candidates are a plan's groups, with costs
             ways = Plan.from_json(json.dumps({"version": 1, "groups": data["candidates"]})).groups
             return cls(
-                slots=tuple(SlotTime(s["name"], tuple(s["shape"]), float(s["ready_s"])) for s in data["slots"]),
+                slots=tuple(
+                    SlotTime(s["name"], tuple(s["shape"]), float(s["ready_s"]), bool(s.get("pairs")))
+                    for s in data["slots"]
+                ),
                 forward_s=float(data["forward_s"]),
                 optimizer_s=float(data["optimizer_s"]),
                 candidates=tuple(_candidate(way, part) for way, part in zip(ways, data["candidates"], strict=True)),

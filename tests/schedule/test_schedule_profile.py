@@ -237,3 +237,12 @@ def test_a_prediction_that_was_too_long_is_taken_back():
     plan = job.plan(baselines.one_group(job.problem(), regime, 0).groups)
     took = timeline(job, plan, regime).step_s - 1.5 * job.optimizer_s
     assert timeline(learnt(job, regime, [plan], [took], 0), plan, regime).step_s == pytest.approx(took)
+
+
+def test_a_complex_vector_is_a_vector():
+    """As for rules and plans, though it is reduced as pairs of real numbers."""
+    bias = Slot.of("bias", torch.zeros(5, dtype=torch.complex64))
+    job = replace(profile(), slots=(SlotTime("bias", bias.shape, 0.01, bias.pairs), SlotTime("w", (5, 2), 0.02)))
+    for kept in (job, Profile.from_json(job.to_json())):
+        assert [slot.dim for slot in kept.slots] == [1, 2]
+        assert kept.problem().small.tolist() == [True, False]
