@@ -22,6 +22,7 @@ from gradwire.frontends import Handle
 from gradwire.frontends.handing_on import go_on, memories_alone, without_memories
 from gradwire.frontends.handle import FrontEnd
 from gradwire.frontends.idle import Nothing
+from gradwire.runtime.failures import Interrupted
 from gradwire.runtime.runtime import Runtime
 from gradwire.transports import Mesh, ProcessGroup
 
@@ -97,9 +98,12 @@ class QuorumExchange:
         if not self._manager.should_commit():
             self._leave(step)
             return False
-        # yes: the step counts for the memories, too
+        # yes: the step counts for the memories, too, which have all of it even where another replica has left meanwhile
         assert self.runtime
-        self.runtime.commit()
+        try:
+            self.runtime.commit()
+        except Interrupted:
+            self._leave(step, counts=True)
         return True
 
     def state(self) -> dict[str, Any]:
@@ -118,12 +122,15 @@ class QuorumExchange:
         own = self._states[last := max(known)]
         return own if last == now else memories_alone(own)
 
-    def _leave(self, step: int) -> None:
-        """Ends the exchange, after so many steps; the others' collectives end as well."""
-        # the first state is after the last step that counts, the second after the step that was voted on
+    def _leave(self, step: int, counts: bool = False) -> None:
+        """Ends the exchange, after so many steps and the one that was voted on, if it `counts`; the others' collectives
+        end as well."""
         if self.runtime:
             self.runtime = None
-            self._states = {step + more: state for more, state in enumerate(self.handle.leave())}
+            # the state before the step that was voted on, unless it is counted already, and the one after it
+            states = self.handle.leave()
+            first = step + 2 - len(states) if counts else step
+            self._states = {first + more: state for more, state in enumerate(states)}
 
     def _meet(self) -> None:
         """All replicas of the quorum make a group, compare what must be equal, and load what each has kept."""

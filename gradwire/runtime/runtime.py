@@ -146,9 +146,9 @@ class Runtime:
             self.raise_error()
 
     def commit(self) -> None:
-        """Counts the step whose means are in place. Needed where steps are `voted` on."""
-        self._call(self._steps.count)
-        self._call(self._active.step_ended)
+        """Counts the step whose means are in place, where steps are `voted` on; raises the job's error, if any."""
+        self._call(lambda: self._steps.count() and self._active.step_ended())
+        self.raise_error()
 
     def skip(self) -> None:
         """Takes back the last step, on all ranks together. Raises ValueError in backward, and without a step."""

@@ -1,0 +1,94 @@
+"""A replica's vote, where the exchange ends meanwhile; without torchft, which `test_torchft.py` needs."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+import gradwire as gw
+from gradwire.checkpoint import unpack
+from gradwire.frontends.idle import Nothing
+from gradwire.integrations.quorum_exchange import QuorumExchange
+from gradwire.runtime.failures import Interrupted
+from gradwire.runtime.runtime import Runtime
+from tests.support import harness
+from tests.support.harness import SMALL, draw, plan_of, slots_of
+
+SLOTS = slots_of(SMALL)
+
+
+def end(runtime: Runtime) -> None:
+    """As the monitor does where another replica has left."""
+    runtime.fail(Interrupted("reducing ended", "rank 1 has left the job"))
+
+
+def end_while_threads_wait(runtime: Runtime) -> None:
+    """At the moment when steps count no more, and the threads that wait have not heard it."""
+    runtime._executor.give_up = lambda error: None
+    end(runtime)
+
+
+def end_once_it_is_counted(runtime: Runtime) -> None:
+    runtime._active.step_ended = lambda: end(runtime)
+
+
+class Manager:
+    """torchft's, of which all vote yes; `meanwhile` is what happens until the votes are there."""
+
+    _use_async_quorum, _quorum_id, _group_rank, _group_world_size = False, 1, 0, 1
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        self._meanwhile, self.step, self.reported = meanwhile, 0, list[Exception]()
+
+    def current_step(self) -> int:
+        return self.step
+
+    def start_quorum(self) -> None: ...
+
+    def report_error(self, error: Exception) -> None:
+        self.reported.append(error)
+
+    def register_state_dict_fn(self, *_: object) -> None: ...
+
+    def should_commit(self) -> bool:
+        self._meanwhile()
+        self.step += not self.reported
+        return not self.reported
+
+
+@contextmanager
+def voted(meanwhile: Callable[[Runtime], None]) -> Iterator[tuple[QuorumExchange, Manager]]:
+    """One of two replicas, behind a step that both have voted for."""
+    plan = plan_of(SLOTS, gw.PowerSGD(2), gw.Residual(), gw.AllReduce())
+    with harness.job(plan, SLOTS, 2, elastic=True, voted=True) as running:
+        own, other = running.runtimes
+        manager = Manager(lambda: None if manager.step else meanwhile(own))
+        exchange = QuorumExchange(manager, lambda mesh: pytest.fail("met"), lambda step: step, None)
+        exchange.runtime, exchange.handle, exchange._quorum = own, gw.Handle(own, Nothing()), 1
+        running.step(draw(SLOTS, 2, 0))
+        other.commit()
+        assert exchange.vote()
+        yield exchange, manager
+
+
+@pytest.mark.parametrize("meanwhile", [end, end_while_threads_wait, end_once_it_is_counted])
+def test_a_step_that_was_voted_for_counts_though_another_replica_has_left_meanwhile(meanwhile):
+    with voted(lambda runtime: None) as (undisturbed, _):
+        expected = undisturbed.state()
+    with voted(meanwhile) as (exchange, manager):
+        for _ in range(2):
+            assert same(exchange.state(), expected)
+            # the next step counts for nobody, and changes nothing
+            exchange.begin()
+            assert "has ended in this quorum" in str(manager.reported)
+            assert not exchange.vote()
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two states are of one step, with the same memories bit for bit."""
+    pairs = ((state["step"], unpack(state["memories"])) for state in (one, other))
+    (step, mine), (after, its) = pairs
+    torch.testing.assert_close(mine.exported, its.exported, rtol=0, atol=0)
+    return (step, mine.step) == (after, its.step) == (1, 1)
