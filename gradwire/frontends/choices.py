@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gradwire.communicators import Communicator
 from gradwire.compressors import FP32, Compressor
 from gradwire.controllers import Controller
+from gradwire.frontends.automatic import check_ignored
 from gradwire.frontends.keywords import Dense
 from gradwire.frontends.ruled import GivenRule, facts_of, planned, planned_by, rules_of, warn_of
 from gradwire.frontends.scaled import scale_from
@@ -181,6 +182,10 @@ class StepChoices(Choices):
             raise ValueError("fidelity bounds what the automatic plan may lose; leave the compressor out, or fidelity")
         if self.elastic and self.automatic:
             raise ValueError("elastic=True cannot find a plan meanwhile; name a compressor, such as gw.TopK(0.01)")
+        if self.automatic or isinstance(self.controller, Auto):
+            # beside lists of a rule these are of the compressor for the rest
+            parts = {} if self.automatic and self.rules else {"memory": self.memory, "communicator": self.communicator}
+            check_ignored(dense=self.dense, groups=self.groups, **parts)
         # what Auto refuses is refused before anything is opened
         self.controlled_by()
 
@@ -264,12 +269,8 @@ class StepChoices(Choices):
         ))  # fmt: skip
 
 
-def _needs_gradient(parameter: nn.Parameter) -> bool:
-    return parameter.requires_grad
-
-
 def parameters_of(
-    module: nn.Module, reduces: Callable[[nn.Parameter], bool] = _needs_gradient
+    module: nn.Module, reduces: Callable[[nn.Parameter], bool] = lambda p: p.requires_grad
 ) -> tuple[dict[str, nn.Parameter], set[str]]:
     """The parameters that are reduced, by name, and the names of the others, including empty ones.
 

@@ -19,6 +19,7 @@ from gradwire.tuner import messages
 from gradwire.tuner.candidate_plans import (
     allowed,
     by_objective,
+    check_first,
     check_wanted,
     efficiency_of_plan,
     is_dense,
@@ -80,6 +81,8 @@ class Auto(Controller):
         objective: Objective = "progress",
         rules: Sequence[Rule] = (),
     ) -> None:
+        if candidates and rules:
+            raise ValueError("rules have candidates of their own; write ('*', [gw.BF16(), gw.TopK(0.01)]) among them")
         self.rules, self.fidelity = tuple(rules) or (Rule("", tuple(candidates)),), fidelity
         for rule in self.rules:
             check_wanted(rule.candidates, fidelity, objective)
@@ -120,8 +123,7 @@ class Auto(Controller):
         return f"Auto({rules}, fidelity={self.fidelity!r}, objective={self.objective!r})"
 
     def check(self, plan: Plan) -> None:
-        if not is_dense(plan):
-            raise ValueError("Auto() begins with dense steps; use attach(ddp, candidates=[...]) and name yours there")
+        check_first(plan, self.rules)
 
     def begin(self, plan: Plan) -> Plan:
         if is_dense(plan):  # a user may replan to any

@@ -61,6 +61,18 @@ def check_wanted(candidates: Sequence[Way], fidelity: float | None, objective: O
             )
 
 
+def check_first(plan: Plan, rules: Sequence[Rule]) -> None:
+    """Raises ValueError for a plan from which none can be searched by these rules."""
+    if not is_dense(plan):
+        raise ValueError("Auto() begins with dense steps; use attach(ddp, candidates=[...]) and name yours there")
+    known = {rule.pattern for rule in rules}
+    if strange := next((group.rule for group in plan.groups if group.rule and group.rule not in known), None):
+        raise ValueError(
+            f"rule {strange!r} is none of Auto's, which would plan by its own alone; leave Auto out, and use "
+            "attach(ddp, rules=[...]) with ('*', [gw.BF16(), gw.TopK(0.01)]) last"
+        )
+
+
 def unasked(candidates: Sequence[Way]) -> list[Way]:
     """The candidates that a user's own need beside them: small slots travel dense."""
     return [] if not candidates or any(compressor_of(each).is_cast for each in candidates) else [FP32()]

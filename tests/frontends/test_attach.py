@@ -53,3 +53,42 @@ def test_what_cannot_be_is_one_clear_line(arguments: dict, why: str):
 def test_what_is_no_model_is_named(model: object):
     with pytest.raises(ValueError, match=r"DistributedDataParallel\(model\)"):
         gw.attach(model, gw.TopK(0.1))  # pyright: ignore
+
+
+AUTO, LIST = {"controller": gw.Auto([gw.TopK(0.1)])}, [("*.bias", [gw.FP32(), gw.BF16()])]
+NAMED = {
+    "dense": (lambda name, p: "bias" in name, r"rules=\[\('\*\.embedding\.\*', gw\.FP32\(\)\), \('\*', 'auto'\)\]"),
+    "groups": (gw.groups.of(megabytes=25), "leave groups= out, or name the compressor"),
+    "memory": (gw.Residual(dtype=torch.bfloat16), r"candidates=\[gw\.Group\(\(\), gw\.TopK"),
+    "communicator": (gw.AllGather(), r"candidates=\[gw\.Group\(\(\), gw\.TopK"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("plan", [{}, {"candidates": [gw.TopK(0.1)]}, {"compressor": gw.FP32()} | AUTO], ids=str)
+def test_what_the_automatic_plan_would_ignore_is_refused(name: str, plan: dict):
+    value, instead = NAMED[name]
+    with pytest.raises(ValueError, match=rf"^{name}=.* automatic plan.*{instead}") as error:
+        gw.attach(nn.Linear(3, 4), **plan, **{name: value})
+    assert len(str(error.value)) <= 250
+
+
+def test_under_rules_with_lists_memory_and_communicator_are_those_of_the_named_compressor():
+    options = {"memory": gw.Residual(0.9), "communicator": gw.AllGather()}
+    choices = StepChoices.of(gw.TopK(0.1), rules=LIST, **options)
+    choices.check()
+    assert choices.by_layer[-1].candidates == (gw.Group((), gw.TopK(0.1), *options.values()),)
+    for name in ("dense", "groups"):
+        with pytest.raises(ValueError, match=f"^{name}=.* automatic plan"):
+            StepChoices.of(gw.TopK(0.1), rules=LIST, **{name: NAMED[name][0]}).check()
+
+
+def test_rules_that_auto_does_not_have_are_refused():
+    with pytest.raises(
+        ValueError,
+        match=r"^rule '\*\.bias' is none of Auto's, which would plan by its own alone.* attach\(ddp, rules=\[",
+    ) as error:
+        StepChoices.of(gw.FP32(), rules=[("*.bias", gw.FP32())], **AUTO).try_out(
+            dict(nn.Linear(3, 4).named_parameters())
+        )
+    assert len(str(error.value)) <= 250

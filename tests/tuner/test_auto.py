@@ -238,6 +238,8 @@ def test_contradictions_are_refused():
         StepChoices(compressor=gw.TopK(0.1), candidates=[gw.BF16()]).check()
     with pytest.raises(ValueError, match="needs a compressor"):
         StepChoices(controller=Auto()).check()
+    with pytest.raises(ValueError, match=r"rules have candidates of their own; .*\('\*', \[gw\.BF16\(\)"):
+        Auto([gw.BF16()], rules=[Rule("*", (gw.TopK(0.1),))])
 
 
 @pytest.fixture
