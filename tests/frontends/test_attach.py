@@ -65,7 +65,11 @@ NAMED = {
 
 
 @pytest.mark.parametrize("name", NAMED)
-@pytest.mark.parametrize("plan", [{}, {"candidates": [gw.TopK(0.1)]}, {"compressor": gw.FP32()} | AUTO], ids=str)
+@pytest.mark.parametrize(
+    "plan",
+    [{}, {"candidates": [gw.TopK(0.1)]}, {"compressor": gw.FP32()} | AUTO],
+    ids=["default", "candidates", "controller"],
+)
 def test_what_the_automatic_plan_would_ignore_is_refused(name: str, plan: dict):
     value, instead = NAMED[name]
     with pytest.raises(ValueError, match=rf"^{name}=.* automatic plan.*{instead}") as error:
