@@ -160,6 +160,7 @@ class ActivePlan:
         self.order = read.about.order or self.order
         if read.job and self._options.controller:
             plan = self._load_controller(read.job)
+            self._control.forget()
             self._replace(plan)
             # the controller is asked after the next step
             self.native_steps = 1 if plan.native else None
