@@ -162,6 +162,7 @@ class ActivePlan:
         self.order, self._waits = read.about.order or self.order, read.job
         if read.job and self._options.controller:
             plan = self._load_controller(read.job)
+            self._control.forget()
             self._replace(plan)
             # the controller is asked after the next step
             self.native_steps = 1 if plan.native else None

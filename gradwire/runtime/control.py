@@ -78,7 +78,12 @@ class Control:
 
     def restart(self, slots: Sequence[Slot]) -> None:
         """Begins anew for other slots; sums and decisions for those before are dropped."""
-        self.slots, self.decided, self._tracing = slots, None, None
+        self.slots, self.decided = slots, None
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops what was seen in the last steps: they are of another plan or state than those that follow."""
+        self._tracing = None
         self._sums.clear()
 
     @property

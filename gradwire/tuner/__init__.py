@@ -1,6 +1,6 @@
 """The tuner: measures a job, tries plans while it trains, and keeps the one with the most progress.
 
-    begin → dense → profile → first trials → more trials → duel → watch, and from there to dense or profile again
+    begin → dense → profile → first trials → more trials → watch ⇄ looking again, and from there to dense or profile
 
 Every rank goes through these phases by the same sums, on its worker; what rank 0 decides in one counts on all of them,
 in force from the same step on (`gradwire.runtime.control`). Profiling is a conversation of all ranks; all else here is

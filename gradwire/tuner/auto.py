@@ -68,8 +68,8 @@ class Auto(Controller):
 
     `chosen` says whether it has settled on a plan, with which it expects steps of `expected_s`, where dense ones took
     `dense_s`; `profile` and `regime` are the last search's input and `found` its result, `measured` the profile before
-    corrections by tried plans; `dense_plan` is the first plan, `tried` are all trials; `decisions` lists what was done
-    and why, as does the logger "gradwire".
+    corrections by tried plans; `dense_plan` is the first plan, `tried` are this run's trials; `decisions` lists what
+    was done and why, as does the logger "gradwire".
     """
 
     numbers: ClassVar[int] = 2
@@ -126,11 +126,10 @@ class Auto(Controller):
         check_first(plan, self.rules)
 
     def begin(self, plan: Plan) -> Plan:
-        if is_dense(plan):  # a user may replan to any
-            if self.dense_plan and slots_of(plan) != slots_of(self.dense_plan):
-                # other parameters are trained now, which tried plans lack
-                self._phase, self.measured = "begin", None
-            self.dense_plan = plan
+        if self.dense_plan and slots_of(plan) != slots_of(self.dense_plan):
+            # other parameters are trained now, which tried plans lack
+            self._phase, self.measured = "begin", None
+        self.dense_plan = plan
         return plan
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:

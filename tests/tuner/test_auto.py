@@ -169,6 +169,22 @@ def test_a_job_that_was_saved_while_it_measured_measures_anew():
     second.close()
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_a_state_that_is_loaded_while_steps_are_traced_ends_the_tracing(later: bool):
+    """The state is of an earlier step, or of one after all those that were to be traced."""
+    running, other = (automatic_job(2, [gw.TopK(0.1)]) for _ in range(2))
+    train(other, range(100 if later else 1))
+    traced = 0
+    while not running.runtimes[0]._active._control._tracing:
+        train(running, range(traced, traced := traced + 1))
+    running.load(other.states())
+    controls = [runtime._active._control for runtime in running.runtimes]
+    assert [(control._tracing, len(control._sums)) for control in controls] == [(None, 0)] * 2
+    assert choose(running, 100) <= 100 + MOST_STEPS
+    running.close()
+    other.close()
+
+
 @pytest.mark.parametrize(("world", "expected"), [(2, {"AllGather"}), (4, {"AllGather", "ScatterReduce"})])
 def test_by_default_8_bits_travel_with_a_residual_and_scattered_among_more_than_two(world: int, expected: set[str]):
     ways = [way for candidate in safe(world) for way in ways_of(candidate, world)]
