@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.collective import HOST, Broadcast
+from gradwire.collective import HOST
 from gradwire.controllers.requests import Profiled, ProfileRequest
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.host import computing_threads, kind_of, synchronize
@@ -162,7 +162,7 @@ def _reduce(
             mesh.start(op).wait()
             ended = _now(device)
         # encoding ends where the next collective starts, decoding where the mean is sent on inside the host
-        if isinstance(op, Broadcast) and op.axis == HOST:
+        if wire_s and op is not None and op.axis == HOST:
             decode_s += started - now
         else:
             encode_s += started - now

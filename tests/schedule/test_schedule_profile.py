@@ -27,7 +27,7 @@ from gradwire.schedule import (
 )  # fmt: skip
 from gradwire.schedule.profile import wire_bytes
 from gradwire.slots import Layout, Slot
-from gradwire.tuner.candidate_plans import learnt, shortlist
+from gradwire.tuner.candidate_plans import learnt, shortlist, with_efficiencies
 
 WAYS = [gw.FP32(), gw.QSGD(), gw.TopK(0.01), gw.PowerSGD(rank=2)]
 SLOTS = [
@@ -246,3 +246,12 @@ def test_a_complex_vector_is_a_vector():
     for kept in (job, Profile.from_json(job.to_json())):
         assert [slot.dim for slot in kept.slots] == [1, 2]
         assert kept.problem().small.tolist() == [True, False]
+
+
+def test_efficiencies_go_along_by_candidate():
+    """A state of other ranks, or of other candidates, has others, or more of them."""
+    now = profile()
+    first, second, *others = now.candidates
+    known = replace(now, candidates=(replace(second, efficiency=0.25), replace(first, efficiency=0.5)))
+    found = [each.efficiency for each in with_efficiencies(now, known).candidates]
+    assert found == [0.5, 0.25, *(each.efficiency for each in others)]
