@@ -179,6 +179,10 @@ class DistributedState:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Takes over a state that was loaded into `state_dict`."""
+        self._job.load_state_dict(self.part(state))
+
+    def part(self, state: Mapping[str, Tensor]) -> StateDict:
+        """This rank's part of a state that was loaded into `state_dict`."""
         saved, step, mine = json.loads(text_of(state[ABOUT])), int(state[STEP]), unpack(self._job.state_dict()).about
         about = About(mine.rank, mine.ranks, saved["plan"], tuple(saved["order"]), saved["skipped"])
         exported: dict[str, dict[str, Tensor]] = {}
@@ -187,7 +191,7 @@ class DistributedState:
             if SEPARATOR in key:
                 name, kind = split(OWNER.sub("", key))
                 exported.setdefault(name, {})[kind] = self._kept(key, tensor)
-        self._job.load_state_dict(pack(exported, exported.pop("", {}), step, about))
+        return pack(exported, exported.pop("", {}), step, about)
 
     def _key(self, key: str) -> str:
         if not _is_small(key):

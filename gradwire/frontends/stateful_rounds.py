@@ -77,17 +77,21 @@ class DistributedRounds:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
-        """Takes over a state that was loaded into `state_dict`. Raises ValueError without a checkpoint's tensors."""
+        """Takes over a state that was loaded into `state_dict`. Raises ValueError without a checkpoint's tensors, and
+        where one rank cannot go on from it: then on all of them, and nothing has changed."""
         if not self._saved:
             raise ValueError("what was saved has to be known to load it; use dcp.load({...: optimizer.stateful(path)})")
-        shared, own = state[SHARED], state[self._own]
-        # check all of it before anything changes
-        progress, inner = self._progress(shared, own), self._rounds.inner
-        inner_state = self._optimizer_state("inner", own, self._held(inner))
-        self._rounds.check(progress, inner_state)
-        # memories and rounds, which all ranks load together; then this replica's parameters
-        self._memory.load_state_dict(state[MEMORY])
-        self._rounds.resume(progress, inner_state)
+        rounds, shared, own = self._rounds, state[SHARED], state[self._own]
+        progress, inner = dict[str, Any](), dict[str, Any]()
+
+        def check() -> None:
+            progress.update(self._progress(shared, own))
+            inner.update(self._optimizer_state("inner", own, self._held(rounds.inner)))
+            rounds.check(progress, inner)
+
+        # all ranks meet, check all of it, and load memories; then rounds, and this replica's parameters
+        rounds.runtime.load_state_dict(self._memory.part(state[MEMORY]), check)
+        rounds.resume(progress, inner)
         for name, parameter in self._of("parameter", own).items():
             self._local[name].copy_(parameter)
 

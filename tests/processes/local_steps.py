@@ -553,6 +553,24 @@ def a_distributed_checkpoint_that_does_not_fit_is_one_clear_line() -> None:
     refused(ValueError, "has 0 states of local steps", lambda: optimizer.stateful(plain))
 
 
+@scenario(2)
+def a_distributed_checkpoint_that_one_rank_cannot_load_none_does() -> None:
+    model, path = network(), folder()
+    optimizer = streaming(model)
+    train(model, 14, optimizer=optimizer)
+    dcp.save({"local_steps": optimizer.stateful()}, checkpoint_id=path)
+    other = network(seed=1)
+    groups = [{"params": [p]} for p in other.parameters()] if dist.get_rank() else other.parameters()
+    resumed = gw.LocalSteps(
+        torch.optim.AdamW(groups, lr=0.01), other, gw.TopK(0.1), inner_steps=8, outer=gw.Outer(0.4, momentum=0.9),
+        fragments=3, delay=2, mix=0.5,
+    )  # fmt: skip
+    before = copy.deepcopy([other.state_dict(), resumed.state_dict()])
+    refused(ValueError, "rank 1 cannot go on: the state's inner optimizer has groups of",
+            lambda: dcp.load({"local_steps": resumed.stateful(path)}, checkpoint_id=path))  # fmt: skip
+    assert not different([other.state_dict(), resumed.state_dict()], before)
+
+
 @scenario(2, 3)
 def a_round_that_is_not_finite_counts_for_nobody() -> None:
     for fragments, delay in ((1, 0), (3, 0), (3, 2), (3, 5)):
