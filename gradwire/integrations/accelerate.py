@@ -8,6 +8,7 @@ from torch import nn
 from gradwire.checkpoint import StateDict
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
+from gradwire.integrations.first_rank import load_first
 from gradwire.integrations.framework import attach_whole
 from gradwire.plans import Plan
 
@@ -24,7 +25,7 @@ def compress(
 
 
 class CheckpointedHandle:
-    """Adapter of a handle to Accelerate's checkpoints: all ranks ask for its state, and rank 0 writes it."""
+    """Adapter of a handle to Accelerate's checkpoints: all ranks ask for its state, and rank 0 has it."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
@@ -34,5 +35,5 @@ class CheckpointedHandle:
         return self._handle.state_dict(all_ranks=True)
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Takes this rank's part over."""
-        self._handle.load_state_dict(state)
+        """Takes over what rank 0 has read; with `save_on_each_node` other hosts have files of their own."""
+        load_first(self._handle, state)

@@ -18,6 +18,7 @@ from gradwire.frontends.hooks import GradientHooks
 from gradwire.frontends.owners import check_free
 from gradwire.frontends.trained import TrainedParameters
 from gradwire.integrations.deepspeed_engine import TrainingEngine
+from gradwire.integrations.first_rank import load_first
 from gradwire.plans import Plan
 from gradwire.runtime.runtime import Runtime
 from gradwire.transports import ProcessGroup
@@ -64,10 +65,9 @@ def attach(engine: Any, compressor: Compressor | Plan | str | None = None, **opt
 
 
 def _load(handle: Handle, state: StateDict | None) -> None:
-    if state is None:
+    # under "use_node_local_storage" every host has a file, and only rank 0's has the state of all ranks
+    if not load_first(handle, state):
         _log.warning("the checkpoint has nothing of Gradwire; training goes on without its memories")
-    else:
-        handle.load_state_dict(state)
 
 
 class EngineGradients(GradientHooks):

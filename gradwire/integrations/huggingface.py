@@ -4,18 +4,16 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
+from gradwire.integrations.first_rank import FILE, keep_file, load_read, read_file
 from gradwire.integrations.framework import attach_whole
 from gradwire.plans import Plan
-from gradwire.saving import save
 
-FILE = "gradwire.pt"
 _log = logging.getLogger("gradwire")
 
 
@@ -23,7 +21,8 @@ class CompressionCallback(TrainerCallback):
     """Callback that compresses gradients: `trainer.add_callback(CompressionCallback(trainer, gw.TopK(0.01)))`.
 
     Every checkpoint gets a file gradwire.pt, which is read where training resumes from it. The `options` are those of
-    `gradwire.attach`, which says what it raises. `handle` is there once training has started."""
+    `gradwire.attach`, which says what it raises. `handle` is there once training has started, which raises ValueError,
+    on all ranks, where the file cannot be read."""
 
     def __init__(self, trainer: Trainer, compressor: Compressor | Plan | str | None = None, **options: Any) -> None:
         self.handle: Handle | None = None
@@ -46,14 +45,13 @@ class CompressionCallback(TrainerCallback):
             self.handle, self._model = attach_whole(model, self._compressor, **self._options), model
         # the state of the checkpoint that training resumes from
         if self._from and self.handle:
-            self._load(Path(self._from) / FILE, self.handle, state.is_world_process_zero)
+            self._load(Path(self._from), self.handle, state.is_world_process_zero)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Saves the state of all ranks beside what the trainer has saved."""
         assert self.handle
-        own = self.handle.state_dict(all_ranks=True)
-        if state.is_world_process_zero:
-            save(own, Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}" / FILE)
+        folder = Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        keep_file(self.handle, folder, state.is_world_process_zero)
 
     def _noting_checkpoint(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """`trainer.train`, noting the checkpoint it resumes from, which callbacks are not given."""
@@ -62,10 +60,7 @@ class CompressionCallback(TrainerCallback):
         self._from = last or (str(resume_from_checkpoint) if resume_from_checkpoint else None)
         return self._train(resume_from_checkpoint, *args, **kwargs)
 
-    def _load(self, path: Path, handle: Handle, first: bool) -> None:
-        # the first rank has written it, maybe where no other host sees it
-        state = torch.load(path, map_location="cpu", weights_only=True) if first and path.is_file() else None
-        if (state := handle.from_first(state)) is not None:
-            handle.load_state_dict(state)
-        else:
+    def _load(self, folder: Path, handle: Handle, first: bool) -> None:
+        path = folder / FILE
+        if not load_read(handle, first, lambda: read_file(folder) if path.is_file() else None):
             _log.warning("%s is not there; training goes on without that checkpoint's memories", path)

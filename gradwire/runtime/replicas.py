@@ -95,9 +95,10 @@ def from_first(tree: Tree, mesh: Mesh, device: torch.device) -> Tree:
     def tensor(dtype: str, shape: list[int], host: bool) -> Tensor:
         """The next one of rank 0's."""
         mine = next(own) if mesh.rank == 0 else torch.empty(shape, dtype=dtype_of(dtype), device="cpu")
-        given = mine.detach().to(device, copy=True).contiguous()
+        given = mine.detach().to("cpu" if host else device, copy=True).contiguous()
+        # what belongs on the host is never whole on the device
         mesh.share([given], device)
-        return given.cpu() if host else given
+        return given
 
     return _read(read["tree"], tensor)
 

@@ -1,18 +1,20 @@
 """Under other trainers: saved and resumed by them, on as many ranks and on others."""
 
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from logging import WARNING
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -25,7 +27,7 @@ from tests.support import harness
 from tests.support.harness import SMALL, draw, plan_of, raising, slots_of, together
 from tests.support.ranks import run_python, run_ranks
 
-SLOTS = slots_of(SMALL)
+SLOTS, FILE = slots_of(SMALL), "gradwire.pt"
 SCRIPT = Path(__file__).parents[1] / "processes" / "trainers.py"
 IMPORTS = {"accelerate": "accelerate", "huggingface": "transformers.trainer"}
 
@@ -49,36 +51,113 @@ def test_a_training_goes_on_from_what_its_trainer_saved(name: str, worlds: tuple
         run(world, name, tmp_path, "resume")
 
 
-@pytest.mark.parametrize("sees", [0, 1])
-def test_rank_0_tells_the_others_what_transformers_checkpoint_has_of_gradwire(
-    sees: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    """Where only one of two hosts sees the file, none waits for the other."""
+RANK = threading.local()
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The adapter of Ray Train, which is not among what development needs; each thread is a worker."""
+    context = SimpleNamespace(get_world_rank=lambda: RANK.rank)
+    train = SimpleNamespace(get_checkpoint=lambda: None, get_context=lambda: context)
+    monkeypatch.setitem(sys.modules, "ray.train", train)
+    module = import_module("gradwire.integrations.ray")
+    monkeypatch.setattr(module, "train", train)
+    return module
+
+
+@pytest.fixture
+def attached(ray: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's models are attached to: they are handles."""
+    monkeypatch.setattr(ray, "attach_whole", lambda handle, *_, **__: handle)
+
+
+Resume = Callable[[int, gw.Handle, Path], object]
+"""A rank's resume, by an adapter, from what its host sees of the checkpoint in a folder."""
+
+
+def by_accelerate(rank: int, handle: gw.Handle, folder: Path) -> None:
+    """Which has loaded what this rank has saved; another rank's file may have nothing of rank 0's."""
+    own = pytest.importorskip("gradwire.integrations.accelerate").CheckpointedHandle(handle)
+    own.load_state_dict(torch.load(folder / FILE, weights_only=True) if (folder / FILE).exists() else {})
+
+
+def by_huggingface(rank: int, handle: gw.Handle, folder: Path) -> None:
     huggingface = pytest.importorskip("gradwire.integrations.huggingface")
+    trainer = SimpleNamespace(
+        train=lambda *_: None, model_wrapped=rank, accelerator=SimpleNamespace(scaler=None),
+        args=SimpleNamespace(output_dir=""),
+    )  # fmt: skip
+    callback = huggingface.CompressionCallback(trainer)
+    callback.handle, callback._model = handle, rank
+    trainer.train(str(folder))
+    callback.on_train_begin(trainer.args, SimpleNamespace(is_world_process_zero=rank == 0), None)
+
+
+def by_ray(rank: int, handle: gw.Handle, folder: Path) -> None:
+    RANK.rank = rank
+    checkpoint = SimpleNamespace(path=str(folder), as_directory=lambda: nullcontext(folder))
+    import_module("gradwire.integrations.ray").compress(handle, checkpoint=checkpoint)
+
+
+@contextmanager
+def resumed(by: Resume, folder: Path, change: Callable[[int, Path], None]) -> Iterator[tuple[list[Any], harness.Job]]:
+    """Two ranks, each with a folder of what it has saved, which `change` then changes; and what each one's resume
+    raises."""
     with harness.job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2) as running:
         handles = [gw.Handle(runtime, Nothing()) for runtime in running.runtimes]
         running.step(draw(SLOTS, 2, 0))
-        saved = running.state("residual")
-        own, _ = raising(together(2, lambda rank: handles[rank].state_dict(all_ranks=True)))
-        (tmp_path / str(sees)).mkdir()
-        save(own, tmp_path / str(sees) / huggingface.FILE)
+        states = raising(together(2, lambda rank: handles[rank].state_dict(all_ranks=True)))
+        for rank, state in enumerate(states):
+            save(state, folder / str(rank) / FILE)
+            change(rank, folder / str(rank) / FILE)
+        running.saved = running.state("residual")
         running.step(draw(SLOTS, 2, 1))
-        kept = running.state("residual")
-        monkeypatch.setattr(huggingface, "attach_whole", lambda model, *_, **__: handles[model])
+        running.kept = running.state("residual")
+        yield together(2, lambda rank: by(rank, handles[rank], folder / str(rank))), running
 
-        def resume(rank: int) -> None:
-            trainer = SimpleNamespace(
-                train=lambda *_: None, model_wrapped=rank, accelerator=SimpleNamespace(scaler=None),
-                args=SimpleNamespace(output_dir=""),
-            )  # fmt: skip
-            callback = huggingface.CompressionCallback(trainer)
-            trainer.train(str(tmp_path / str(rank)))
-            callback.on_train_begin(trainer.args, SimpleNamespace(is_world_process_zero=rank == 0), None)
 
-        with caplog.at_level(WARNING):
-            raising(together(2, resume))
-        torch.testing.assert_close(running.state("residual"), kept if sees else saved, rtol=0, atol=0)
-    assert ("is not there; training goes on without that checkpoint's memories" in caplog.text) == bool(sees)
+def check_residual(running: harness.Job, expected: list[list[Tensor]]) -> None:
+    torch.testing.assert_close(running.state("residual"), expected, rtol=0, atol=0)
+
+
+ADAPTERS = {"accelerate": by_accelerate, "huggingface": by_huggingface, "ray": by_ray}
+
+
+@pytest.mark.parametrize("by", ADAPTERS.values(), ids=ADAPTERS)
+def test_all_ranks_get_what_rank_0_has_whatever_their_own_hosts_see(by: Resume, tmp_path: Path, attached: None):
+    """On hosts without a file system that they share."""
+    for change in (lambda rank, file: None, lambda rank, file: file.unlink() if rank else None):
+        with resumed(by, tmp_path, change) as (results, running):
+            raising(results)
+            check_residual(running, running.saved)
+
+
+@pytest.mark.parametrize("by", [by_huggingface, by_ray])
+def test_a_file_that_cannot_be_read_is_named_on_all_ranks(by: Resume, tmp_path: Path, attached: None):
+    with resumed(by, tmp_path, lambda rank, file: file.write_bytes(b"PK no zip")) as (errors, running):
+        for error in errors:
+            assert isinstance(error, ValueError)
+            assert f"{tmp_path / '0'}" in str(error)
+            assert "cannot be read (" in str(error)
+            assert "\n" not in str(error)
+        check_residual(running, running.kept)
+
+
+def test_training_goes_on_with_a_warning_where_rank_0_sees_no_file_of_gradwires(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """Where only one of two hosts sees the file, none waits for the other."""
+    caplog.set_level(WARNING)
+    with resumed(by_huggingface, tmp_path, lambda rank, file: None if rank else file.unlink()) as (results, running):
+        raising(results)
+        check_residual(running, running.kept)
+    assert "is not there; training goes on without that checkpoint's memories" in caplog.text
+
+
+def test_ray_raises_on_all_workers_where_rank_0s_checkpoint_has_nothing_of_gradwire(tmp_path: Path, attached: None):
+    with resumed(by_ray, tmp_path, lambda rank, file: None if rank else file.unlink()) as (errors, running):
+        assert all(isinstance(error, ValueError) and FILE in str(error) for error in errors)
+        check_residual(running, running.kept)
 
 
 def test_a_checkpoint_of_lightnings_without_gradwires_state_is_spoken_of(
@@ -96,10 +175,8 @@ def test_a_checkpoint_of_lightnings_without_gradwires_state_is_spoken_of(
 
 
 @pytest.fixture
-def sharded(monkeypatch: pytest.MonkeyPatch) -> Iterator[nn.Module]:
+def sharded(ray: ModuleType) -> Iterator[nn.Module]:
     """A model whose shards lie on two ranks of each replica, of which this process pretends to be the first."""
-    # without Ray, which is not among what development needs
-    monkeypatch.setitem(sys.modules, "ray.train", SimpleNamespace(get_checkpoint=lambda: None))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     yield fully_shard(nn.Linear(3, 4), mesh=mesh)

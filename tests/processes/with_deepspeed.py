@@ -186,6 +186,22 @@ def compressed_training_learns() -> None:
 
 
 @scenario(2)
+def hosts_without_a_shared_file_system_go_on_from_what_each_has_saved() -> None:
+    # each rank is the first of a host
+    with mock.patch.dict(os.environ, LOCAL_RANK="0"):
+        configuration, place = {"checkpoint": {"use_node_local_storage": True}}, tempfile.mkdtemp()
+        engine = engine_of(configuration)
+        handle = attach(engine, "topk:0.05")
+        train(engine, 3)
+        engine.save_checkpoint(place)
+        again = engine_of(configuration)
+        resumed = attach(again, "topk:0.05")
+        again.load_checkpoint(place, tag="global_step3")  # DeepSpeed notes the latest on rank 0's host alone
+        assert residual_of(handle).any()
+        assert torch.equal(residual_of(resumed), residual_of(handle))
+
+
+@scenario(2)
 def a_training_goes_on_from_its_checkpoint() -> None:
     folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(folder)

@@ -1,0 +1,53 @@
+"""The state in a trainer's checkpoint: rank 0 keeps that of all ranks, and hands it out where training resumes. Other
+hosts may see another file, or none."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from gradwire.checkpoint import StateDict
+from gradwire.frontends import Handle
+from gradwire.saving import save
+
+FILE = "gradwire.pt"
+
+
+def keep_file(handle: Handle, folder: str | Path, first: bool) -> None:
+    """Writes the state of all ranks to a folder of the first one's; all of them call this."""
+    state = handle.state_dict(all_ranks=True)
+    if first:
+        save(state, Path(folder) / FILE)
+
+
+def read_file(folder: str | Path) -> StateDict:
+    """What is in a folder's file. Raises ValueError, with its path, where it cannot be read."""
+    path = Path(folder) / FILE
+    try:
+        # on the host: it may have been saved on another GPU
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load has many kinds
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(f"{path} cannot be read ({why}); resume from an earlier checkpoint") from error
+
+
+def load_first(handle: Handle, state: StateDict | None, error: str = "") -> bool:
+    """Loads the `state` that rank 0 has, on all ranks, which call this together; returns whether it has one. Raises
+    ValueError, on all of them, with rank 0's `error`, or where they cannot load its state."""
+    state, error = handle.from_first((state, error))
+    if error:
+        raise ValueError(error)
+    if state is not None:
+        handle.load_state_dict(state)
+    return state is not None
+
+
+def load_read(handle: Handle, first: bool, read: Callable[[], StateDict | None]) -> bool:
+    """`load_first` of what the first rank can `read`; where that fails, all ranks raise ValueError."""
+    state, error = None, ""
+    if first:
+        try:
+            state = read()
+        except Exception as failed:  # also those of a framework that fetches files
+            error = str(failed) or type(failed).__name__
+    return load_first(handle, state, error)
