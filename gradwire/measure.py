@@ -126,8 +126,8 @@ def _played(hosts: int | None, link: str, play: str | None, **options: Any) -> "
 
 def _run(job: "Job", spec: "Spec", cluster: "LabCluster") -> list[dict[str, Any]]:
     """The lines that rank 0 logged, of a job on ranks that are started for it."""
-    from gradwire.lab.launch.launched import is_launched
     from gradwire.lab.launch.runner import runner
+    from gradwire.launched import is_launched
 
     # ranks of a launched job cannot start others
     if is_launched():

@@ -17,9 +17,9 @@ from gradwire.lab.doctor.joining import device_here, joined, kind_of
 from gradwire.lab.doctor.site import Site
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launch import RankFailed, launch
-from gradwire.lab.launch.launched import is_launched
 from gradwire.lab.network.link import LOOPBACK, link_of
 from gradwire.lab.network.network import Network
+from gradwire.launched import is_launched
 from gradwire.report import doctor_report as report
 
 WRONG = 1

@@ -12,8 +12,8 @@ from tempfile import gettempdir
 from typing import Any
 
 from gradwire.lab.launch.lab_cluster import LabCluster
-from gradwire.lab.launch.launched import is_launched
 from gradwire.lab.network.link import LOOPBACK, REAL, link_of
+from gradwire.launched import is_launched
 
 _FULL_BYTES = 1 << 20
 """Less than this is a full disk."""

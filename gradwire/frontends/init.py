@@ -6,15 +6,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
+from gradwire.launched import is_launched
+
 
 def init() -> None:
-    """Joins the other ranks of torchrun's environment, with this rank's GPU as the current device where there are GPUs.
-    A process that torchrun did not start is the only rank; one that has joined already stays as it is."""
+    """Joins the other ranks that torchrun, or a step of SLURM's `srun`, started, with this rank's GPU as the current
+    device where there are several. A process that neither started is the only rank; one that has joined already stays
+    as it is."""
     if dist.is_initialized():
         return
-    if torch.cuda.is_available():
+    launched = is_launched()
+    # one that sees a GPU of its own alone has no other
+    if torch.cuda.device_count() > 1:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    if "RANK" in os.environ:
+    if launched:
         dist.init_process_group()
     else:
         dist.init_process_group(store=HashStore(), rank=0, world_size=1)

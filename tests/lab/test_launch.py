@@ -10,10 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+import gradwire as gw
 from gradwire.lab.launch.launch import launch
-from gradwire.lab.launch.launched import is_launched
 from gradwire.lab.launch.rank_failed import RankFailed
+from gradwire.lab.launch.runner import _following
+from gradwire.launched import is_launched
 from tests.support.warm import program
 
 REPOSITORY = Path(__file__).parents[2]
@@ -281,3 +284,23 @@ def test_steps_of_a_slurm_job_do_not_meet(environment: dict[str, str]) -> None:
         assert is_launched()
         ports.add(environment["MASTER_PORT"])
     assert len(ports) == 3
+
+
+def test_init_joins_the_ranks_of_a_slurm_step(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them was the only rank of a job of its own."""
+    environment |= SLURM | {"SLURM_STEP_NODELIST": "gpu[07-09]"}
+    joined: list[dict[str, object]] = []
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)
+    monkeypatch.setattr(dist, "init_process_group", lambda **options: joined.append(options))
+    gw.init()
+    assert joined == [{}]
+    assert (os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["MASTER_ADDR"]) == ("5", "8", "gpu07")
+
+
+def test_lines_of_before_are_not_followed(tmp_path: Path) -> None:
+    """A run that goes on has them already."""
+    lines, seen = tmp_path / "lines.jsonl", []
+    lines.write_text('{"step": 1}\n')
+    with _following(lines, seen.append), lines.open("a") as file:
+        file.write('{"step": 2}\n')
+    assert seen == [{"step": 2}]

@@ -31,7 +31,9 @@ def _connections(value: str) -> str:
 
 
 def _detail(value: str) -> str:
-    return "groups cannot be aborted; a lost rank ends the job at the group's timeout" if value == "DETAIL" else ""
+    return (
+        "groups cannot be aborted; a lost rank ends the job at the group's timeout" if value.upper() == "DETAIL" else ""
+    )
 
 
 VARIABLES = {

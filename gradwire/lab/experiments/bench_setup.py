@@ -10,13 +10,13 @@ from typing import Any
 from gradwire.lab.configuration import check_autocast, check_hooks, check_plans, parse_all
 from gradwire.lab.jobs.bench_job import BenchSpec
 from gradwire.lab.launch.lab_cluster import LabCluster
-from gradwire.lab.launch.launched import is_launched
 from gradwire.lab.models import MODELS
 from gradwire.lab.names import NOCOMM, TINY
 from gradwire.lab.network.link import LOOPBACK, REAL, link_of
 from gradwire.lab.play_spec import PlaySpec
 from gradwire.lab.workloads import Own, Published, Task
 from gradwire.lab.workloads.make_task import make_task
+from gradwire.launched import is_launched
 from gradwire.options import Options
 
 # weight, gradient, DDP's bucket, residual, mean

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from gradwire.lab.launch.launched import is_launched
 from gradwire.lab.names import check_device
 from gradwire.lab.network.link import Link
 from gradwire.lab.network.network import Network
+from gradwire.launched import is_launched
 
 
 @dataclass(frozen=True)

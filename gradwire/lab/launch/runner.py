@@ -12,10 +12,10 @@ from typing import Any
 
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launch import launch
-from gradwire.lab.launch.launched import is_launched
 from gradwire.lab.launch.rank_job import Log, Peers, Spec, meet
 from gradwire.lab.network.network import Network
 from gradwire.lab.results import append, read_lines
+from gradwire.launched import is_launched
 
 Job = Callable[[Any, Peers, Log], None]
 _POLL_S = 0.2
@@ -96,11 +96,11 @@ class _Launcher(Runner):
 @contextmanager
 def _following(lines: Path, follow: Log) -> Iterator[None]:
     """Calls `follow`, on a thread, with each line that is appended to the file `lines` meanwhile."""
-    ended = Event()
+    ended, known = Event(), lines.stat().st_size if lines.exists() else 0
 
     def tail() -> None:
         # once more after the ranks have ended
-        offset, last_look = 0, False
+        offset, last_look = known, False
         while not last_look:
             last_look = ended.wait(_POLL_S)
             for line, after in read_lines(lines, offset):

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
-from gradwire.lab.launch.launched import is_launched
+from gradwire.launched import is_launched
 
 _UNITS = {"gbit": 10**9, "mbit": 10**6, "kbit": 10**3}
 _RATE = re.compile(rf"(\d+(?:\.\d+)?)({'|'.join(_UNITS)})")
