@@ -4,9 +4,9 @@
     python benchmarks/scheduler/played_beside_real.py --ranks 2 --links 1gbit --models tiny-vgg16 --repeats 1
 
 In every cell (model, ranks, link) ranks are processes over gloo, each in a network namespace of its own behind a shaped
-link. They take some steps among each other, then some on a card that is played, in turns, so that both kinds share the
-cores alike and a slow minute hits both. Figures are medians over all timed steps of rank 0. The last column is the step
-as `StepCurve` predicts it for the link, from one curve of each configuration that is measured beside the first link.
+link. They take some real steps, then some on a played card, in turns, so that other load on the machine slows both
+equally. Figures are medians over all timed steps of rank 0. The last column is the step as `StepCurve` predicts it for
+the link, from one curve of each configuration that is measured beside the first link.
 Writes benchmarks/results/played_beside_real.json with all ratios to the real steps.
 """
 

@@ -33,14 +33,18 @@ class Blockwise(Codec):
 
     def blocks(self, layout: Layout) -> Blocks:
         """The layout of the payload of these slots."""
-        n = layout.numel
-        if n not in self._blocks:
-            self._blocks[n] = Blocks((n,), self.code)
-        return self._blocks[n]
+        parts = self.parts(layout)
+        if parts not in self._blocks:
+            self._blocks[parts] = Blocks(parts, self.code)
+        return self._blocks[parts]
+
+    def parts(self, layout: Layout) -> tuple[int, ...]:
+        """The lengths of the parts of these slots that blocks do not cross: by default all is one part."""
+        return (layout.numel,)
 
     @cached_property
-    def _blocks(self) -> dict[int, Blocks]:
-        """By the number of elements."""
+    def _blocks(self) -> dict[tuple[int, ...], Blocks]:
+        """Each `Blocks` that was made, by its parts: its sizes are computed once."""
         return {}
 
     def payload_bytes(self, n: int) -> int:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from gradwire.compressors.blockwise import Blockwise
 from gradwire.compressors.context import Parts
-from gradwire.ops.formats import Blocks, Code, nearest
+from gradwire.ops.formats import Code, nearest
 from gradwire.ops.noise import Seed
 from gradwire.slots import Layout
 
@@ -33,9 +33,8 @@ class Quantized(Blockwise, recordable=True):
     def code(self) -> Code:
         return nearest(self.bits, self.block)
 
-    def blocks(self, layout: Layout) -> Blocks:
-        lengths = (slot.numel for slot in layout.slots)
-        return Blocks(tuple(_merged(lengths, self.block)), self.code)
+    def parts(self, layout: Layout) -> tuple[int, ...]:
+        return tuple(_merged((slot.numel for slot in layout.slots), self.block))
 
     def seeds(self, parts: Parts) -> list[Seed]:
         return [NO_NOISE] * len(parts.lengths)

@@ -1,4 +1,4 @@
-"""What an automatic plan has no room for."""
+"""Options that an automatic plan does not take, and what to use instead."""
 
 _CANDIDATE = "name it with a candidate, as in candidates=[gw.Group((), gw.TopK(0.01), gw.Residual(), gw.AllGather())]"
 _INSTEAD = {

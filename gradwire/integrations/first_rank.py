@@ -21,7 +21,7 @@ def keep_file(handle: Handle, folder: str | Path, first: bool) -> None:
 
 
 def read_file(folder: str | Path) -> StateDict:
-    """What is in a folder's file. Raises ValueError, with its path, where it cannot be read."""
+    """Reads the state from gradwire.pt in a folder. Raises ValueError, with the path, if it cannot be read."""
     path = Path(folder) / FILE
     try:
         # on the host: it may have been saved on another GPU
@@ -43,7 +43,7 @@ def load_first(handle: Handle, state: StateDict | None, error: str = "") -> bool
 
 
 def load_read(handle: Handle, first: bool, read: Callable[[], StateDict | None]) -> bool:
-    """`load_first` of what the first rank can `read`; where that fails, all ranks raise ValueError."""
+    """Has rank 0 `read` a state, which all ranks load as by `load_first`. If reading fails, all raise ValueError."""
     state, error = None, ""
     if first:
         try:

@@ -1,5 +1,5 @@
-"""What the adapters share: attaching to a whole model, methods replaced on a framework's objects, and checks that these
-have what is used of them."""
+"""Helpers for the adapters: attach to a whole model, replace methods of a framework's objects, and check that these
+objects have the attributes that the adapters use."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

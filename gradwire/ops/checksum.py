@@ -15,7 +15,8 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: 
 def checksum(tensor: Tensor) -> Tensor:
     """The checksum of a tensor's bits in the order in which they lie in memory, int64 () on its device: the sum, modulo
     2^64, of its integers times fixed random odd numbers. One integer that differs is always seen; several, such as the
-    two of a float64, cancel in one of 2^32 cases (multilinear hashing: Lemire and Kaser, The Computer Journal 2014, https://arxiv.org/abs/1202.4961)."""
+    two of a float64, cancel in one of 2^32 cases (multilinear hashing: Lemire and Kaser, The Computer Journal 2014,
+    https://arxiv.org/abs/1202.4961)."""
     integers = _in_memory_order(tensor.detach()).view(_INTEGERS[tensor.element_size()])
     total, factors = torch.zeros((), dtype=torch.int64, device=tensor.device), _factors(tensor.device)
     # a polynomial in _FACTOR of the parts' sums, so that parts do not commute

@@ -137,7 +137,7 @@ class Members:
         claims = {other: Claim(**json.loads(self._store.get(f"{number}/claim/{other}"))) for other in there}
         # furthest first; one that never got the model comes behind all that have it, of whatever generation
         order = sorted(there, key=lambda other: (claims[other].steps >= 0, claims[other]), reverse=True)
-        # where nobody has a trained model, none may have been lost
+        # if no process has a trained model, this must be the first generation
         if claims[order[0]].steps < 0 and self._store.check(["begun"]):
             raise RuntimeError("all processes that had the model are lost; begin again, from a checkpoint")
         self._last = number

@@ -101,8 +101,8 @@ def by_ray(rank: int, handle: gw.Handle, folder: Path) -> None:
 
 @contextmanager
 def resumed(by: Resume, folder: Path, change: Callable[[int, Path], None]) -> Iterator[tuple[list[Any], harness.Job]]:
-    """Two ranks, each with a folder of what it has saved, which `change` then changes; and what each one's resume
-    raises."""
+    """Has two ranks save, each to a folder of its own, then `change` what was saved, then resume. Gives the result or
+    the error of each rank, and the job."""
     with harness.job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2) as running:
         handles = [gw.Handle(runtime, Nothing()) for runtime in running.runtimes]
         running.step(draw(SLOTS, 2, 0))

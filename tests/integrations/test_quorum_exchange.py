@@ -80,7 +80,7 @@ def test_a_step_that_was_voted_for_counts_though_another_replica_has_left_meanwh
     with voted(meanwhile) as (exchange, manager):
         for _ in range(2):
             assert same(exchange.state(), expected)
-            # the next step counts for nobody, and changes nothing
+            # the next step is voted down, and changes nothing
             exchange.begin()
             assert "has ended in this quorum" in str(manager.reported)
             assert not exchange.vote()

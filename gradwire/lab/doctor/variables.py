@@ -31,9 +31,9 @@ def _connections(value: str) -> str:
 
 
 def _detail(value: str) -> str:
-    return (
-        "groups cannot be aborted; a lost rank ends the job at the group's timeout" if value.upper() == "DETAIL" else ""
-    )
+    # torch takes small letters as well
+    refused = value.upper() == "DETAIL"
+    return "groups cannot be aborted; a lost rank ends the job at the group's timeout" if refused else ""
 
 
 VARIABLES = {
