@@ -4,10 +4,12 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import gradwire
+from gradwire.ops.native import library
 from tests.support.where_tested import where_tested
 
 TESTS = Path(__file__).parent
@@ -41,6 +43,18 @@ def test_only_transports_front_ends_and_the_lab_use_torch_distributed():
 def test_no_module_is_longer_than_300_lines():
     lengths = {path.name: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
     assert {name: length for name, length in lengths.items() if length > 300} == {}
+
+
+def test_no_class_has_the_name_of_another_and_no_file_but_the_implementations_of_one_function():
+    files = Counter(path.name for path in PACKAGE.rglob("*.py") if "ops" not in path.relative_to(PACKAGE).parts)
+    del files["__init__.py"]
+    classes = Counter(
+        node.name
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in (files | classes).items() if count > 1] == []
 
 
 def test_only_ops_and_the_executor_ask_for_the_kind_of_device():
@@ -128,3 +142,11 @@ def _own_classes() -> set[str]:
         if "lab" not in path.parts and "native" not in path.parts
     ]
     return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def test_the_loader_knows_every_function_of_the_header_and_its_number():
+    header = (PACKAGE.parent / "native/gradwire.h").read_text()
+    declared = re.findall(r"^GW_API [^(]*?(\w+)\(([^)]*)\)", header, re.M)
+    arguments = {name: 0 if given == "void" else given.count(",") + 1 for name, given in declared}
+    assert {name: len(types) for name, (_, types) in library.FUNCTIONS.items()} == arguments
+    assert re.findall(r"^#define GW_ABI (\d+)$", header, re.M) == [str(library.ABI)]

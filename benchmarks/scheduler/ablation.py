@@ -56,7 +56,7 @@ def parse() -> argparse.Namespace:
 
 def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     import gradwire as gw
-    from gradwire.lab.scheduling import rules
+    from gradwire.lab.scheduling import peers
     from gradwire.schedule import baselines
 
     compressor = getattr(gw, arguments.compressor)()
@@ -69,7 +69,7 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
         baselines.layer_wise(problem, regime, option),
         baselines.buckets(problem, regime, option),
         baselines.best_buckets(problem, regime, option),
-        rules.best_even_split(problem, regime, option),
+        peers.best_even_split(problem, regime, option),
     ]
     plans = dict(zip(RULES, [chosen, *(profile.plan(each.groups) for each in others)], strict=True))
     groups = {name: len(plan.groups) for name, plan in plans.items()}

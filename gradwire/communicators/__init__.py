@@ -12,6 +12,14 @@ from gradwire.communicators.split_gather import SplitGather
 from gradwire.wire import Wire
 
 __all__ = [
-    "AllGather", "AllReduce", "Communicator", "Exclusive", "GlobalTopK", "LeaderIndices", "OkTopk", "ScatterReduce",
-    "SplitGather", "Wire",
-]  # fmt: skip
+    "AllGather",
+    "AllReduce",
+    "Communicator",
+    "Exclusive",
+    "GlobalTopK",
+    "LeaderIndices",
+    "OkTopk",
+    "ScatterReduce",
+    "SplitGather",
+    "Wire",
+]

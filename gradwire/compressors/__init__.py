@@ -15,7 +15,7 @@ from gradwire.compressors.compressor import (
     context_for,
 )
 from gradwire.compressors.context import DoubleBuffer, GroupContext, GroupState, Parts, SlotState
-from gradwire.compressors.cosine import DCTTopK
+from gradwire.compressors.dct_top_k import DCTTopK
 from gradwire.compressors.dense import BF16, FP16, FP32, Cast
 from gradwire.compressors.dion import Dion
 from gradwire.compressors.estimated import DGC, Estimated, HardThreshold, Thresholded
@@ -33,9 +33,50 @@ from gradwire.compressors.sign import EFSignSGD, OneBit, SignSGD, Signum
 from gradwire.compressors.sparse import RandomK, Sparse, Sparsifier, TopK
 
 __all__ = [
-    "ACPSGD", "BF16", "DGC", "FP16", "FP32", "QSGD", "AllDimensionTopK", "Cast", "ChunkTopK", "Codec", "Compressor",
-    "DCTTopK", "Dion", "DoubleBuffer", "EFSignSGD", "Estimated", "GaussianK", "GroupContext", "GroupState",
-    "HardThreshold", "Interleaved", "LowRank", "MultiLevel", "MultiRound", "OneBit", "Parts", "PowerSGD", "Predictable",
-    "Quantized", "RandomK", "RedSync", "ReduceCodec", "Reduction", "ReusedThreshold", "SIDCo", "Selective", "SignSGD",
-    "Signum", "SimpleCodec", "SlotState", "Sparse", "Sparsifier", "TernGrad", "Thresholded", "TopK", "context_for",
-]  # fmt: skip
+    "ACPSGD",
+    "BF16",
+    "DGC",
+    "FP16",
+    "FP32",
+    "QSGD",
+    "AllDimensionTopK",
+    "Cast",
+    "ChunkTopK",
+    "Codec",
+    "Compressor",
+    "DCTTopK",
+    "Dion",
+    "DoubleBuffer",
+    "EFSignSGD",
+    "Estimated",
+    "GaussianK",
+    "GroupContext",
+    "GroupState",
+    "HardThreshold",
+    "Interleaved",
+    "LowRank",
+    "MultiLevel",
+    "MultiRound",
+    "OneBit",
+    "Parts",
+    "PowerSGD",
+    "Predictable",
+    "Quantized",
+    "RandomK",
+    "RedSync",
+    "ReduceCodec",
+    "Reduction",
+    "ReusedThreshold",
+    "SIDCo",
+    "Selective",
+    "SignSGD",
+    "Signum",
+    "SimpleCodec",
+    "SlotState",
+    "Sparse",
+    "Sparsifier",
+    "TernGrad",
+    "Thresholded",
+    "TopK",
+    "context_for",
+]

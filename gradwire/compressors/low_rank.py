@@ -19,7 +19,7 @@ from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.matrices import Batch, batches
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import uniform
-from gradwire.ops.reference.low_rank import COLUMNS, ROWS
+from gradwire.ops.reference.products import COLUMNS, ROWS
 from gradwire.slots import Layout, Slot
 from gradwire.torch_private.foreach import copy_each, zero_each
 

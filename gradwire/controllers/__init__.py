@@ -10,6 +10,18 @@ from gradwire.controllers.scadles import ScaDLES
 from gradwire.controllers.warm_up import WarmUp
 
 __all__ = [
-    "CAT", "MESSAGE_NUMBERS", "Accordion", "Controller", "Decision", "GraVAC", "GroupView", "LGreCo", "NativeRequest",
-    "Observation", "ProfileRequest", "ScaDLES", "StepView", "WarmUp",
-]  # fmt: skip
+    "CAT",
+    "MESSAGE_NUMBERS",
+    "Accordion",
+    "Controller",
+    "Decision",
+    "GraVAC",
+    "GroupView",
+    "LGreCo",
+    "NativeRequest",
+    "Observation",
+    "ProfileRequest",
+    "ScaDLES",
+    "StepView",
+    "WarmUp",
+]

@@ -10,6 +10,13 @@ from gradwire.frontends.shard_compression import compress_shards
 from gradwire.frontends.sign_descent import SignDescent
 
 __all__ = [
-    "DistributedOptimizer", "Handle", "LocalSteps", "Outer", "Rendezvous", "SignDescent", "attach", "compress_shards",
+    "DistributedOptimizer",
+    "Handle",
+    "LocalSteps",
+    "Outer",
+    "Rendezvous",
+    "SignDescent",
+    "attach",
+    "compress_shards",
     "init",
-]  # fmt: skip
+]

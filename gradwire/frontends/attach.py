@@ -16,7 +16,7 @@ from gradwire.frontends.idle import Nothing
 from gradwire.frontends.keywords import AttachOptions
 from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.shards import attach_shards
-from gradwire.frontends.sparse import sparse_in
+from gradwire.frontends.sparse_gradients import sparse_in
 from gradwire.frontends.weighted import asked_in_backward
 from gradwire.options import called_as, check_type
 from gradwire.plans import Plan

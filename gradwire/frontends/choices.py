@@ -12,10 +12,10 @@ from gradwire.communicators import Communicator
 from gradwire.compressors import FP32, Compressor
 from gradwire.controllers import Controller
 from gradwire.frontends.automatic import check_ignored
+from gradwire.frontends.given_rules import GivenRule, facts_of, planned, planned_by, rules_of, warn_of
 from gradwire.frontends.keywords import Dense
-from gradwire.frontends.ruled import GivenRule, facts_of, planned, planned_by, rules_of, warn_of
 from gradwire.frontends.scaled import scale_from
-from gradwire.frontends.sparse import check_sparse, row_way
+from gradwire.frontends.sparse_gradients import check_sparse, row_way
 from gradwire.frontends.updates import check_means, check_unsharded
 from gradwire.frontends.weighted import Weight, asked, fitting, weighted
 from gradwire.groups import Grouping

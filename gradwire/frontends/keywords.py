@@ -9,7 +9,7 @@ from torch import nn
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.controllers import Controller
-from gradwire.frontends.ruled import GivenRule
+from gradwire.frontends.given_rules import GivenRule
 from gradwire.frontends.weighted import Weight
 from gradwire.groups import Grouping
 from gradwire.memories import Memory

@@ -1,7 +1,7 @@
 """The front end for slow links: every replica takes local steps, and their pseudo-gradients are averaged in rounds."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from inspect import isclass
@@ -18,13 +18,13 @@ from torch.optim import Optimizer
 from gradwire.compressors import Compressor
 from gradwire.frontends.choices import Choices, device_of
 from gradwire.frontends.fragments import FragmentedModel, Fragments, Schedule
+from gradwire.frontends.given_rules import facts_of, warn_of
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.keywords import PlanOptions
 from gradwire.frontends.model_replica import replica_of
 from gradwire.frontends.outer import OuterOptimizer
 from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.rounds import Rounds
-from gradwire.frontends.ruled import facts_of, warn_of
 from gradwire.frontends.shards import reshard
 from gradwire.frontends.stateful_rounds import DistributedRounds, rounds_in
 from gradwire.frontends.trained import add_to, check_held
@@ -129,11 +129,10 @@ class LocalSteps(Wrapper):
         # rounds over the fragments of that plan, with one outer optimizer on all ranks
         schedule = schedule_of(len(parts.names))
         made = parts.fragments(runtime.plan, schedule)
-        try:
+        with ExitStack() as on_error:
+            on_error.callback(runtime.close)
             self._rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)
-        except BaseException:
-            runtime.close()
-            raise
+            on_error.pop_all()
         taken = partial(getattr, self._rounds, "taken")
         self.handle = Handle(runtime, self._rounds, waits=not (delay or eager), inner_steps=taken)
         own(replica.trained.held().values(), runtime, KIND)

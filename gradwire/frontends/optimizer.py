@@ -16,7 +16,7 @@ from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks
 from gradwire.frontends.keywords import AttachOptions
 from gradwire.frontends.owners import check_free
-from gradwire.frontends.sparse import sparse_in
+from gradwire.frontends.sparse_gradients import sparse_in
 from gradwire.frontends.trained import HeldParameters, TrainedParameters, add_to, check_held, on_one_device
 from gradwire.frontends.values import share_values, values_of
 from gradwire.frontends.wrapper import Wrapper

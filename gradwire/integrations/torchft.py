@@ -15,13 +15,13 @@ from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
 from gradwire.frontends.choices import Choices, StepChoices, device_of
 from gradwire.frontends.fragments import Fragment, Schedule, fragments_of
+from gradwire.frontends.given_rules import warn_of
 from gradwire.frontends.handle import FrontEnd
 from gradwire.frontends.idle import Nothing
 from gradwire.frontends.keywords import Dense
 from gradwire.frontends.local_optimizer import DILOCO
 from gradwire.frontends.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
 from gradwire.frontends.rounds import go_back
-from gradwire.frontends.ruled import warn_of
 from gradwire.groups import Grouping
 from gradwire.integrations.quorum_exchange import QuorumExchange
 from gradwire.integrations.torchft_replica import ReplicaGradients, least, replica_of, thawed

@@ -28,14 +28,8 @@ class PlayedCluster:
         self.hosts, *self._speed = cluster.network
         self.card, per_host = Card(*self._speed), cluster.ranks // self.hosts
         # Gradwire's own collectives, and those of DDP and torch's hooks
-        self.mesh = (
-            Played.by_host(self.hosts, per_host, self.card, inside)
-            if per_host > 1
-            else Mesh.of(Played(self.hosts, self.card))
-        )
-        between = self.mesh.replica
-        assert isinstance(between, Played)
-        self._between = between
+        self._between = Played(self.hosts, self.card)
+        self.mesh = self._between.by_host(per_host, inside) if per_host > 1 else Mesh.of(self._between)
         self._flat = Played(cluster.ranks, self.card, self.hosts)
         self._group = PlayedGroup(self._flat)
         # a card that is busy while this rank would wait for the slowest one

@@ -64,8 +64,8 @@ class Backend:
     unpack_words: Callable[[Tensor, int, int], Tensor] = reference.bits.unpack_words
 
     # products of batches of matrices with thin factors, and orthonormal bases
-    project: Callable[..., None] = reference.low_rank.project
-    multiply: Callable[..., None] = reference.low_rank.multiply
+    project: Callable[..., None] = reference.products.project
+    multiply: Callable[..., None] = reference.products.multiply
     orthogonalize: Callable[[Sequence[Tensor]], None] = reference.orthogonal.orthogonalize
     renew: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor] = reference.factors.renew
 
@@ -97,8 +97,8 @@ NATIVE = replace(
     move_slices=partial(reference.slicing.move_slices, select=native.selecting.top_k_each),
     pack_signs=native.bits.pack_signs,
     add_signs=partial(reference.bits.add_signs, unpack=native.bits.unpack_signs),
-    project=native.low_rank.project,
-    multiply=native.low_rank.multiply,
+    project=native.products.project,
+    multiply=native.products.multiply,
     writes_anywhere=True,
 )
 

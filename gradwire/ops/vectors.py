@@ -3,12 +3,14 @@
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
+from typing import TypeVar
 
 from torch import Tensor
 
 from gradwire.ops.entries import Entries
 from gradwire.ops.host import on_host
 
+_Part = TypeVar("_Part")
 Gradient = Tensor | Sequence[Tensor | int] | None
 """A flat gradient (n,); or tensors one after another, with a number for so many elements without a gradient; None for a
 vector without one."""
@@ -25,9 +27,8 @@ def gradient_parts(gradient: Gradient, n: int) -> list[tuple[Tensor | None, int]
     elements."""
     if gradient is None:
         return [(None, n)]
-    parts = [gradient] if isinstance(gradient, Tensor) else gradient
     found: list[tuple[Tensor | None, int]] = [
-        (None, part) if isinstance(part, int) else (part, part.numel()) for part in parts
+        (None, part) if isinstance(part, int) else (part, part.numel()) for part in _listed(gradient)
     ]
     # a gradient of another size would be read past its end
     if (total := sum(length for _, length in found)) != n:
@@ -45,10 +46,14 @@ def placed_parts(gradient: Gradient, n: int) -> Iterator[tuple[int, Tensor | Non
 
 def outputs(out: Output, n: int) -> list[Tensor]:
     """The tensors of an output. Raises ValueError unless they have n elements."""
-    parts = [out] if isinstance(out, Tensor) else list(out)
+    parts = list(_listed(out))
     if (total := sum(part.numel() for part in parts)) != n:
         raise ValueError(f"the output has {total} elements, the payload's vector {n}")
     return parts
+
+
+def _listed(parts: Tensor | Sequence[_Part]) -> Sequence[Tensor | _Part]:
+    return [parts] if isinstance(parts, Tensor) else parts
 
 
 def equal_keys(keys: Iterable[Hashable]) -> list[list[int]]:

@@ -69,13 +69,13 @@ def _goes_with(memory: Memory, compressor: Compressor) -> bool:
 def _sent_by(compressor: Compressor) -> str:
     usual = type(default_communicator(compressor)).__name__.lower()
     others = [name for way in _others(compressor) if (name := type(way).__name__.lower()) != usual]
-    return f"{usual}; or {', '.join(others)}" if others else usual
+    return f"{usual}; accepted by {', '.join(others)}" if others else usual
 
 
 def _memory(compressor: Compressor) -> str:
     usual = type(default_memory(compressor)).__name__.lower()
     fitting = [name for name, cls in exported(Memory).items() if name != usual and _goes_with(cls(), compressor)]
-    return f"{usual}; or {', '.join(fitting)}" if fitting else usual
+    return f"{usual}; accepts {', '.join(fitting)}" if fitting else usual
 
 
 def _kept(compressor: Compressor) -> str:

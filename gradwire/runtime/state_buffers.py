@@ -13,7 +13,7 @@ from gradwire.ops.formats import Blocks
 from gradwire.ops.noise import Seed
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan
-from gradwire.runtime.places import Places
+from gradwire.runtime.buffer_layout import BufferLayout
 from gradwire.slots import Slot
 from gradwire.torch_private.foreach import copy_each
 
@@ -22,7 +22,7 @@ class StateBuffer:
     """One kind of state of all slots, two halves: (2, numel), or of int8 the payloads of groups (2, bytes) uint8. By
     place, `holds` is the half that is the state, and `used` whether it may be other than zero."""
 
-    def __init__(self, places: Places, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, places: BufferLayout, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
         held = torch.uint8 if dtype == torch.int8 else dtype
         self.tensor = torch.zeros(2, places.capacity(dtype), dtype=held, device=device)
@@ -39,7 +39,7 @@ class StateBuffers:
     def __init__(self, slots: Sequence[Slot], device: torch.device) -> None:
         self.slots, self.device = slots, device
         self.kinds: dict[str, StateBuffer] = {}
-        self._places = Places(slots, [])
+        self._places = BufferLayout(slots, [])
 
     @property
     def nbytes(self) -> int:
@@ -69,7 +69,7 @@ class StateBuffers:
             self._gather(buffer, 0, len(before.order))
         # new places for all slots; then each kind is copied there once
         chosen = {slot for group in groups for slot in group}
-        self._places = Places(self.slots, [*groups, [slot for slot in before.order if slot not in chosen]])
+        self._places = BufferLayout(self.slots, [*groups, [slot for slot in before.order if slot not in chosen]])
         for buffer in self.kinds.values():
             self._move(buffer, before)
 
@@ -78,7 +78,7 @@ class StateBuffers:
         if new := [slot for slot in slots if slot not in self._places.of]:
             self.follow([*self._places.groups, new])
 
-    def _move(self, buffer: StateBuffer, before: Places) -> None:
+    def _move(self, buffer: StateBuffer, before: BufferLayout) -> None:
         """Copies each slot from where it lay to its new place, in the other half, or in a larger buffer."""
         old, now = buffer.tensor, self._places
         # into the other half, so that no slot is overwritten before it is copied

@@ -6,12 +6,34 @@ from gradwire.schedule.problem import Choice, Option, Problem
 from gradwire.schedule.profile import Candidate, Objective, Profile, SlotTime, over_link
 from gradwire.schedule.progress import most, plan_efficiency, search_progress
 from gradwire.schedule.regimes import Regime, Worker
-from gradwire.schedule.ruled import search_profile
 from gradwire.schedule.search import Solution, evaluate, search
+from gradwire.schedule.search_by_rule import search_profile
 from gradwire.schedule.timeline import Span, Timeline, timeline
 
 __all__ = [
-    "Affine", "Candidate", "Choice", "CostTable", "Fit", "Objective", "Option", "Problem", "Profile", "Regime",
-    "SlotTime", "Solution", "Span", "Timeline", "Worker", "baselines", "evaluate", "most", "over_link",
-    "plan_efficiency", "search", "search_profile", "search_progress", "theil_sen", "timeline",
-]  # fmt: skip
+    "Affine",
+    "Candidate",
+    "Choice",
+    "CostTable",
+    "Fit",
+    "Objective",
+    "Option",
+    "Problem",
+    "Profile",
+    "Regime",
+    "SlotTime",
+    "Solution",
+    "Span",
+    "Timeline",
+    "Worker",
+    "baselines",
+    "evaluate",
+    "most",
+    "over_link",
+    "plan_efficiency",
+    "search",
+    "search_profile",
+    "search_progress",
+    "theil_sen",
+    "timeline",
+]

@@ -9,5 +9,14 @@ from gradwire.transports.threads import Threads
 from gradwire.transports.transport import Done, KeyValueStore, Pending, Transport
 
 __all__ = [
-    "Card", "Done", "KeyValueStore", "Mesh", "Pending", "Played", "ProcessGroup", "Recording", "Threads", "Transport",
-]  # fmt: skip
+    "Card",
+    "Done",
+    "KeyValueStore",
+    "Mesh",
+    "Pending",
+    "Played",
+    "ProcessGroup",
+    "Recording",
+    "Threads",
+    "Transport",
+]

@@ -86,12 +86,12 @@ class Played(Transport):
         self.others = others
         self.sent: Counter[SentCollective] = Counter()
 
-    @classmethod
-    def by_host(cls, hosts: int, ranks_per_host: int, card: Card, inside: Card) -> Mesh:
-        """The axes of `hosts` with a `card` each and so many ranks, which pass messages among themselves `inside`. It
-        plays a rank that leads all groups: one that waits for another leader would have nothing to wait for."""
-        axes = {REPLICA: cls(hosts, card), HOST: cls(ranks_per_host, inside)}
-        return Mesh(axes, Echo(hosts * ranks_per_host), leaders=1)
+    def by_host(self, ranks_per_host: int, inside: Card) -> Mesh:
+        """The axes of a host at each of these ranks, and of so many ranks on each, which pass messages among themselves
+        `inside`. It plays a rank that leads all groups: one that waits for another leader would have nothing to wait
+        for."""
+        axes = {REPLICA: self, HOST: Played(ranks_per_host, inside)}
+        return Mesh(axes, Echo(self.world * ranks_per_host), leaders=1)
 
     def start(self, op: Collective) -> Pending:
         sent = SentCollective.of(op, self.world)

@@ -189,7 +189,7 @@ def test_one_compressor_in_depth(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "https://arxiv.org/abs/1704.05021" in out
     assert "ratio=0.01" in out
-    assert "residual; or dgcmemory, nomemory" in out
+    assert "residual; accepts dgcmemory, nomemory" in out
     assert "53.2 (78.9×)" in out  # 10,485 of 1024 x 1024 elements: 4 bytes and 8.56 bits each, one payload
 
 

@@ -19,7 +19,7 @@ from gradwire.ops.backend import backend_for
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.matrices import batches
 from gradwire.ops.mean import Mean
-from gradwire.ops.reference import low_rank as in_torch
+from gradwire.ops.reference import products as in_torch
 from gradwire.slots import Layout, Slot
 from tests.support.harness import Job, draw, job, plan_of, slots_of, total
 

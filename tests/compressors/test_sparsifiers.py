@@ -134,8 +134,8 @@ USED = [(codec, normal) for codec in ESTIMATED[:-1]] + [
 def test_estimates_are_used(codec: Estimated, shape, monkeypatch: pytest.MonkeyPatch):
     """Where the gradient is of the kind that the estimate is made for, no exact selection is needed."""
 
-    def refuse(*arguments: object) -> Tensor:
-        raise AssertionError("selected exactly")
+    def refuse(x: Tensor, k: int) -> Tensor:
+        raise AssertionError(f"no threshold let about {k} of {len(x)} pass: they were selected exactly")
 
     monkeypatch.setattr("gradwire.ops.threshold.backend_for", lambda x: replace(backend_for(x), top_k=refuse))
     n = 300_000

@@ -15,7 +15,7 @@ from gradwire.ops.entries import Entries, Places
 from gradwire.ops.formats import Blocks, Code, nearest
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.noise import Seed
-from gradwire.ops.reference.low_rank import COLUMNS, ROWS
+from gradwire.ops.reference.products import COLUMNS, ROWS
 from tests.support.kernel_cases import needs_library
 
 N = 128
@@ -116,9 +116,9 @@ def test_a_wrong_argument_is_named(function: str, name: str, bad: Any):
 
 
 BATCHES = {
-    "project_rows": partial(native.low_rank.project_batch, side=ROWS),
-    "project_columns": partial(native.low_rank.project_batch, side=COLUMNS),
-    "multiply_batch": lambda out, p, q: native.low_rank.multiply_batch([out], p, q, subtract=True),
+    "project_rows": partial(native.products.project_batch, side=ROWS),
+    "project_columns": partial(native.products.project_batch, side=COLUMNS),
+    "multiply_batch": lambda out, p, q: native.products.multiply_batch([out], p, q, subtract=True),
 }
 
 

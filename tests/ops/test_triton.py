@@ -20,7 +20,7 @@ from tests.support.kernel_cases import CODES, DTYPES, SHAPES, garbage, numbers, 
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is numpy, which warns of infinities
-from gradwire.ops.reference.low_rank import COLUMNS, ROWS  # noqa: E402
+from gradwire.ops.reference.products import COLUMNS, ROWS  # noqa: E402
 from gradwire.ops.triton import TRITON, products  # noqa: E402
 
 vectors = {"n": st.one_of(st.integers(0, 70), st.integers(4000, 9000)), "seed": st.integers(0, 2**32 - 1)}

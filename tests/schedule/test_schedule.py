@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from gradwire.lab.scheduling import rules
+from gradwire.lab.scheduling import peers
 from gradwire.lab.scheduling.published_regimes import ComputeStream
 from gradwire.schedule import Affine, CostTable, Option, Problem, Worker, baselines, evaluate, search
 from gradwire.schedule.costs import theil_sen
 from tests.support.schedule_cases import REGIMES, all_plans, brute_force, filled, pieces, random_problem
 
 RULES = [
-    baselines.layer_wise, baselines.one_group, baselines.buckets, baselines.best_buckets, rules.best_even_split,
-    rules.mg_wfbp, rules.cupcake,
+    baselines.layer_wise, baselines.one_group, baselines.buckets, baselines.best_buckets, peers.best_even_split,
+    peers.mg_wfbp, peers.cupcake,
 ]  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def affine_problem(seed: int) -> Problem:
 def test_cupcakes_algorithm_is_optimal_under_its_own_model():
     for seed in range(5):
         problem = affine_problem(seed)
-        found = rules.cupcake(problem, ComputeStream(), 0)
+        found = peers.cupcake(problem, ComputeStream(), 0)
         assert found.step_s == pytest.approx(search(problem, ComputeStream()).step_s, rel=1e-9)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.lab.scheduling import rules as published
+from gradwire.lab.scheduling import peers as published
 from gradwire.lab.scheduling.published_regimes import ComputeStream, OwnStream, SideStream
 from gradwire.plans import Plan, default_communicator, default_memory, uniform
 from gradwire.schedule import (

@@ -167,7 +167,7 @@ def test_ddp_and_torchs_hooks_run_on_a_played_group(register):
 @pytest.mark.parametrize("hosts", [False, True])
 def test_attach_runs_on_a_played_cluster(compressor, hosts: bool):
     own = step(model())
-    transport = gw.Played.by_host(8, 8, fast(), fast()) if hosts else gw.Played(64, fast())
+    transport = gw.Played(8, fast()).by_host(8, fast()) if hosts else gw.Played(64, fast())
     ddp = DistributedDataParallel(model(), process_group=PlayedGroup(gw.Played(64, fast())))
     handle = gw.attach(ddp, compressor, transport=transport)
     means = [step(ddp) for _ in range(3)][-1]
@@ -179,7 +179,7 @@ def test_attach_runs_on_a_played_cluster(compressor, hosts: bool):
 
 def test_a_rank_of_a_host_leads_all_groups():
     """A rank that waits for other leaders would find all that is between hosts done at once."""
-    mesh, gathers = gw.Played.by_host(4, 8, fast(), fast()), []
+    mesh, gathers = gw.Played(4, fast()).by_host(8, fast()), []
     start = mesh.replica.start
     mesh.replica.start = lambda op: (gathers.append(op) if isinstance(op, Gather) else None, start(op))[1]
     plan = plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather(), groups=3)
@@ -198,7 +198,7 @@ def test_cards_that_cannot_be_are_refused(latency_s: float, bytes_per_s: float):
 def test_ranks_agree_on_the_played_ones_own_seconds():
     """By which the profiler measures: no sum may count them once for every rank."""
     assert slowest([0.5, 2.0], gw.Mesh.of(gw.Played(64, fast())), torch.device("cpu")) == [0.5, 2.0]
-    assert slowest([0.5, 2.0], gw.Played.by_host(8, 8, fast(), fast()), torch.device("cpu")) == [0.5, 2.0]
+    assert slowest([0.5, 2.0], gw.Played(8, fast()).by_host(8, fast()), torch.device("cpu")) == [0.5, 2.0]
 
 
 def test_played_ranks_share_no_cores():

@@ -4,10 +4,10 @@ Every ISA (instruction set) gives the same bits as the reference, but for the sc
 whose sums are added in another order. Call these only where `available()`.
 """
 
-from gradwire.ops.native import adding, bits, decoding, low_rank, rounding, selecting
+from gradwire.ops.native import adding, bits, decoding, products, rounding, selecting
 from gradwire.ops.native.library import ISAS, available, isa, reason, set_isa
 
 __all__ = [
-    "ISAS", "adding", "available", "bits", "decoding", "isa", "low_rank", "reason", "rounding",
+    "ISAS", "adding", "available", "bits", "decoding", "isa", "products", "reason", "rounding",
     "selecting", "set_isa",
 ]  # fmt: skip

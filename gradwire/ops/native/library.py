@@ -1,6 +1,5 @@
 """The loaded library, or the reason why it cannot be used."""
 
-import ctypes
 import os
 import threading
 from ctypes import CDLL, c_float, c_int, c_int64, c_void_p
@@ -18,7 +17,7 @@ ABI = 7
 ISAS = {1: "baseline", 3: "avx2", 4: "avx512"}
 """Instruction sets, by number; the baseline is SSE2, NEON, or plain code."""
 
-_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "gw_abi": (c_int, ()),
     "gw_level": (c_int, ()),
     "gw_set_level": (c_int, (c_int,)),
@@ -85,6 +84,15 @@ def scratch(nbytes: int) -> int:
     return kept.ctypes.data
 
 
+class _Library(CDLL):
+    """A library that has the functions of `FUNCTIONS` alone: without their types ctypes cuts addresses short."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in FUNCTIONS:
+            raise AttributeError(f"{name} has no types: name them in FUNCTIONS of {__file__}")
+        return super().__getattr__(name)
+
+
 @cache
 def _find() -> tuple[CDLL | None, str]:
     """The library, or None and the reason. Raises ValueError where GRADWIRE_KERNELS names a library that does not
@@ -117,11 +125,11 @@ def _installed() -> list[Path]:
 
 
 def _load(file: Path) -> CDLL:
-    found = ctypes.CDLL(str(file.resolve()))  # a name without a slash would be looked for elsewhere
+    found = _Library(str(file.resolve()))  # a name without a slash would be looked for elsewhere
     if (abi := found.gw_abi()) != ABI:
-        raise ValueError(f"the library has ABI {abi} and this version wants {ABI}: reinstall Gradwire")
+        raise ValueError(f"the library has ABI {abi}, this version wants {ABI}: reinstall Gradwire (make .venv/.dev)")
     # types of all functions, so that a wrong call fails in Python
-    for name, (result, arguments) in _FUNCTIONS.items():
+    for name, (result, arguments) in FUNCTIONS.items():
         function = getattr(found, name)
         function.restype, function.argtypes = result, arguments
     return found

@@ -1,6 +1,6 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-"""Products of matrices with thin factors, on a GPU, all batches in one launch: see `gradwire.ops.reference.low_rank`.
+"""Products of matrices with thin factors, on a GPU, all batches in one launch: see `gradwire.ops.reference.products`.
 
 `table` (8, programs) int64 has for each program the first element of its matrix, its rows and columns, the rank of its
 factors, the first elements of these, P and Q, and the first row and column that the program works on.
@@ -17,8 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.ops.host import to_device
-from gradwire.ops.reference import low_rank
-from gradwire.ops.reference.low_rank import ROWS
+from gradwire.ops.reference import products
+from gradwire.ops.reference.products import ROWS
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.factors import MOST, vector_of
 from gradwire.ops.workspace import scratch_on
@@ -149,7 +149,7 @@ def project(matrices: Sequence[Tensor], basis: Sequence[Tensor], out: Sequence[T
     sums = [matrix.shape[2 if to_rows else 1] for matrix in matrices]
     # long sums, by torch
     long = [i for i, length in enumerate(sums) if length > LONGEST or max(ranks) > MOST]
-    low_rank.project(*([batch[i] for i in long] for batch in (matrices, basis, out)), side=side)
+    products.project(*([batch[i] for i in long] for batch in (matrices, basis, out)), side=side)
     # all others, in one launch
     if len(long) < len(matrices):
         p, q = (out, basis) if to_rows else (basis, out)
@@ -168,7 +168,7 @@ def multiply(out: Sequence[Sequence[Tensor]], p: Sequence[Tensor], q: Sequence[T
     """See the reference, which does all where a rank is above `MOST`; factors lie one after another, and all matrices
     of a batch in one tensor."""
     if max((factor.shape[1] for factor in p), default=0) > MOST:
-        low_rank.multiply(out, p, q, subtract=subtract)
+        products.multiply(out, p, q, subtract=subtract)
     elif out:
         height, width = PRODUCT_TILE
         matrices = [matrix for (matrix,) in out]

@@ -16,7 +16,7 @@ from gradwire.ops.entries import Entries, Places
 from gradwire.ops.formats import Blocks, Code, nearest, one_bit, qsgd, shared_exponent, sign, ternary
 from gradwire.ops.host import on_host
 from gradwire.ops.noise import Seed, hashed_draws
-from gradwire.ops.reference.low_rank import COLUMNS, ROWS
+from gradwire.ops.reference.products import COLUMNS, ROWS
 from gradwire.ops.slices import SliceEntries, Slices
 from gradwire.ops.triton import TRITON
 from gradwire.ops.triton.launching import side_by_side

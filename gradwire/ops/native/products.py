@@ -1,4 +1,4 @@
-"""Products of batches of matrices with thin factors: see `gradwire.ops.reference.low_rank`."""
+"""Products of batches of matrices with thin factors: see `gradwire.ops.reference.products`."""
 
 from collections.abc import Sequence
 from ctypes import byref
@@ -8,8 +8,8 @@ from torch import Tensor
 from gradwire.ops.native.addresses import address, matrices
 from gradwire.ops.native.library import library
 from gradwire.ops.native.structs import MatricesStruct
-from gradwire.ops.reference import low_rank
-from gradwire.ops.reference.low_rank import ROWS
+from gradwire.ops.reference import products
+from gradwire.ops.reference.products import ROWS
 
 THIN = 8
 """Up to this rank products are bound by memory, and the library's are the fastest; above it BLAS's are."""
@@ -18,7 +18,7 @@ THIN = 8
 def project(matrices_: Sequence[Tensor], basis: Sequence[Tensor], out: Sequence[Tensor], side: int) -> None:
     """See the reference."""
     for matrix, factor, to in zip(matrices_, basis, out, strict=True):
-        (project_batch if factor.shape[1] <= THIN else low_rank.project_batch)(matrix, factor, to, side)
+        (project_batch if factor.shape[1] <= THIN else products.project_batch)(matrix, factor, to, side)
 
 
 def project_batch(matrices_: Tensor, basis: Tensor, out: Tensor, side: int) -> None:
@@ -33,12 +33,12 @@ def project_batch(matrices_: Tensor, basis: Tensor, out: Tensor, side: int) -> N
 def multiply(out: Sequence[Sequence[Tensor]], p: Sequence[Tensor], q: Sequence[Tensor], *, subtract: bool) -> None:
     """See the reference."""
     for parts, left, right in zip(out, p, q, strict=True):
-        (multiply_batch if left.shape[1] <= THIN else low_rank.multiply_batch)(parts, left, right, subtract=subtract)
+        (multiply_batch if left.shape[1] <= THIN else products.multiply_batch)(parts, left, right, subtract=subtract)
 
 
 def multiply_batch(out: Sequence[Tensor], p: Tensor, q: Tensor, *, subtract: bool) -> None:
     """`multiply` of one batch, of any rank."""
-    for part, left, right in low_rank.with_factors(out, p, q):
+    for part, left, right in products.with_factors(out, p, q):
         m, shape = matrices("out", part, left)
         library().gw_product(m, byref(shape), _left("p", left, shape), _right("q", right, shape), subtract)
 

@@ -12,7 +12,7 @@ ALIGNED = 16
 """Groups begin on multiples of so many elements: kernels read others in shorter words, by a variant of their own."""
 
 
-class Places:
+class BufferLayout:
     """The places of some groups' slots. In int8 a group is a payload of bytes, all scales and then all codes."""
 
     def __init__(self, slots: Sequence[Slot], groups: Sequence[Sequence[int]]) -> None:
@@ -36,7 +36,7 @@ class Places:
             element = _aligned(element)
 
     def _put_codes(self, group: tuple[int, ...], start: int) -> int:
-        """Places a group's payload from this byte on; returns where the next one begins."""
+        """BufferLayout a group's payload from this byte on; returns where the next one begins."""
         codes = self._codes[group]
         self._payloads[group] = slice(start, start + codes.nbytes)
         scale, code = start, start + codes.codes_at

@@ -8,7 +8,7 @@ from torch import Tensor
 from gradwire.compressors.compressor import Selective, SimpleCodec
 from gradwire.compressors.context import GroupContext
 from gradwire.ops.backend import backend_for
-from gradwire.ops.cosine import (
+from gradwire.ops.dct import (
     CosineBlocks,
     cosine_blocks,
     from_coefficients,

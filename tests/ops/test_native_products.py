@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire.ops import native, reference
-from gradwire.ops.reference.low_rank import COLUMNS, ROWS
+from gradwire.ops.reference.products import COLUMNS, ROWS
 from tests.support.kernel_cases import each_isa, needs_library, numbers
 
 
@@ -22,11 +22,11 @@ def test_products_are_the_references_and_the_same_at_every_level(count, rows, co
     p, q = (
         numbers(count * rank * length, seed + 1, spread=0.5).view(count, rank, length) for length in (rows, columns)
     )
-    found = [results(native.low_rank, room, (count, rows, columns), apart, p, q) for _ in each_isa()]
+    found = [results(native.products, room, (count, rows, columns), apart, p, q) for _ in each_isa()]
     for ours in found:
         assert all(map(torch.equal, ours, found[0]))
     for ours, theirs in zip(
-        found[0], results(reference.low_rank, room, (count, rows, columns), apart, p, q), strict=True
+        found[0], results(reference.products, room, (count, rows, columns), apart, p, q), strict=True
     ):
         size = (theirs.abs().max() + 1).item() * rank
         torch.testing.assert_close(ours, theirs, rtol=0, atol=4e-6 * size)
@@ -52,7 +52,7 @@ def test_what_is_not_finite_is_seen_in_every_product(wrong):
     matrices, p, q = torch.ones(1, 5, 7), torch.ones(1, 2, 5), torch.ones(1, 2, 7)
     matrices[0, 2, 3] = wrong
     rows, columns = torch.empty_like(p), torch.empty_like(q)
-    native.low_rank.project_batch(matrices, q, rows, ROWS)
-    native.low_rank.project_batch(matrices, p, columns, COLUMNS)
+    native.products.project_batch(matrices, q, rows, ROWS)
+    native.products.project_batch(matrices, p, columns, COLUMNS)
     assert rows[0, :, 2].isfinite().logical_not().all()
     assert columns[0, :, 3].isfinite().logical_not().all()
