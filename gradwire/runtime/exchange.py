@@ -197,7 +197,7 @@ class ReplicaExchange(GroupExchange):
             self.nonfinite.add_(nonfinite)
         self.group.memory.sent(flat)
         self._keep(flat)
-        mean.write_means(given.scale)
+        mean.write_means(given.scale, self.nonfinite)
 
     def _payload_bytes(self, step: int) -> int | None:
         """A codec's payload bytes at a step; None for compressors whose rounds differ in size."""
@@ -233,10 +233,11 @@ class ReplicaExchange(GroupExchange):
             self._add_pending(x, given)
         # the same collective on ranks that have nothing pending
         yield Sum(Message.plain(x))
-        if self._job.keeps_state():  # a mean that is not finite makes the step bad for all memories
-            self.nonfinite.add_(x.sum(dtype=torch.float32).mul_(0))
+        nonfinite = self.nonfinite if self._job.keeps_state() else None
+        if nonfinite is not None:  # a mean that is not finite makes the step bad for all memories
+            nonfinite.add_(x.sum(dtype=torch.float32).mul_(0))
         if x is not whole:
-            gradients.write_means(x, None)
+            gradients.write_means(x, None, nonfinite)
 
     def _add_pending(self, x: Tensor, given: GroupInput) -> None:
         """Adds the residual that an earlier plan had left to x (n,), but for that of absent slots."""

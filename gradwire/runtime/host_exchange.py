@@ -57,7 +57,7 @@ class HostExchange(GroupExchange):
                 yield None
         # broadcast inside the host
         yield from flagged(_one(Broadcast(message, self._leader, HOST)), self.nonfinite)
-        given.gradients.write_means(message.body, given.scale)
+        given.gradients.write_means(message.body, given.scale, self.nonfinite)
         if self.stored.slot_state.buffers:
             yield from self._share_small()
 
