@@ -147,7 +147,7 @@ class ReplicaExchange(GroupExchange):
         self._sizes = [self._payload_bytes(step) for step in range(group.compressor.period)]
 
     def run(self, given: GroupInput, step: int) -> Reduction:
-        self._check_size(step)
+        self.check_size(step)
         self.begin(given, step)
         yield from self.turns(given)
 
@@ -204,7 +204,7 @@ class ReplicaExchange(GroupExchange):
         codec = self.group.compressor
         return codec.group_bytes(self.stored.layout, step) if sized_by_elements(codec) else None
 
-    def _check_size(self, step: int) -> None:
+    def check_size(self, step: int) -> None:
         """Raises ValueError where a user's codec would send another size than the other ranks expect: gloo ends the
         process of a rank that receives more than it expects."""
         size, planned = self._payload_bytes(step), self._sizes[step % len(self._sizes)]

@@ -41,6 +41,7 @@ class HostExchange(GroupExchange):
 
     def run(self, given: GroupInput, step: int) -> Reduction:
         self.input = given
+        self._between.check_size(step)
         self._between.begin(given, step)
         # sum inside the host
         message = self.context.numbers("host", self.stored.layout.numel)
