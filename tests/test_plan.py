@@ -12,6 +12,7 @@ from gradwire.compressors import Predictable
 from gradwire.plans import SIZES, sizes_follow_from_shapes, uniform
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
+from gradwire.runtime.store import Store
 from gradwire.slots import Layout
 from tests.support.cases import CASES, Case
 from tests.support.harness import CPU, SMALL, job, plan_of, raising, slots_of, together
@@ -274,3 +275,17 @@ def test_front_ends_know_how_many_ranks_there_are(ranks: int, kind: type):
     named = gw.DistributedOptimizer(inner, model, gw.Quantized(4), communicator=gw.AllGather(), transport=transport)
     assert isinstance(named.handle.plan.groups[0].communicator, gw.AllGather)
     named.handle.detach()
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
+def test_a_plan_of_another_rank_goes_on_from_the_rows_of_the_basis_that_both_have(before: int, after: int):
+    slots = slots_of({"w": torch.empty(40, 30)})
+    kept, fresh = Store(slots, CPU), Store(slots, CPU)
+    kept.arrange(gw.plans.uniform(slots, gw.PowerSGD(before)))
+    kept.groups[0].slot_state.slots[0]["q"].fill_(3)
+    for store in kept, fresh:
+        store.arrange(gw.plans.uniform(slots, gw.PowerSGD(after)))
+    basis, drawn = (store.groups[0].slot_state.slots[0]["q"] for store in (kept, fresh))
+    assert basis.shape == (after, 30)
+    assert (basis[:2] == 3).all()
+    assert torch.equal(basis[2:], drawn[2:])

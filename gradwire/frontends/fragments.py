@@ -212,17 +212,18 @@ class Fragment:
             copy.copy_(self.parameters[name])
 
     @torch.no_grad()
-    def exchange_own(self, weight: float) -> dict[str, Tensor]:
+    def exchange_own(self, weight: float, all_of: Callable[[bool], bool]) -> dict[str, Tensor]:
         """Measures anew. Returns the last round's mean with this replica's part of it, of this `weight`, replaced by
         that of the new pseudo-gradients. A mean that is not finite, which has no replica's part, counts as zero, and so
-        does a part that is not."""
+        does a part that is not on some shard: `all_of` asks all ranks of the replica. It is lost on all of them."""
         # the mean of the last round
         gradients = {name: mean.clone() for name, mean in self.pseudo_gradients.items()}
         if not self.is_finite():
             gradients = {name: torch.zeros_like(gradient) for name, gradient in gradients.items()}
         # this replica's own, of the new round in place of the last
         self.measure()
-        finite = self.is_finite()
+        if not (finite := all_of(self.is_finite())):
+            self.lose()
         for name, gradient in gradients.items():
             own = self.pseudo_gradients[name] if finite else torch.zeros_like(gradient)
             gradient.add_(own - self.last_own[name], alpha=weight)

@@ -20,12 +20,13 @@ class GradientAccess(Protocol):
         """The tensor to reduce in place; None where the parameter has no gradient."""
         ...
 
-    def zeros(self, parameter: Tensor) -> Tensor:
-        """A new gradient of zero, which belongs to no parameter yet."""
+    def left(self, parameter: Tensor) -> Tensor:
+        """What earlier steps have left in place of a gradient, which DDP sends as well, or zeros; a tensor that belongs
+        to no parameter yet."""
         ...
 
     def put(self, parameter: Tensor, gradient: Tensor) -> None:
-        """Makes a tensor from `zeros` the parameter's gradient."""
+        """Makes a tensor from `left` the parameter's gradient."""
         ...
 
     def accumulates(self, parameter: Tensor) -> bool:
@@ -48,10 +49,11 @@ class Whole:
             parameter.grad = parameter.grad.resolve_conj()
         return parameter.grad
 
-    def zeros(self, parameter: Tensor) -> Tensor:
+    def left(self, parameter: Tensor) -> Tensor:
         if parameter in self._sparse:
             return no_rows(parameter)
-        return torch.zeros_like(parameter)
+        gradient = self.gradient(parameter)
+        return torch.zeros_like(parameter) if gradient is None else gradient.detach().clone()
 
     def put(self, parameter: Tensor, gradient: Tensor) -> None:
         parameter.grad = gradient

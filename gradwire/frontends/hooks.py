@@ -231,12 +231,12 @@ class GradientHooks:
                 )
 
     def _backward_ends(self) -> None:
-        zeros = self._complete()
+        left = self._complete()
         # on other ranks this pass may have come to parameters of other optimizers
         for each in self._of_model():
             each._take_part()
         # none waits before all have submitted theirs
-        when_backward_ends(partial(self._wait, zeros))
+        when_backward_ends(partial(self._wait, left))
 
     def _take_part(self) -> None:
         """Takes a step without a gradient, where a backward pass has come to other optimizers' parameters alone."""
@@ -252,7 +252,7 @@ class GradientHooks:
         self._wait(self._complete())
 
     def _complete(self) -> dict[int, Tensor]:
-        """Submits what is missing; returns, by slot, the gradients of zero, whose means `_wait` may need."""
+        """Submits what is missing; returns, by slot, what stands for gradients, whose means `_wait` may need."""
         runtime = self._runtime
         assert runtime is not None
         self._under_way = False
@@ -266,22 +266,22 @@ class GradientHooks:
                 f"parameter {name!r} got no gradient, or a hook set it to None; pass find_unused_parameters=True, or "
                 "freeze it; use torch.utils.checkpoint with use_reentrant=False"
             )
-        # the slots without any gradient take part with zeros
-        zeros = {slot: self._places.zeros(self._parameter(runtime, slot)) for slot in unused}
+        # the slots without any gradient take part with what is left of earlier ones, or zeros
+        left = {slot: self._places.left(self._parameter(runtime, slot)) for slot in unused}
         for slot, gradient in gradients.items():
             if gradient is None:
-                runtime.submit_absent(slot, real(zeros[slot]))
+                runtime.submit_absent(slot, real(left[slot]))
             else:
                 runtime.submit(slot, real(gradient))
-        return zeros
+        return left
 
-    def _wait(self, zeros: dict[int, Tensor]) -> None:
+    def _wait(self, left: dict[int, Tensor]) -> None:
         runtime = self._runtime
         assert runtime is not None
         # the training thread waits here for the worker
         runtime.finish()
         # other ranks had a gradient, so their mean is this rank's as well
-        for slot, mean in zeros.items():
+        for slot, mean in left.items():
             if runtime.used(slot):
                 self._places.put(self._parameter(runtime, slot), mean)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -40,6 +41,8 @@ class ModelReplica:
     trained: TrainedParameters
     isolate: Callable[[], Sequence[Callable[[], None]]] = field(default=tuple)
     """Keeps the framework from averaging over replicas; returns functions that undo it."""
+    all_of: Callable[[bool], bool] = bool
+    """Whether something holds on all ranks of the replica, which call this together."""
 
 
 def replica_of(
@@ -67,8 +70,15 @@ def _sharded(model: nn.Module, mesh: DeviceMesh | None, optimizer: Optimizer | N
     return ModelReplica(
         parameters, others, _real(local), slots_of(local), shards.planned_slots(parameters),
         partial(ProcessGroup.by_replica, mesh), partial(cut_on, mesh, parameters), trained,
-        lambda: [undo for group in fsdp_groups(model) if (undo := only_inside_replicas(group))],
+        lambda: [undo for group in fsdp_groups(model) if (undo := only_inside_replicas(group))], partial(_all_of, mesh),
     )  # fmt: skip
+
+
+def _all_of(mesh: DeviceMesh, holds: bool) -> bool:
+    answer = torch.tensor(float(holds), dtype=torch.float32, device=mesh.device_type)
+    for dim in range(1, mesh.ndim):
+        dist.all_reduce(answer, dist.ReduceOp.MIN, mesh.get_group(dim))
+    return bool(answer.item())
 
 
 def _real(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

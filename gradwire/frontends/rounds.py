@@ -69,7 +69,7 @@ class Rounds:
         with runtime.between_steps("LocalSteps()", fragments=parts, **outer_facts(self.outer)):
             pass
         self._parameters, self._local, self._undo = replica.parameters, replica.local, replica.isolate()
-        self._trained = replica.trained
+        self._trained, self._all_of = replica.trained, replica.all_of
         # the number of the inner step, and the fragments whose reductions are under way
         self.step, self.taken, self.detached = 0, 0, False
         self.under_way = {}
@@ -169,7 +169,7 @@ class Rounds:
         self._wait(index)
         fragment = self.fragments[index]
         # it, with this replica's own part of the new round in place of the old
-        gradients = fragment.exchange_own(1 / self.runtime.mesh.replica.world)
+        gradients = fragment.exchange_own(1 / self.runtime.mesh.replica.world, self._all_of)
         if not fragment.is_finite():
             # this replica's own part; the others see it by the mean, a round later
             self._skip()

@@ -33,8 +33,9 @@ class Shards:
             )
         return None if parameter.grad is None else local_of(parameter.grad)
 
-    def zeros(self, parameter: Tensor) -> Tensor:
-        return torch.zeros_like(local_of(parameter))
+    def left(self, parameter: Tensor) -> Tensor:
+        gradient = self.gradient(parameter)
+        return torch.zeros_like(local_of(parameter)) if gradient is None else gradient.clone()
 
     def put(self, parameter: Tensor, gradient: Tensor) -> None:
         assert is_sharded(parameter)

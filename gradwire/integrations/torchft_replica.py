@@ -128,8 +128,8 @@ class ReplicaGradients(GradientHooks):
     def _backward_ends(self) -> None:
         self._unless_lost(super()._backward_ends)
 
-    def _wait(self, zeros: dict[int, Tensor]) -> None:
-        self._unless_lost(super()._wait, zeros)
+    def _wait(self, left: dict[int, Tensor]) -> None:
+        self._unless_lost(super()._wait, left)
         self.reduced = True
 
     def _unless_lost(self, call: Callable[..., None], *arguments: Any) -> None:

@@ -175,15 +175,21 @@ class Gradients:
             views.append(here.of(vector[here.start - part.start :]))
         return views
 
-    def write_means(self, means: Tensor | None, scale: Scalar | None) -> None:
+    def write_means(self, means: Tensor | None, scale: Scalar | None, nonfinite: Tensor | None = None) -> None:
         """Replaces the gradients by their means (n,) float32, which are scratch, times `scale`; where the means are in
-        their place already, by their multiple alone."""
+        their place already, by their multiple alone. `nonfinite` (1,) becomes NaN where float16 cannot hold one."""
         if means is None or means is self.flat:
             if scale is not None:
                 scale_each(self.tensors, scale)
             return
         # multiplied before they are float16, which the small ones among them would not survive
         copy_each(self.tensors, self.split.views(means if scale is None else means.mul_(scale)))
+        if nonfinite is None:
+            return
+        # nor the large ones, which all ranks have: infinity * 0 is NaN
+        for tensor in self.tensors:
+            if tensor.dtype == torch.float16:
+                nonfinite.add_(tensor.sum(dtype=torch.float32).mul_(0))
 
     def poison(self) -> None:
         """Replaces the gradients by NaN, so that the optimizer or GradScaler skips the step."""

@@ -45,7 +45,7 @@ class Mean:
         in_place = gradients and on_host(gradients.tensors[0].device) and gradients.matrices_in_place(batch)
         return in_place or [batch.of(self.vector()[batch.start :])]
 
-    def write_means(self, scale: Scalar | None) -> None:
-        """Replaces the gradients by the mean, times `scale`."""
+    def write_means(self, scale: Scalar | None, nonfinite: Tensor | None = None) -> None:
+        """Replaces the gradients by the mean, times `scale`; see `Gradients.write_means`."""
         assert self._gradients is not None
-        self._gradients.write_means(self._vector, scale)
+        self._gradients.write_means(self._vector, scale, nonfinite)

@@ -17,6 +17,8 @@ def sampled(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _thinned(matrix: Tensor) -> Tensor:
-    # equally many rows and columns are left out
-    every = ceil(sqrt(matrix.numel() / ELEMENTS))
-    return matrix[::every, ::every].float().clone()
+    # of rows and columns equal shares are left out; of a narrow matrix, which has few of one, more of the other
+    (rows, columns), every = matrix.shape, ceil(sqrt(matrix.numel() / ELEMENTS))
+    across = max(every, ceil(columns / ELEMENTS))
+    down = max(every, ceil(rows / (ELEMENTS // ceil(columns / across))))
+    return matrix[::down, ::across].float().clone()

@@ -147,7 +147,7 @@ class ReplicaExchange(GroupExchange):
         self._sizes = [self._payload_bytes(step) for step in range(group.compressor.period)]
 
     def run(self, given: GroupInput, step: int) -> Reduction:
-        self._check_size(step)
+        self.check_size(step)
         self.begin(given, step)
         yield from self.turns(given)
 
@@ -197,14 +197,14 @@ class ReplicaExchange(GroupExchange):
             self.nonfinite.add_(nonfinite)
         self.group.memory.sent(flat)
         self._keep(flat)
-        mean.write_means(given.scale)
+        mean.write_means(given.scale, self.nonfinite)
 
     def _payload_bytes(self, step: int) -> int | None:
         """A codec's payload bytes at a step; None for compressors whose rounds differ in size."""
         codec = self.group.compressor
         return codec.group_bytes(self.stored.layout, step) if sized_by_elements(codec) else None
 
-    def _check_size(self, step: int) -> None:
+    def check_size(self, step: int) -> None:
         """Raises ValueError where a user's codec would send another size than the other ranks expect: gloo ends the
         process of a rank that receives more than it expects."""
         size, planned = self._payload_bytes(step), self._sizes[step % len(self._sizes)]
@@ -233,10 +233,11 @@ class ReplicaExchange(GroupExchange):
             self._add_pending(x, given)
         # the same collective on ranks that have nothing pending
         yield Sum(Message.plain(x))
-        if self._job.keeps_state():  # a mean that is not finite makes the step bad for all memories
-            self.nonfinite.add_(x.sum(dtype=torch.float32).mul_(0))
+        nonfinite = self.nonfinite if self._job.keeps_state() else None
+        if nonfinite is not None:  # a mean that is not finite makes the step bad for all memories
+            nonfinite.add_(x.sum(dtype=torch.float32).mul_(0))
         if x is not whole:
-            gradients.write_means(x, None)
+            gradients.write_means(x, None, nonfinite)
 
     def _add_pending(self, x: Tensor, given: GroupInput) -> None:
         """Adds the residual that an earlier plan had left to x (n,), but for that of absent slots."""

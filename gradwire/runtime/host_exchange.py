@@ -41,6 +41,7 @@ class HostExchange(GroupExchange):
 
     def run(self, given: GroupInput, step: int) -> Reduction:
         self.input = given
+        self._between.check_size(step)
         self._between.begin(given, step)
         # sum inside the host
         message = self.context.numbers("host", self.stored.layout.numel)
@@ -57,7 +58,7 @@ class HostExchange(GroupExchange):
                 yield None
         # broadcast inside the host
         yield from flagged(_one(Broadcast(message, self._leader, HOST)), self.nonfinite)
-        given.gradients.write_means(message.body, given.scale)
+        given.gradients.write_means(message.body, given.scale, self.nonfinite)
         if self.stored.slot_state.buffers:
             yield from self._share_small()
 

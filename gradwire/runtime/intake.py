@@ -211,7 +211,8 @@ class Intake:
         self.arrivals.arrive(slot)
 
     def submit_absent(self, slot: int, zeros: Tensor) -> None:
-        """Takes zeros for a slot without a gradient on this rank; the mean replaces them as well."""
+        """Takes zeros, or what is left of an earlier one, for a slot without a gradient on this rank; the mean replaces
+        them as well."""
         self._tensors[slot] = zeros
         self.arrivals.absent(slot)
 

@@ -433,6 +433,24 @@ def test_hosts_keep_their_memory_when_another_rank_takes_a_group_over():
         close([r + m for r, m in zip(kept(running), means[0], strict=True)], expected, 2e-6)
 
 
+class Longer(gw.TopK):
+    """A user's codec that counts its payload otherwise, once it has `grown`."""
+
+    grown = 0
+
+    def payload_bytes(self, n: int) -> int:
+        return super().payload_bytes(n) + Longer.grown
+
+
+def test_hosts_refuse_a_payload_of_another_size_as_well(monkeypatch: pytest.MonkeyPatch):
+    case = Case(Longer(0.05), gw.Residual(), gw.AllGather(), 0)
+    with start(case, SMALL_SLOTS, 4, transports=hosts(2, 2)) as running:
+        running.step(draw(SMALL_SLOTS, 4, 0))
+        monkeypatch.setattr(Longer, "grown", 64)
+        with pytest.raises(gw.ReductionError, match=r"its payload has .* have payload_bytes"):
+            running.step(draw(SMALL_SLOTS, 4, 1))
+
+
 def zeros(slots: Sequence[Slot], world: int) -> list[list[Tensor]]:
     return [[slot.view(torch.zeros(slot.numel)) for slot in slots] for _ in range(world)]
 

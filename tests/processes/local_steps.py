@@ -292,6 +292,21 @@ def sharded_replicas_stream_and_resume_bit_for_bit() -> None:
 
 
 @scenario(4)
+def what_is_not_finite_on_one_shard_is_no_part_of_its_replicas_eager_update() -> None:
+    mesh = hosts_of_two()
+    model = sharded(mesh["shard"])
+    optimizer = eager(model, mesh=mesh)
+    train(model, 4, optimizer=optimizer)
+    if dist.get_rank() == 1:
+        spoil = lambda *_: model[2].weight.to_local().data[3].fill_(torch.nan)  # noqa: E731
+        optimizer.inner.register_step_post_hook(spoil)
+    train(model, 1, first=4, optimizer=optimizer)
+    moved = optimizer.state_dict()["local_steps"]["eager"][0]["moved"]
+    assert any(own.any() for own in moved.values()) == (dist.get_rank() > 1)
+    assert own_shards(model).isfinite().all()
+
+
+@scenario(4)
 def what_is_not_finite_on_one_shard_counts_for_no_replica() -> None:
     mesh = hosts_of_two()
     model = sharded(mesh["shard"])

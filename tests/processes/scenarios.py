@@ -396,6 +396,27 @@ def what_was_accumulated_counts_though_the_last_micro_batch_does_not_use_it() ->
         assert same_on_all_ranks(torch.cat([grad.flatten() for grad in ours]))
 
 
+def gradients_on_top_of_others(module: nn.Module) -> list[Tensor | None]:
+    """Of two passes without zero_grad() between them, the second one with a branch that rank 0 alone uses."""
+    for step in range(2):
+        inputs, targets = batch(step)
+        nn.functional.cross_entropy(module(inputs, True, step == 0 or dist.get_rank() == 0), targets).backward()
+    return [p.grad for p in module.parameters()]
+
+
+@scenario(2)
+def a_gradient_that_an_earlier_pass_has_left_counts_where_the_next_one_has_none() -> None:
+    expected = gradients_on_top_of_others(DistributedDataParallel(Branches(), find_unused_parameters=True))
+    ddp = DistributedDataParallel(Branches(), find_unused_parameters=True)
+    gw.attach(ddp, gw.FP32())
+    module = Branches()
+    inner = torch.optim.SGD(module.parameters(), lr=0.1)
+    gw.DistributedOptimizer(inner, module, gw.FP32(), find_unused_parameters=True)
+    for ours in map(gradients_on_top_of_others, (ddp, module)):
+        torch.testing.assert_close(ours, expected)
+        assert same_on_all_ranks(torch.cat([grad.flatten() for grad in ours[:4]]))
+
+
 @scenario(2)
 def a_backward_pass_that_ddp_ignores_is_ignored() -> None:
     ddp = DistributedDataParallel(network())

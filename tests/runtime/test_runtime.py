@@ -19,7 +19,7 @@ from gradwire.runtime.failures import ReductionError
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
 from tests.support.cases import CASES, Case
-from tests.support.harness import CPU, SMALL, Job, draw, hand_over, job, plan_of, raising, slots_of, together
+from tests.support.harness import CPU, SMALL, Job, draw, hand_over, hosts, job, plan_of, raising, slots_of, together
 from tests.support.kernel_cases import needs_library
 
 SLOTS = slots_of(SMALL)
@@ -199,6 +199,25 @@ def test_half_precision_parameters_and_doubles():
                     assert (mean.double() - true).abs().max() <= max(case.rounding, torch.finfo(mean.dtype).eps) * 12
             grads[0][0][0, 0] = grads[1][3][0, 0] = torch.nan
             assert not any(running.step(grads)[0][slot].isfinite().all() for slot in (0, 3))
+
+
+@pytest.mark.parametrize("by_host", [False, True], ids=["replicas", "hosts"])
+@pytest.mark.parametrize("dense", [False, True], ids=["compressed", "dense"])
+def test_a_mean_that_float16_cannot_hold_under_the_losss_scale_is_no_step(by_host: bool, dense: bool):
+    slots = slots_of({"a": torch.empty(6, 5, dtype=torch.float16), "b": torch.empty(6, 5)})
+    grads = [[torch.full((6, 5), 60_000.0).to(slot.dtype) for slot in slots]] * 4
+    meshes = hosts(2, 2) if by_host else ()
+    with job(uniform(slots, gw.TopK(0.05)), slots, 4, transports=meshes, scale=lambda: 1024.0) as running:
+        # what is not sent is finite, but with the next gradient more than 65,504
+        running.step(grads)
+        if dense:
+            running.install(uniform(slots, gw.FP32(), gw.NoMemory()))
+        before = running.state("residual")
+        means = running.step(grads)
+        assert not any(mean.isfinite().any() for own in means for mean in own)
+        assert [runtime.stats().skipped for runtime in running.runtimes] == [1] * 4
+        for own, kept in zip(running.state("residual"), before, strict=True):
+            assert all(map(torch.equal, own, kept))
 
 
 @pytest.mark.parametrize(

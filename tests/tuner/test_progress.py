@@ -120,6 +120,12 @@ def test_a_few_small_matrices_stand_for_all_gradients():
     assert sampled({"bias": torch.randn(9)}) == {}
 
 
+@pytest.mark.parametrize("shape", [(400_000, 2), (2, 400_000), (150_000, 1), (1, 150_000), (200_000, 3), (1, 1)])
+def test_of_a_narrow_matrix_no_more_elements_are_a_sample_either(shape: tuple[int, int]):
+    taken = sampled({"narrow": torch.zeros(shape)})["narrow"]
+    assert min(ELEMENTS // 4, shape[0] * shape[1]) <= taken.numel() <= ELEMENTS
+
+
 def test_a_steps_worth_is_that_of_its_delay():
     assert efficiency_of(1.0) == 1.0
     shares = [0.02, 0.03, 0.1, 0.5, 0.99]
