@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.ops.matrices import Batch
 from gradwire.ops.vectors import Gradient, Scalar
 from gradwire.slots import Layout, Slot
-from gradwire.torch_private.foreach import copy_each, scale_each
+from gradwire.torch_private.foreach import copy_each, largest_of, scale_each
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Types of gradients that kernels read."""
@@ -187,9 +187,8 @@ class Gradients:
         if nonfinite is None:
             return
         # nor the large ones, which all ranks have: infinity * 0 is NaN
-        for tensor in self.tensors:
-            if tensor.dtype == torch.float16:
-                nonfinite.add_(tensor.sum(dtype=torch.float32).mul_(0))
+        if halves := [tensor for tensor in self.tensors if tensor.dtype == torch.float16]:
+            nonfinite.add_(largest_of(halves).sum(dtype=torch.float32).mul_(0))
 
     def poison(self) -> None:
         """Replaces the gradients by NaN, so that the optimizer or GradScaler skips the step."""
