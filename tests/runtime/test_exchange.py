@@ -69,6 +69,25 @@ def test_a_slot_that_was_absent_on_one_rank_sends_its_residual_later(compressor:
         assert not any(tensor.any() for tensor in left(running))
 
 
+def test_a_gradient_that_an_earlier_pass_has_left_is_sent_where_a_residual_waits():
+    with job(COMPRESSED, SLOTS, 2, find_unused=True) as running:
+        running.step(given(0))
+        running.install(dense(gw.FP32()))
+        kept, waits = left(running), running.state("residual")[1][0]
+        # rank 1's gradient of slot 0 is an earlier pass's
+        second = given(1)
+        means = [[grad.clone() for grad in own] for own in second]
+        for rank, (runtime, own) in enumerate(zip(running.runtimes, means, strict=True)):
+            runtime.open_step()
+            for slot, grad in enumerate(own):
+                (runtime.submit_absent if (rank, slot) == (1, 0) else runtime.submit)(slot, grad)
+        running.finish()
+        wanted = [m + k for m, k in zip(mean(second), kept, strict=True)]
+        wanted[0] -= waits
+        close(means[0], wanted, gw.FP32())
+        assert torch.equal(running.state("residual")[1][0], waits)
+
+
 def test_ranks_that_load_a_residual_send_it_though_others_have_none():
     """Of hosts, where leaders alone keep one."""
     with job(COMPRESSED, SLOTS, 4, transports=hosts(2, 2)) as running:
