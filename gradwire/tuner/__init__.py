@@ -7,7 +7,8 @@ in force from the same step on (`gradwire.runtime.control`). Profiling is a conv
 arithmetic of one.
 """
 
-from gradwire.tuner.auto import CHOOSING_STEPS, Auto
+from gradwire.tuner.auto import Auto
+from gradwire.tuner.phases import CHOOSING_STEPS
 from gradwire.tuner.profiler import profiler_for
 
 __all__ = ["CHOOSING_STEPS", "Auto", "profiler_for"]

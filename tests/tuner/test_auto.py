@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
+from gradwire.controllers import Observation
 from gradwire.frontends.choices import StepChoices
 from gradwire.frontends.handle import Handle
 from gradwire.notation import way_of
@@ -21,10 +22,10 @@ from gradwire.plans import Plan, uniform
 from gradwire.rules import Rule, joined, sort_by
 from gradwire.schedule import Profile
 from gradwire.tuner import CHOOSING_STEPS, Auto
-from gradwire.tuner.auto import TIMED, TRACED, WARM
 from gradwire.tuner.candidate_plans import quiet, safe, ways_by, ways_of
+from gradwire.tuner.phases import TIMED, TRACED, WARM
 from gradwire.tuner.profiler import ReductionTimes, _collectives
-from gradwire.tuner.trials import SETTLE, TRIED
+from gradwire.tuner.trials import SETTLE, TRIED, Trials
 from tests.support.harness import SMALL, Job, draw, hand_over, hosts, raising, slots_of, together, total
 from tests.support.outside import SharedScale
 
@@ -140,6 +141,47 @@ def test_a_resumed_job_keeps_the_plan_that_was_found():
     assert second.controllers[0].chosen
     first.close()
     second.close()
+
+
+def test_a_state_of_other_candidates_is_measured_anew(caplog: pytest.LogCaptureFixture):
+    first = automatic_job(2, [gw.TopK(0.1)])
+    train(first, range(begun := choose(first), begun + 3))
+    states, auto = first.states(), first.controllers[0]
+    first.close()
+    second = automatic_job(2, [gw.EFSignSGD()])
+    second.load(states)
+    assert second.controllers[0].state_dict()["auto"].equal(auto.state_dict()["auto"])
+    train(second, range(begun, begun + 3))
+    other = second.controllers[0]
+    assert not other.chosen
+    assert other.decisions[0].decision == (
+        f"the state was measured by {auto.describe()} among 2 of 2 ranks, and this is {other.describe()} among 2 of 2 "
+        "ranks: planning anew"
+    )
+    assert choose(second, begun + 3) <= begun + MOST_STEPS + 2
+    assert {way.way.compressor for way in other.measured.candidates} == {gw.EFSignSGD(), gw.FP32()}
+    assert {group.compressor for plan in other._trials.plans for group in plan.groups} <= {gw.EFSignSGD(), gw.FP32()}
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+    second.close()
+
+
+@pytest.mark.parametrize(("ranks", "replicas"), [(2, 2), (4, 4), (4, 2), (8, 4)])
+def test_a_state_of_other_ranks_is_measured_anew(ranks: int, replicas: int):
+    saved, loaded = Auto([gw.TopK(0.1)]), Auto([gw.TopK(0.1)])
+
+    def seen(ranks: int, replicas: int) -> Observation:
+        return Observation(5, 7, DENSE, SLOTS, 0, ranks, replicas, torch.ones(2))
+
+    for auto in (saved, loaded):
+        auto.begin(DENSE)
+    while saved.status != "choosing a plan (profile)":
+        saved.decide(seen(4, 4))
+    saved._phase, saved._trials = "first trials", Trials([DENSE], [1.0], has_dense=True, steps=50, delay=2)
+    loaded.load_state_dict(saved.state_dict())
+    assert loaded.decide(seen(ranks, replicas)) is None  # dense is in force
+    same = (ranks, replicas) == (4, 4)
+    assert loaded.status == f"choosing a plan ({'first trials' if same else 'dense'})"
+    assert len(loaded.decisions) == (not same)
 
 
 def test_a_job_that_was_saved_while_it_tried_plans_tries_the_others():
