@@ -29,7 +29,7 @@ from gradwire.tuner.candidate_plans import (
     ways_by,
     with_efficiencies,
 )
-from gradwire.tuner.phases import BEFORE_TRIALS, CHOOSING_STEPS, TIMED, TRACED, WARM, Phase, status
+from gradwire.tuner.phases import BEFORE_TRIALS, CHOOSING_STEPS, COMPARING, TIMED, TRACED, WARM, Phase, status
 from gradwire.tuner.saved import Saved
 from gradwire.tuner.trials import STILL_CLOSE, Trials, change_to, step_s
 from gradwire.tuner.watch import LOOK_STEPS, WINDOW, Watch
@@ -93,8 +93,7 @@ class Auto(Controller):
         self._phase: Phase = "begin"
         self._trials, self._watch = Trials([], [], has_dense=False, steps=0, delay=0), Watch()
         self.tried: list[Trials] = []
-        self._seconds: list[float] = []
-        self._last_s = 0.0
+        self._seconds, self._last_s = list[float](), 0.0
 
     @property
     def chosen(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -120,8 +119,11 @@ class Auto(Controller):
         check_first(plan, self.rules)
 
     def begin(self, plan: Plan) -> Plan:
-        if self.dense_plan and slots_of(plan) != slots_of(self.dense_plan):
-            # other parameters are trained now, which tried plans lack
+        if plan.native:  # a user has DDP reduce by itself
+            self._phase = "resting"
+            return plan
+        # anew for other parameters, which tried plans lack, and where steps would count for another plan
+        if slots_of(plan) != slots_of(self.dense_plan or plan) or self._phase in ("resting", *COMPARING):
             self._forget()
         self.dense_plan = plan
         return plan
@@ -284,7 +286,7 @@ class Auto(Controller):
 
     def state_dict(self) -> dict[str, Tensor]:
         """The controller's state; timing and measuring dense steps begin again, trials go on where they were."""
-        phase = "begin" if self._phase in ("dense", "profile") else self._phase
+        phase = "begin" if self._phase == "profile" else self._phase
         return Saved(
             phase, self._trials, self.measured, self._measured_by, self.regime, self.dense_s, self.predicted_s,
             self._watch,
@@ -295,3 +297,4 @@ class Auto(Controller):
             self._phase, self._trials, self.measured, self._measured_by, self.regime, self.dense_s, self.predicted_s,
             self._watch,
         ) = Saved.of(state)  # fmt: skip
+        self._seconds = []

@@ -7,13 +7,15 @@ WARM, TIMED, TRACED = 2, 6, 6
 CHOOSING_STEPS, BEFORE_TRIALS = 150, WARM + TIMED + TRACED + 8
 """The most steps that choosing takes; the steps before the trials."""
 
-Phase = Literal["begin", "dense", "profile", "first trials", "more trials", "watch", "looking again"]
+Phase = Literal["resting", "begin", "dense", "profile", "first trials", "more trials", "watch", "looking again"]
+COMPARING: tuple[Phase, ...] = ("first trials", "more trials", "looking again")
+"""The phases in which steps count for the plan that has its turn."""
 
 
 def status(phase: Phase) -> str:
-    """What goes on in a phase, in a few words; "" where a plan is chosen and watched."""
+    """What goes on in a phase, in a few words; "" where a plan is chosen, or a user has DDP reduce."""
     match phase:
-        case "watch":
+        case "watch" | "resting":
             return ""
         case "looking again":
             return "comparing its plan with another again"

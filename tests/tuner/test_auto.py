@@ -211,6 +211,63 @@ def test_a_job_that_was_saved_while_it_measured_measures_anew():
     second.close()
 
 
+def native_steps(running: Job, steps: int) -> None:
+    """DDP's own steps, and what is decided after the last of those that were asked for."""
+
+    def work(rank: int) -> None:
+        runtime = running.runtimes[rank]
+        for _ in range(steps):
+            assert not runtime.open_step()
+            if runtime.native_step_ended() == 0:
+                runtime.native_ended(0.01)
+
+    raising(together(running.world, work))
+
+
+def test_auto_rests_while_a_user_has_ddp_reduce_and_begins_anew_with_the_next_plan():
+    first, second = (automatic_job(2, [gw.TopK(0.1)], can_be_native=True) for _ in range(2))
+    train(first, range(1))
+    assert first.runtimes[0]._active._control.decided is not None
+    first.install(gw.NATIVE)
+    second.load(first.states())
+    for running in (first, second):
+        assert [runtime.status() for runtime in running.runtimes] == ["rank 0 of 2", "rank 1 of 2"]
+        assert [runtime._active.native_steps for runtime in running.runtimes] == [None, None]
+        native_steps(running, 3)
+        assert running.runtimes[0].plan.native
+        running.install(DENSE)
+        assert running.controllers[0].status == "choosing a plan (begin)"
+        train(running, range(3, 5))
+        assert [runtime._active.native_steps for runtime in running.runtimes] == [WARM + TIMED] * 2
+        native_steps(running, WARM + TIMED)
+        assert running.controllers[0].status == "choosing a plan (profile)"
+        running.close()
+
+
+def test_a_plan_of_the_users_ends_trials_that_it_would_be_taken_for():
+    auto = Auto([gw.TopK(0.1)])
+    auto.begin(DENSE)
+    for phase, after in (("first trials", "begin"), ("looking again", "begin"), ("watch", "watch"), ("dense", "dense")):
+        auto._phase = phase
+        auto.begin(DENSE)
+        assert auto._phase == after
+
+
+def test_a_native_turn_is_made_whole_again_after_a_resume():
+    first, second = (automatic_job(2, [gw.TopK(0.1)], can_be_native=True) for _ in range(2))
+    train(first, range(2))
+    native_steps(first, 3)
+    second.load(first.states())
+    assert [runtime._active.native_steps for runtime in second.runtimes] == [WARM + TIMED] * 2
+    native_steps(second, WARM + TIMED)
+    assert second.controllers[0].status == "choosing a plan (profile)"
+    elsewhere = automatic_job(2, [gw.TopK(0.1)])
+    with pytest.raises(ValueError, match="leaves reducing to DDP, and here there is none"):
+        elsewhere.load(first.states())
+    for running in (first, second, elsewhere):
+        running.close()
+
+
 @pytest.mark.parametrize("later", [False, True])
 def test_a_state_that_is_loaded_while_steps_are_traced_ends_the_tracing(later: bool):
     """The state is of an earlier step, or of one after all those that were to be traced."""
