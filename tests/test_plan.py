@@ -289,3 +289,25 @@ def test_a_plan_of_another_rank_goes_on_from_the_rows_of_the_basis_that_both_hav
     assert basis.shape == (after, 30)
     assert (basis[:2] == 3).all()
     assert torch.equal(basis[2:], drawn[2:])
+
+
+def test_a_native_plan_stays_where_other_parameters_are_trained():
+    names = [slot.name for slot in SLOTS]
+    with job(
+        PLAN, SLOTS, 2, can_be_native=True, trained=names, plan_for=lambda slots: uniform(slots, TOP_K)
+    ) as running:
+        running.install(gw.NATIVE)
+        raising(together(2, lambda rank: running.runtimes[rank].follow(names[1:])))
+        assert [runtime.plan for runtime in running.runtimes] == [gw.NATIVE] * 2
+
+
+def test_a_plan_that_ranks_do_not_agree_on_is_none_that_a_controller_makes_others_from():
+    controllers = [gw.WarmUp(steps=20), gw.WarmUp(steps=20)]
+    with job(PLAN, SLOTS, 2, controllers=controllers) as running:
+        before = running.runtimes[0].plan
+        plans = [uniform(SLOTS, gw.TopK(0.2)), uniform(SLOTS, gw.TopK(0.3))]
+        errors = together(2, lambda rank: running.runtimes[rank].install(plans[rank]))
+        assert all(isinstance(error, ValueError) for error in errors)
+        assert [controller._origin for controller in controllers] == [PLAN] * 2
+        assert [runtime._active.origin for runtime in running.runtimes] == [PLAN] * 2
+        assert [runtime.plan for runtime in running.runtimes] == [before] * 2

@@ -124,7 +124,11 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "both": (attach(K, candidates=[K]), "leave the compressor out, or name it alone"),
     "a large fidelity": (attach(fidelity=2), "use e.g. fidelity=0.01"),
     "fidelity as text": (attach(fidelity="0.01"), "fidelity='0.01' is no float; pass one, such as fidelity=0.01"),
-    "no compressor": (attach(controller=gw.GraVAC()), "GraVAC needs a compressor to start from; name one as well"),
+    "no compressor": (attach(controller=gw.GraVAC()), "GraVAC needs a compressor to start from, such as gw.TopK(0.01)"),
+    "no compressor, as DDP reduces": (
+        attach(gw.NATIVE, controller=gw.GraVAC()),
+        "GraVAC needs a compressor to start from, such as gw.TopK(0.01)",
+    ),
     "a controller's class": (attach(K, controller=gw.GraVAC), "such as controller=gw.GraVAC()"),
     "no controller for it": (attach(gw.BF16(), controller=gw.GraVAC()), "use attach(ddp, TopK(0.1), controller="),
     "groups as a number": (attach(K, groups=4), "such as groups=gw.groups.of(megabytes=25)"),

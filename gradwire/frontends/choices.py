@@ -23,7 +23,7 @@ from gradwire.memories import Memory
 from gradwire.notation import read, way_of
 from gradwire.ops.host import kind_of
 from gradwire.options import check_type, one_line
-from gradwire.plans import SIZES, Group, Plan
+from gradwire.plans import NATIVE, SIZES, Group, Plan
 from gradwire.rules import Rule
 from gradwire.runtime.active_plan import NO_NATIVE
 from gradwire.runtime.job_options import JobOptions
@@ -171,9 +171,9 @@ class StepChoices(Choices):
         check_type("elastic", self.elastic, (bool,), "True", optional=False)
         check_type("find_unused_parameters", self.find_unused_parameters, (bool,), "True", optional=False)
         # options that exclude each other
-        if self.automatic and self.controller:
+        if self.controller and (self.automatic or self.compressor == NATIVE):
             name = type(self.controller).__name__
-            raise ValueError(f"{name} needs a compressor to start from; name one as well")
+            raise ValueError(f"{name} needs a compressor to start from, such as gw.TopK(0.01)")
         if self.rules and self.candidates:
             raise ValueError("with rules each has candidates of its own; write ('*', [gw.BF16(), gw.TopK(0.01)])")
         if self.compressor is not None and self.candidates:

@@ -1,5 +1,6 @@
 """The report of a plan, in one folder: it and its profile, predicted and measured steps, and why."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -79,9 +80,10 @@ def verdict(planned: Planned) -> str:
 
 def _others(planned: Planned) -> Mapping[str, Tried]:
     """The other plans that were tried, by distinct names."""
-    others: dict[str, Tried] = {}
+    others, alike = dict[str, Tried](), Counter[str]()
     for plan, tried in planned.tried.items():
         if plan != planned.plan:
             name = plan.describe()
-            others[name if name not in others else f"another {name}"] = tried
+            alike[name] += 1
+            others[name if alike[name] == 1 else f"{name} ({alike[name]})"] = tried
     return others

@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire import checkpoint
 from gradwire.controllers.requests import Change, NativeRequest, ProfileRequest
 from gradwire.plans import NATIVE, Plan
-from gradwire.runtime.control import Control, origin_of
+from gradwire.runtime.control import Control, native_of, origin_of
 from gradwire.runtime.failures import AbsentRanks
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.meeting import Agreement
@@ -43,6 +43,7 @@ class ActivePlan:
         # what a state had of a controller, where this job has none
         self._waits: Mapping[str, Tensor] = {}
         self.native_steps, self.plan, self.origin = None, NATIVE, NATIVE
+        self._native: Change | None = None
         # all ranks meet here: they begin with equal plans, or none begins
         self.first = self.agreed(make)
         # the order of the first backward pass, and whether a plan is made by it
@@ -63,6 +64,15 @@ class ActivePlan:
         """The plan that `make` returns, once all ranks have the same. Raises ValueError, on all, where they do not."""
         return self._agreement.on_plan(lambda: self._begin(make()), self._options.controller, self._names)
 
+    def agreed_instead(self, asked: Plan) -> Plan:
+        """`agreed` for a plan that a user asks for; where it is refused, the controller goes on from the one before."""
+        before = self.export()
+        try:
+            return self.agreed(lambda: asked)
+        except (ValueError, AbsentRanks):
+            self.restore(before)
+            raise
+
     def _train(self, names: Collection[str]) -> None:
         self._names = set(names)
         sparse = self._options.sparse
@@ -80,6 +90,9 @@ class ActivePlan:
     def replace(self, agreed: Plan, asked: Plan) -> None:
         """Puts in force the plan that ranks agreed on, for the one that a user asked for."""
         self._remake, self._chosen = None, asked
+        if agreed.native:
+            # what the controller has decided or asked for is of no use now
+            self._control.restart(self.trained)
         self._replace(agreed)
 
     def agreed_for(self, trained: Collection[str]) -> Plan:
@@ -110,9 +123,11 @@ class ActivePlan:
         """The user's plan; slots that it lacks are planned as they would have been at first."""
         assert self._options.plan_for is not None
         made = self._options.plan_for(self._in_order(trained))
-        # a plan that a user installed keeps its groups; slots that it lacks get more
+        # a plan that a user installed keeps its groups; slots that it lacks get more, unless the framework reduces
         if self._chosen is None:
             return made
+        if self._chosen.native:
+            return self._chosen
         known = {name for group in self._chosen.groups for name in group.slots}
         return Plan((*self._chosen.groups, *made.only({slot.name for slot in trained} - known).groups))
 
@@ -138,7 +153,9 @@ class ActivePlan:
 
     def export(self) -> dict[str, Tensor]:
         """The part of a checkpoint about plans and the controller; without one what a state had that was loaded."""
-        return self._control.export(self.plan, self.origin) if self._options.controller else dict(self._waits)
+        if not self._options.controller:
+            return dict(self._waits)
+        return self._control.export(self.plan, self.origin, self._native if self.plan.native else None)
 
     def check(self, read: checkpoint.Unpacked) -> None:
         """Raises ValueError where this job cannot go on from a state. The controller has then loaded it: `restore`
@@ -164,19 +181,22 @@ class ActivePlan:
             plan = self._load_controller(read.job)
             self._control.forget()
             self._replace(plan)
-            # the controller is asked after the next step
-            self.native_steps = 1 if plan.native else None
+            # the steps that the controller had asked for are made again, all of them
+            self._apply(native_of(read.job))
         elif self._remake and read.about.order:
             self._replace(self._begin(self._remake(self._in_order(self.trained))))
 
     def _load_controller(self, job: Mapping[str, Tensor]) -> Plan:
         """Loads the controller; returns the plan that was in force."""
         self._begin(origin_of(job))
-        return self._control.load(job)
+        plan = self._control.load(job)
+        if not self._options.can_be_native and (plan.native or isinstance(self._control.decided, NativeRequest)):
+            raise ValueError(NO_NATIVE)
+        return plan
 
     def _replace(self, plan: Plan) -> None:
         """Puts a plan in force that no controller decided on."""
-        self._follow_order, self._control.paused, self.native_steps = None, False, None
+        self._follow_order, self._control.paused, self.native_steps, self._native = None, False, None, None
         self._install(plan)
 
     def _begin(self, plan: Plan) -> Plan:
@@ -214,7 +234,7 @@ class ActivePlan:
             case NativeRequest():
                 # steps that the framework reduces, for their time
                 self._install(NATIVE)
-                self.native_steps = change.steps
+                self._native, self.native_steps = change, change.steps
             case None:
                 pass
 

@@ -35,6 +35,8 @@ from gradwire.transports import Pending
 
 PATIENCE_S = 60.0
 """Seconds for which a rank waits at most for rank 0's decision in the store."""
+_OURS = ("plan", "origin", "native", "decided")
+"""What `Control.export` adds to a controller's state."""
 
 
 @dataclass(frozen=True)
@@ -179,10 +181,13 @@ class Control:
         self._pipeline.agree(partial(self._mesh.sum, numbers.fill_(mark)))
         return self._agreed_change(float(numbers)) if numbers else None
 
-    def export(self, plan: Plan, origin: Plan) -> dict[str, Tensor]:
-        """The controller's state, the plan in force, the one that it was made from, and a decision not in force yet."""
+    def export(self, plan: Plan, origin: Plan, native: Change | None) -> dict[str, Tensor]:
+        """The controller's state, the plan in force, the one that it was made from, the request by which it is native,
+        and a decision not in force yet."""
         assert self.controller is not None
         texts = {"plan": plan.to_json(), "origin": origin.to_json()}
+        if native:
+            texts["native"] = change_to_json(native)
         # a decision of the last step is not in force yet: it is kept too
         if self.decided is not None:
             texts["decided"] = change_to_json(self.decided)
@@ -193,7 +198,7 @@ class Control:
         was in force."""
         assert self.controller is not None
         # the controller checks that what it was given is what it would save
-        own = {name: tensor for name, tensor in state.items() if name not in ("plan", "origin", "decided")}
+        own = {name: tensor for name, tensor in state.items() if name not in _OURS}
         self.controller.load_state_dict(own)
         if not _equal(own, self.controller.state_dict()):
             raise ValueError("it is not what such a controller saves")
@@ -263,6 +268,11 @@ class Control:
 def origin_of(state: Mapping[str, Tensor]) -> Plan:
     """The plan from which the plans of an exported state were made."""
     return Plan.from_json(text_of(state["origin"]))
+
+
+def native_of(state: Mapping[str, Tensor]) -> Change | None:
+    """The request by which the plan of an exported state is native, if it is."""
+    return change_from_json(text_of(state["native"])) if "native" in state else None
 
 
 def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:

@@ -182,7 +182,7 @@ class Runtime:
     def install(self, plan: Plan) -> None:
         """Puts `plan` in force; all state stays. Raises ValueError where it does not fit the model or other ranks'."""
         with self.between_steps("replan()"), self._job_error.ended_by():
-            agreed = self._active.agreed(lambda: plan)
+            agreed = self._active.agreed_instead(plan)
             self._call(partial(self._active.replace, agreed, plan))
 
     def follow(self, trained: Collection[str]) -> None:

@@ -1,13 +1,11 @@
 """The automatic plan: profiled, searched, tried, and tried again when the job changes."""
 
-import json
 import logging
 from collections.abc import Sequence
 from statistics import median
 from time import perf_counter
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from gradwire.controllers import Controller, Decision, Observation, StepView
@@ -31,19 +29,16 @@ from gradwire.tuner.candidate_plans import (
     ways_by,
     with_efficiencies,
 )
+from gradwire.tuner.phases import BEFORE_TRIALS, CHOOSING_STEPS, COMPARING, TIMED, TRACED, WARM, Phase, status
+from gradwire.tuner.saved import Saved
 from gradwire.tuner.trials import STILL_CLOSE, Trials, change_to, step_s
 from gradwire.tuner.watch import LOOK_STEPS, WINDOW, Watch
 from gradwire.ways import Way
 
-WARM, TIMED, TRACED = 2, 6, 6
-CHOOSING_STEPS, BEFORE_TRIALS = 150, WARM + TIMED + TRACED + 8
-"""The most steps that choosing takes; the steps before the trials."""
 WORTH_TRYING, LEARNT_AFTER = 1.25, 2
 """How far from the best a plan may be by the profile; rounds of trials after which the profile is corrected."""
 EPS = {"progress": 0.01, "step": 1e-4}
 """How far from the best a plan may be by the profile, where that can be proven in time."""
-
-Phase = Literal["begin", "dense", "profile", "first trials", "more trials", "watch", "looking again"]
 _logger = logging.getLogger("gradwire")
 
 
@@ -89,6 +84,7 @@ class Auto(Controller):
         self.objective: Objective = objective
         self._may_be_dense = (objective == "progress" and not rules) or all(may_be_dense(rule) for rule in self.rules)
         self.measured: Profile | None = None
+        self._measured_by = ""  # in words; "" where nothing is measured
         self.profile: Profile | None = None
         self.regime = Worker()
         self.found: Solution | None = None
@@ -97,8 +93,7 @@ class Auto(Controller):
         self._phase: Phase = "begin"
         self._trials, self._watch = Trials([], [], has_dense=False, steps=0, delay=0), Watch()
         self.tried: list[Trials] = []
-        self._seconds: list[float] = []
-        self._last_s = 0.0
+        self._seconds, self._last_s = list[float](), 0.0
 
     @property
     def chosen(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -110,9 +105,7 @@ class Auto(Controller):
 
     @property
     def status(self) -> str:
-        if self._phase == "watch":
-            return ""
-        return "comparing its plan with another again" if self.chosen else f"choosing a plan ({self._phase})"
+        return status(self._phase)
 
     @property
     def account(self) -> str:
@@ -126,9 +119,12 @@ class Auto(Controller):
         check_first(plan, self.rules)
 
     def begin(self, plan: Plan) -> Plan:
-        if self.dense_plan and slots_of(plan) != slots_of(self.dense_plan):
-            # other parameters are trained now, which tried plans lack
-            self._phase, self.measured = "begin", None
+        if plan.native:  # a user has DDP reduce by itself
+            self._phase = "resting"
+            return plan
+        # anew for other parameters, which tried plans lack, and where steps would count for another plan
+        if slots_of(plan) != slots_of(self.dense_plan or plan) or self._phase in ("resting", *COMPARING):
+            self._forget()
         self.dense_plan = plan
         return plan
 
@@ -138,6 +134,10 @@ class Auto(Controller):
         self._last_s = now
 
     def decide(self, seen: Observation) -> Change | None:
+        if self._measured_by not in ("", own := self._job(seen)):
+            why = f"the state was measured by {self._measured_by}, and this is {own}: planning anew"
+            self._decide_on(seen, why, logging.WARNING)
+            self._forget()
         match self._phase:
             case "begin":
                 return self._time_dense(seen)
@@ -150,6 +150,14 @@ class Auto(Controller):
             case _:
                 return self._try(seen)
 
+    def _job(self, seen: Observation) -> str:
+        """What a profile and trials hold for, in words."""
+        return f"{self.describe()} among {seen.replicas} of {seen.ranks} ranks"
+
+    def _forget(self) -> None:
+        """Begins anew, with nothing measured."""
+        self._phase, self.measured, self._measured_by = "begin", None, ""
+
     # Dense steps, and the profile
 
     def _time_dense(self, seen: Observation) -> Change | None:
@@ -161,18 +169,15 @@ class Auto(Controller):
 
     def _dense_timed(self, seen: Observation) -> Change | None:
         self._seconds.append(step_s(seen))
-        if seen.plan.native:
-            self.dense_s = seen.seconds
-        elif len(self._seconds) < WARM + TIMED:
+        if not seen.plan.native and len(self._seconds) < WARM + TIMED:
             return None
-        else:
-            self.dense_s = median(self._seconds[WARM:])
+        self.dense_s = median(self._seconds[WARM:] or self._seconds)
         assert self.dense_plan
         self._log(seen, f"a dense step takes {1e3 * self.dense_s:.0f} ms")
         return self._ask_for_profile(seen, self.dense_plan)
 
     def _ask_for_profile(self, seen: Observation, plan: Plan) -> Change:
-        self._phase = "profile"
+        self._phase, self._measured_by = "profile", self._job(seen)
         return ProfileRequest(quiet(plan), ways_by(self.rules, seen.replicas), TRACED)
 
     def _profiled(self, seen: Observation, answer: Profiled) -> Change | None:
@@ -268,32 +273,28 @@ class Auto(Controller):
         self._trials.go_on(LOOK_STEPS)
         return self._turn(seen)
 
-    def _decide_on(self, seen: Observation, decision: str) -> None:
+    def _decide_on(self, seen: Observation, decision: str, level: int = logging.INFO) -> None:
         self.decisions.append(Decision(seen.step, decision))
-        self._log(seen, decision)
+        self._log(seen, decision, level)
 
-    def _log(self, seen: Observation, text: str) -> None:
+    def _log(self, seen: Observation, text: str, level: int = logging.INFO) -> None:
         """Logs on rank 0."""
         if seen.rank == 0:
-            _logger.info("step %d: %s", seen.step, text)
+            _logger.log(level, "step %d: %s", seen.step, text)
 
     # State
 
     def state_dict(self) -> dict[str, Tensor]:
         """The controller's state; timing and measuring dense steps begin again, trials go on where they were."""
-        known = {
-            "phase": "begin" if self._phase in ("dense", "profile") else self._phase,
-            "trials": self._trials.to_json(),
-            "measured": self.measured.to_json() if self.measured else None,
-            "contention": self.regime.contention,
-            "numbers": [self.dense_s, self.predicted_s],
-            "watch": vars(self._watch),
-        }
-        return {"auto": torch.frombuffer(bytearray(json.dumps(known).encode()), dtype=torch.uint8)}
+        phase = "begin" if self._phase == "profile" else self._phase
+        return Saved(
+            phase, self._trials, self.measured, self._measured_by, self.regime, self.dense_s, self.predicted_s,
+            self._watch,
+        ).to_state()  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        known = json.loads(bytes(state["auto"].tolist()))
-        self._phase, self._trials = known["phase"], Trials.from_json(known["trials"])
-        self.measured = Profile.from_json(known["measured"]) if known["measured"] else None
-        self.regime, self._watch = Worker(known["contention"]), Watch(**known["watch"])
-        self.dense_s, self.predicted_s = known["numbers"]
+        (
+            self._phase, self._trials, self.measured, self._measured_by, self.regime, self.dense_s, self.predicted_s,
+            self._watch,
+        ) = Saved.of(state)  # fmt: skip
+        self._seconds = []

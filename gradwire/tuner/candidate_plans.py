@@ -91,7 +91,7 @@ def by_objective(profile: Profile, objective: Objective, rules: Sequence[Rule]) 
 
 
 def with_efficiencies(profile: Profile, known: Profile) -> Profile:
-    """The profile with the candidates' efficiencies in a `known` one, which may be of other ranks or candidates."""
+    """The profile with the candidates' efficiencies in a `known` one."""
     before = {each.way: each.efficiency for each in known.candidates}
     candidates = (replace(each, efficiency=before.get(each.way, each.efficiency)) for each in profile.candidates)
     return replace(profile, candidates=tuple(candidates))

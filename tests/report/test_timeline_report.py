@@ -4,11 +4,13 @@ import json
 import re
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import gradwire as gw
-from gradwire.report import explain, timeline_picture
+from gradwire.lab.jobs.plan_job import Planned
+from gradwire.report import explain, plan_report, timeline_picture
 from gradwire.report.timeline_page import render
 from gradwire.report.timeline_rows import rows
 from gradwire.report.timeline_shares import Shares
@@ -262,3 +264,13 @@ def test_it_is_dark_where_the_reader_wants_it(shown: Page):
     shown.frame()
     assert shown.value("colours.paper") != light
     assert shown.complaints() == []
+
+
+def test_the_report_has_every_plan_that_was_tried_though_they_read_alike():
+    """Four plans of one group of TopK, which differ in what the group's tensors are called."""
+    plans = [gw.Plan((gw.Group((name,), gw.TopK(0.01), gw.Residual(), gw.AllGather()),)) for name in "abcd"]
+    tried = {plan: Tried(0.01 * number, 1 / number) for number, plan in enumerate(plans, 1)}
+    profile: Any = None  # of which these words have nothing
+    planned = Planned(PLAN, profile, 0.0, tried, None, MEASURED, [])
+    words = " ".join(text for row in plan_report.why(planned).rows for text in row)
+    assert re.findall(r"took (\d+)\.?\d* ms", words) == ["10", "20", "30", "40"]

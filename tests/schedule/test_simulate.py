@@ -200,6 +200,18 @@ def test_candidates_are_cut_where_the_next_begins():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "interleaved:alldimensiontopk/0.01,topk/0.01",
+        "interleaved:alldimensiontopk/0.01,topk/0.01,3+residual",
+        "interleaved:first=alldimensiontopk/0.01,second=topk/0.02",
+    ],
+)
+def test_a_codec_inside_another_is_no_candidate_of_its_own(text: str):
+    assert candidates(f"bf16,{text},topk:0.1") == ["bf16", text, "topk:0.1"]
+
+
 def ruled(candidate: Candidate) -> Candidate:
     return replace(candidate, way=replace(candidate.way, rule="*"))
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
+from gradwire.controllers import Observation
 from gradwire.frontends.choices import StepChoices
 from gradwire.frontends.handle import Handle
 from gradwire.notation import way_of
@@ -21,10 +22,10 @@ from gradwire.plans import Plan, uniform
 from gradwire.rules import Rule, joined, sort_by
 from gradwire.schedule import Profile
 from gradwire.tuner import CHOOSING_STEPS, Auto
-from gradwire.tuner.auto import TIMED, TRACED, WARM
 from gradwire.tuner.candidate_plans import quiet, safe, ways_by, ways_of
+from gradwire.tuner.phases import TIMED, TRACED, WARM
 from gradwire.tuner.profiler import ReductionTimes, _collectives
-from gradwire.tuner.trials import SETTLE, TRIED
+from gradwire.tuner.trials import SETTLE, TRIED, Trials
 from tests.support.harness import SMALL, Job, draw, hand_over, hosts, raising, slots_of, together, total
 from tests.support.outside import SharedScale
 
@@ -142,6 +143,47 @@ def test_a_resumed_job_keeps_the_plan_that_was_found():
     second.close()
 
 
+def test_a_state_of_other_candidates_is_measured_anew(caplog: pytest.LogCaptureFixture):
+    first = automatic_job(2, [gw.TopK(0.1)])
+    train(first, range(begun := choose(first), begun + 3))
+    states, auto = first.states(), first.controllers[0]
+    first.close()
+    second = automatic_job(2, [gw.EFSignSGD()])
+    second.load(states)
+    assert second.controllers[0].state_dict()["auto"].equal(auto.state_dict()["auto"])
+    train(second, range(begun, begun + 3))
+    other = second.controllers[0]
+    assert not other.chosen
+    assert other.decisions[0].decision == (
+        f"the state was measured by {auto.describe()} among 2 of 2 ranks, and this is {other.describe()} among 2 of 2 "
+        "ranks: planning anew"
+    )
+    assert choose(second, begun + 3) <= begun + MOST_STEPS + 2
+    assert {way.way.compressor for way in other.measured.candidates} == {gw.EFSignSGD(), gw.FP32()}
+    assert {group.compressor for plan in other._trials.plans for group in plan.groups} <= {gw.EFSignSGD(), gw.FP32()}
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+    second.close()
+
+
+@pytest.mark.parametrize(("ranks", "replicas"), [(2, 2), (4, 4), (4, 2), (8, 4)])
+def test_a_state_of_other_ranks_is_measured_anew(ranks: int, replicas: int):
+    saved, loaded = Auto([gw.TopK(0.1)]), Auto([gw.TopK(0.1)])
+
+    def seen(ranks: int, replicas: int) -> Observation:
+        return Observation(5, 7, DENSE, SLOTS, 0, ranks, replicas, torch.ones(2))
+
+    for auto in (saved, loaded):
+        auto.begin(DENSE)
+    while saved.status != "choosing a plan (profile)":
+        saved.decide(seen(4, 4))
+    saved._phase, saved._trials = "first trials", Trials([DENSE], [1.0], has_dense=True, steps=50, delay=2)
+    loaded.load_state_dict(saved.state_dict())
+    assert loaded.decide(seen(ranks, replicas)) is None  # dense is in force
+    same = (ranks, replicas) == (4, 4)
+    assert loaded.status == f"choosing a plan ({'first trials' if same else 'dense'})"
+    assert len(loaded.decisions) == (not same)
+
+
 def test_a_job_that_was_saved_while_it_tried_plans_tries_the_others():
     first, second = (automatic_job(2, [gw.TopK(0.1)]) for _ in range(2))
     auto, begun = first.controllers[0], 0
@@ -167,6 +209,63 @@ def test_a_job_that_was_saved_while_it_measured_measures_anew():
     assert choose(second) <= MOST_STEPS
     first.close()
     second.close()
+
+
+def native_steps(running: Job, steps: int) -> None:
+    """DDP's own steps, and what is decided after the last of those that were asked for."""
+
+    def work(rank: int) -> None:
+        runtime = running.runtimes[rank]
+        for _ in range(steps):
+            assert not runtime.open_step()
+            if runtime.native_step_ended() == 0:
+                runtime.native_ended(0.01)
+
+    raising(together(running.world, work))
+
+
+def test_auto_rests_while_a_user_has_ddp_reduce_and_begins_anew_with_the_next_plan():
+    first, second = (automatic_job(2, [gw.TopK(0.1)], can_be_native=True) for _ in range(2))
+    train(first, range(1))
+    assert first.runtimes[0]._active._control.decided is not None
+    first.install(gw.NATIVE)
+    second.load(first.states())
+    for running in (first, second):
+        assert [runtime.status() for runtime in running.runtimes] == ["rank 0 of 2", "rank 1 of 2"]
+        assert [runtime._active.native_steps for runtime in running.runtimes] == [None, None]
+        native_steps(running, 3)
+        assert running.runtimes[0].plan.native
+        running.install(DENSE)
+        assert running.controllers[0].status == "choosing a plan (begin)"
+        train(running, range(3, 5))
+        assert [runtime._active.native_steps for runtime in running.runtimes] == [WARM + TIMED] * 2
+        native_steps(running, WARM + TIMED)
+        assert running.controllers[0].status == "choosing a plan (profile)"
+        running.close()
+
+
+def test_a_plan_of_the_users_ends_trials_that_it_would_be_taken_for():
+    auto = Auto([gw.TopK(0.1)])
+    auto.begin(DENSE)
+    for phase, after in (("first trials", "begin"), ("looking again", "begin"), ("watch", "watch"), ("dense", "dense")):
+        auto._phase = phase
+        auto.begin(DENSE)
+        assert auto._phase == after
+
+
+def test_a_native_turn_is_made_whole_again_after_a_resume():
+    first, second = (automatic_job(2, [gw.TopK(0.1)], can_be_native=True) for _ in range(2))
+    train(first, range(2))
+    native_steps(first, 3)
+    second.load(first.states())
+    assert [runtime._active.native_steps for runtime in second.runtimes] == [WARM + TIMED] * 2
+    native_steps(second, WARM + TIMED)
+    assert second.controllers[0].status == "choosing a plan (profile)"
+    elsewhere = automatic_job(2, [gw.TopK(0.1)])
+    with pytest.raises(ValueError, match="leaves reducing to DDP, and here there is none"):
+        elsewhere.load(first.states())
+    for running in (first, second, elsewhere):
+        running.close()
 
 
 @pytest.mark.parametrize("later", [False, True])

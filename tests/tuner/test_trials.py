@@ -11,7 +11,7 @@ from benchmarks.scheduler.noisy_choices import NOISES, SLOWER, Machine, PlayedJo
 from gradwire.plans import NATIVE, uniform
 from gradwire.tuner import CHOOSING_STEPS, messages
 from gradwire.tuner import trials as trials_module
-from gradwire.tuner.auto import BEFORE_TRIALS
+from gradwire.tuner.phases import BEFORE_TRIALS
 from gradwire.tuner.trials import SETTLE, TRIED, Trials
 from gradwire.tuner.watch import LOOK_AFTER, LOOK_STEPS
 from tests.support.harness import SMALL, slots_of

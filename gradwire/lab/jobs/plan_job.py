@@ -45,7 +45,8 @@ ALONE_STEPS = 6
 """Steps without messages that are timed, beside the first."""
 Late = Callable[[int, torch.device], None]
 """Passes the time by which the slowest rank is behind in a step."""
-_ARGUMENT = re.compile(r"\w+=|[\d.]+(e-?\d+)?$")
+_ARGUMENT = re.compile(r"\w+=|([\d.]+(e-?\d+)?|\w+/[^:+]*)(\+|$)")
+"""What follows a comma inside a candidate: an option with its name, a number, or a codec inside the compressor."""
 
 
 @dataclass(frozen=True, kw_only=True)

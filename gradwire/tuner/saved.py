@@ -1,0 +1,53 @@
+"""What a state has of the automatic plan."""
+
+import json
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from gradwire.schedule import Profile, Worker
+from gradwire.tuner.phases import Phase
+from gradwire.tuner.trials import Trials
+from gradwire.tuner.watch import Watch
+
+
+class Saved(NamedTuple):
+    """What `Auto` goes on from, with the names that these have there."""
+
+    phase: Phase
+    trials: Trials
+    measured: Profile | None
+    measured_by: str
+    regime: Worker
+    dense_s: float
+    predicted_s: float
+    watch: Watch
+
+    def to_state(self) -> dict[str, Tensor]:
+        known = {
+            "phase": self.phase,
+            "trials": self.trials.to_json(),
+            "measured": self.measured.to_json() if self.measured else None,
+            "measured by": self.measured_by,
+            "contention": self.regime.contention,
+            "numbers": [self.dense_s, self.predicted_s],
+            "watch": vars(self.watch),
+        }
+        return {"auto": torch.frombuffer(bytearray(json.dumps(known).encode()), dtype=torch.uint8)}
+
+    @classmethod
+    def of(cls, state: dict[str, Tensor]) -> Self:
+        """The inverse of `to_state`."""
+        known = json.loads(bytes(state["auto"].tolist()))
+        dense_s, predicted_s = known["numbers"]
+        return cls(
+            known["phase"],
+            Trials.from_json(known["trials"]),
+            Profile.from_json(known["measured"]) if known["measured"] else None,
+            known["measured by"],
+            Worker(known["contention"]),
+            dense_s,
+            predicted_s,
+            Watch(**known["watch"]),
+        )
