@@ -81,6 +81,7 @@ def test_numbers_that_cannot_be_get_one_line(command: str, capsys: pytest.Captur
         (["train", "topk", "--shard", "0"], "Invalid value for '--shard'"),
         (["doctor", "--device", "cuda"], "this machine has no GPU; leave out --device cuda"),
         (["soak", "--minutes", "0"], "--minutes"),
+        (["simulate", "resnet50", "--inside", "1gbit"], "a host of 1 GPU has no links inside: leave --inside out, or"),
         (["soak", "--minutes", "nan"], "nan minutes are no time: give a number above 0, such as --minutes 20"),
         (["soak", "--hosts", "300"], "Invalid value for '--hosts'"),
         (["soak", "--link", "500kbit"], "a 500kbit link is not faster than 1mbit, to which the fault slow sets it"),
