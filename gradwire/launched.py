@@ -22,6 +22,12 @@ def is_launched() -> bool:
     return {"RANK", "WORLD_SIZE"} <= os.environ.keys()
 
 
+def gpu_of_rank(gpus: int) -> int:
+    """The index of this rank's GPU among the `gpus` that it sees: LOCAL_RANK. One that sees a GPU alone, by
+    CUDA_VISIBLE_DEVICES or SLURM's --gpus-per-task, has that."""
+    return int(os.environ.get("LOCAL_RANK", "0")) if gpus > 1 else 0
+
+
 def _translate_slurm(environment: MutableMapping[str, str]) -> None:
     """Set torch's variables, except those that the user has set."""
     first_host = _first_host(environment["SLURM_STEP_NODELIST"])

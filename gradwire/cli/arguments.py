@@ -70,10 +70,13 @@ Rate = Annotated[
     typer.Option("--link", help="emulated link, such as 100mbit; else loopback", callback=early(e.link)),
 ]
 Shard = Annotated[
-    int, typer.Option(help="ranks to a host, which share its link and hold one model together by FSDP2; else DDP")
+    int,
+    typer.Option(min=1, help="ranks to a host, which share its link and hold one model together by FSDP2; else DDP"),
 ]
 Device = Annotated[str, typer.Option(help="cpu, or cuda; ranks may share a GPU", callback=early(check_device))]
-Seed = Annotated[int, typer.Option(help="of the model, the order of the data and the compressors")]
+Seed = Annotated[
+    int, typer.Option(min=0, max=2**32 - 1, help="of the model, the order of the data and the compressors")
+]
 Pdf = Annotated[bool, typer.Option("--pdf", help="also write each picture as PDF", callback=e.beside("pdf"))]
 Svg = Annotated[bool, typer.Option("--svg", help="also write each picture as SVG", callback=e.beside("svg"))]
 Out = Annotated[Path, typer.Option(help="where the run's folder goes")]
@@ -163,11 +166,11 @@ Into = Annotated[Path, typer.Argument(metavar="FOLDER", help="where its files go
 
 Minutes = Annotated[float, typer.Option(help="for how long faults strike the ranks")]
 Faults = Annotated[str, typer.Option(help="which ones, separated by commas")]
-SoakHosts = Annotated[int, typer.Option(min=2, help="ranks, each on a host of its own where there is a link")]
-FaultSeed = Annotated[int, typer.Option("--seed", help="of the faults: the same seed draws the same ones")]
+SoakHosts = Annotated[int, typer.Option(min=2, max=254, help="ranks, each on a host of its own where there is a link")]
+FaultSeed = Annotated[int, typer.Option("--seed", min=0, help="of the faults: the same seed draws the same ones")]
 
 DoctorRanks = Annotated[
-    int | None, typer.Option("--ranks", min=1, help="to start here; by default 2, or one for each GPU")
+    int | None, typer.Option("--ranks", min=1, max=1024, help="to start here; by default 2, or one for each GPU")
 ]
 DoctorHosts = Annotated[
     int | None, typer.Option("--hosts", help="emulated hosts that share them, with --link; by default one for each")

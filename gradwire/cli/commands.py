@@ -109,9 +109,11 @@ def bench(
     """Time the steps of configurations that take turns, always with `nocomm`: no communication at all. With --play, on
     a cluster of which this machine plays one rank."""
     from gradwire.cli import bench_command
+    from gradwire.cli.console import mistakes
     from gradwire.lab.experiments.bench_setup import TimingOptions
 
-    timed = TimingOptions(steps, repeats, seed, device, autocast)
+    with mistakes():
+        timed = TimingOptions(steps, repeats, seed, device, autocast)
     sizes = {"layers": layers, "batch": batch, "size": size}
     if not play.play:
         bench_command.check_not_played(play, training)

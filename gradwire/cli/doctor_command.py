@@ -54,7 +54,7 @@ def _start(ranks: int | None, hosts: int | None, link: str | None, device: str |
             raise ValueError("--hosts are emulated hosts behind links: give --link, such as --link 1gbit")
         if link and kind == "cuda":
             raise ValueError("GPUs of one machine go around an emulated link: give --device cpu with --link")
-        ranks = ranks or (torch.cuda.device_count() if kind == "cuda" else max(2, hosts or 0))
+        ranks = ranks or (max(1, torch.cuda.device_count()) if kind == "cuda" else max(2, hosts or 0))
         cluster = LabCluster(ranks, link_of(link or LOOPBACK), kind, _ranks_per_host(ranks, hosts))
     with Network(cluster.hosts, cluster.link) if cluster.link else nullcontext() as network:
         try:

@@ -82,6 +82,8 @@ def predict(
     with mistakes():
         # nothing is played
         PlaySpec.of(None, typed=True, different=play.different, jitter=play.jitter, slow_rank=play.slow_rank)
+        if play.inside and gpus_per_host == 1:
+            raise ValueError("a host of 1 GPU has no links inside: leave --inside out, or give --gpus-per-host")
         cost = TrainingCost.of(**vars(training))
         # the profile, and the clusters to predict
         measured, chosen = read_job(job, objective)

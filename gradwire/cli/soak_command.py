@@ -1,5 +1,6 @@
 """`gradwire soak`: long runs under faults."""
 
+from math import inf
 from pathlib import Path
 
 import typer
@@ -8,7 +9,7 @@ from gradwire.cli.console import mistakes, show
 from gradwire.cli.run_setup import run_folder, writing_to
 from gradwire.lab.network.link import LOOPBACK, link_of
 from gradwire.lab.soak.faults import read_kinds
-from gradwire.lab.soak.soak import Followed, Soaked, soaking
+from gradwire.lab.soak.soak import SLOW, Followed, Soaked, soaking
 from gradwire.report import soak_report as report
 
 
@@ -16,7 +17,12 @@ def soak(minutes: float, faults: str, hosts: int, link: str | None, seed: int, o
     """Runs a job under faults; writes and prints the recoveries. Ends with exit code 1 where a law
     did not hold."""
     with mistakes():
+        if not 0 < minutes < inf:
+            raise ValueError(f"{minutes:g} minutes are no time: give a number above 0, such as --minutes 20")
         kinds, shaped = read_kinds(faults), link_of(link or LOOPBACK)
+        if "slow" in kinds and shaped and shaped.bits_per_second <= SLOW.bits_per_second:
+            words = f"a {shaped} link is not faster than {SLOW}, to which the fault slow sets it"
+            raise ValueError(f"{words}: give a faster --link, or --faults without slow")
     folder = run_folder(out, "soak")
     with writing_to(folder), soaking(hosts, shaped, seed, folder) as job:
         # recoveries are shown as they come; all of it in the end, even where the run is stopped

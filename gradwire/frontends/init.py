@@ -1,12 +1,10 @@
 """Joining torch.distributed by one call."""
 
-import os
-
 import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
-from gradwire.launched import is_launched
+from gradwire.launched import gpu_of_rank, is_launched
 
 
 def init() -> None:
@@ -16,9 +14,9 @@ def init() -> None:
     if dist.is_initialized():
         return
     launched = is_launched()
-    # one that sees a GPU of its own alone has no other
-    if torch.cuda.device_count() > 1:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    # one alone is the current device anyway
+    if (gpus := torch.cuda.device_count()) > 1:
+        torch.cuda.set_device(gpu_of_rank(gpus))
     if launched:
         dist.init_process_group()
     else:

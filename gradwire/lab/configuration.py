@@ -2,7 +2,7 @@
 
 Written as `dense` (`ddp` is read as that), `nocomm`, or `compressor[:value,...][+memory][+communicator][+controller]`,
 such as `topk:0.01`, `topk:ratio=0.01+residual+allgather`, `powersgd:4`, `topk:0.1+gravac:10,1000,window=50`.
-`localsteps[:value,...]+` in front sends pseudo-gradients every 30 steps, as in
+`localsteps[:value,...]+` in front sends pseudo-gradients every 500 steps, or as many as the value says, as in
 `localsteps:30+chunktopk:64+residual:0.95`; alone, it sends float32.
 `@25mb`, `@4` or `@hybrid` after a compressor say how it groups gradients: up to 25 MB each, 4 groups, or small matrices
 dense; `dense@25mb` sets DDP's. `topk:0.01@planned` has `Auto` choose the groups for the shortest step; `auto` has it

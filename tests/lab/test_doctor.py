@@ -1,12 +1,13 @@
 """`gradwire doctor`: all is well on ranks that are well, and each planted fault is named with what helps."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from gradwire.cli import main
-from gradwire.lab.doctor import environment, kernels, rank_groups
+from gradwire.lab.doctor import collectives, environment, kernels, rank_groups
 from gradwire.lab.doctor.facts import Facts, hosts_of, names_of
 from gradwire.lab.doctor.findings import Finding, merged
 from gradwire.lab.doctor.site import Site
@@ -154,3 +155,11 @@ def test_a_mistake_is_one_line(options: list[str], message: str, capsys: pytest.
     printed = capsys.readouterr()
     assert message in printed.err
     assert not printed.out
+
+
+def test_only_collectives_that_ran_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = SimpleNamespace(receive=SimpleNamespace(whole=torch.zeros(1))), torch.zeros(1)
+    monkeypatch.setattr(collectives, "COLLECTIVES", dict.fromkeys(collectives.COLLECTIVES, lambda *facts: made))
+    site, axis = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace(world=1, run=lambda op: None)
+    found = collectives._on_axis(site, "all ranks", axis)  # pyright: ignore[reportArgumentType]
+    assert found.words == "12 collectives of 1 ranks are right: all-reduce, all-gather, all-to-all, broadcast"

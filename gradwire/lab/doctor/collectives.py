@@ -28,7 +28,7 @@ def check(site: Site) -> list[Finding]:
 
 
 def _on_axis(site: Site, name: str, axis: Transport) -> Finding:
-    wrong, count = list[str](), 0
+    wrong, ran = list[str](), list[str]()
     for kind, make in COLLECTIVES.items():
         for size in SIZES:
             if kind == "send and receive" and axis.world == 1:
@@ -39,10 +39,12 @@ def _on_axis(site: Site, name: str, axis: Transport) -> Finding:
             axis.run(op)
             synchronize(site.device)
             wrong += [] if torch.equal(op.receive.whole, expected) else [f"{kind} of {size} elements"]
-            count += 1
+            ran.append(kind)
     if wrong:
         return Finding(name, False, f"wrong results: {', '.join(wrong)}", REMEDIES[site.carrying.backend])
-    return Finding(name, True, f"{count} collectives of {axis.world} ranks are right: {', '.join(COLLECTIVES)}")
+    return Finding(
+        name, True, f"{len(ran)} collectives of {axis.world} ranks are right: {', '.join(dict.fromkeys(ran))}"
+    )
 
 
 def _numbers(size: int, source: int, target: int = 0) -> Tensor:

@@ -13,6 +13,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 
 from gradwire.lab.doctor.examination import LIMIT_S
 from gradwire.lab.doctor.site import Site
+from gradwire.launched import gpu_of_rank
 from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.torch_store import TorchStore
 
@@ -35,8 +36,7 @@ def device_here(kind: str) -> torch.device:
     """The device of this rank, set on this thread: the GPU that LOCAL_RANK names, or the only one that it sees."""
     if kind == "cpu":
         return torch.device(kind)
-    index = 0 if torch.cuda.device_count() == 1 else int(os.environ.get("LOCAL_RANK", "0"))
-    device = torch.device(kind, index)
+    device = torch.device(kind, gpu_of_rank(torch.cuda.device_count()))
     if device.index < torch.cuda.device_count():
         torch.cuda.set_device(device)
     return device

@@ -13,7 +13,10 @@ from gradwire.lab.configuration import Configuration
 
 
 def mesh_of(shard: int, device: torch.device) -> DeviceMesh:
-    """The mesh of all ranks, of which `shard` neighbours hold a replica together."""
+    """The mesh of all ranks, of which `shard` neighbours hold a replica together. Raises ValueError where ranks share a
+    GPU: FSDP2 shards over NCCL alone."""
+    if device.type == "cuda" and dist.get_backend() != "nccl":
+        raise ValueError("ranks share a GPU, so each holds a whole model; leave out --shard, or start one for each GPU")
     shape = (dist.get_world_size() // shard, shard)
     return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
 

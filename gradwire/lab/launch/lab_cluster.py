@@ -8,7 +8,7 @@ import torch
 from gradwire.lab.names import check_device
 from gradwire.lab.network.link import Link
 from gradwire.lab.network.network import Network
-from gradwire.launched import is_launched
+from gradwire.launched import gpu_of_rank, is_launched
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,11 @@ class LabCluster:
     def _check_gpus(self, gpus: int) -> None:
         if not gpus:
             raise ValueError("this machine has no GPU; leave out --device cuda")
-        needed = int(os.environ.get("LOCAL_RANK", "0")) + 1
-        if is_launched() and gpus < needed:
-            raise ValueError(f"{needed} ranks were started on a machine of {gpus} GPUs; start one for each")
+        if is_launched():
+            if (needed := gpu_of_rank(gpus) + 1) > gpus:
+                raise ValueError(f"{needed} ranks were started on a machine of {gpus} GPUs; start one for each")
+            # whose GPUs are one and the same is known when they meet
+            return
         # FSDP2 shards over NCCL alone, which wants a GPU for each rank
         if self.shard > 1 and gpus < self.ranks:
             raise ValueError(f"{self.ranks} ranks share {gpus} GPUs, so each holds a whole model; leave out --shard")

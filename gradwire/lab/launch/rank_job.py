@@ -8,13 +8,17 @@ from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
+from socket import gethostname
 from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.rendezvous import rendezvous
 
 from gradwire.lab.network.traffic import interface_traffic
 from gradwire.lab.results import Totals, append
+from gradwire.launched import gpu_of_rank
 from gradwire.runtime.replicas import from_first
 from gradwire.transports import Mesh, ProcessGroup, Transport
 
@@ -97,11 +101,15 @@ def meet(device: str, interface: str | None = None) -> Iterator[Peers]:
     # as launch() sets it
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
-    here, backend = torch.device(device), "gloo"
+    here = torch.device(device)
     if here.type == "cuda":
-        here, backend = gpu_of_rank(interface is not None)
+        here = _gpu_here(emulated=interface is not None)
         torch.cuda.set_device(here)
-    dist.init_process_group(backend)
+        store, rank, world = next(rendezvous("env://"))
+        name = f"{gethostname()} {torch.cuda.get_device_properties(here).uuid}"
+        dist.init_process_group(backend_of(name, store, rank, world), store=store, rank=rank, world_size=world)
+    else:
+        dist.init_process_group("gloo")
     try:
         yield Peers(dist.get_rank(), dist.get_world_size(), here, ProcessGroup.own(), interface)
         # the others may still ask the store, which ends with rank 0
@@ -110,13 +118,17 @@ def meet(device: str, interface: str | None = None) -> Iterator[Peers]:
         dist.destroy_process_group()
 
 
-def gpu_of_rank(emulated: bool) -> tuple[torch.device, str]:
-    """This rank's GPU and the backend of all ranks; those of `emulated` hosts are on one machine, and have its GPUs."""
-    place, ranks = ("RANK", "WORLD_SIZE") if emulated else ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    rank, count = int(os.environ.get(place, "0")), int(os.environ.get(ranks, "1"))
+def _gpu_here(emulated: bool) -> torch.device:
+    """This rank's GPU; ranks of `emulated` hosts are on one machine, and have its GPUs."""
     gpus = torch.cuda.device_count()
-    # NCCL wants a GPU for each rank
-    return torch.device("cuda", rank % gpus), "nccl" if count <= gpus else "gloo"
+    return torch.device("cuda", (int(os.environ["RANK"]) if emulated else gpu_of_rank(gpus)) % gpus)
+
+
+def backend_of(gpu: str, store: Store, rank: int, world: int) -> str:
+    """NCCL where no two ranks have one GPU, else gloo: the same on all ranks, which tell each other their GPUs."""
+    store.set(f"gradwire/gpu/{rank}", gpu)
+    gpus = store.multi_get([f"gradwire/gpu/{each}" for each in range(world)])
+    return "nccl" if len(set(gpus)) == world else "gloo"
 
 
 S = TypeVar("S", bound=Spec)

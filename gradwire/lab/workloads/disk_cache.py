@@ -1,10 +1,11 @@
 """Arrays that take minutes to make from files, kept on disk between runs and shared by the ranks of a machine."""
 
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy
 import torch
@@ -33,13 +34,13 @@ def _cache() -> Path:
 
 
 def _keep(home: Path, arrays: Mapping[str, NDArray[numpy.generic]]) -> None:
-    """Writes the arrays beside and renames the folder, so that other ranks see all of them or none."""
-    beside = home.with_name(f"{home.name}.{os.getpid()}")
-    beside.mkdir(parents=True)
-    for name, array in arrays.items():
-        numpy.save(beside / f"{name}.npy", array, allow_pickle=False)
-    # renaming is atomic; where another rank was first, its arrays are the same
-    try:
-        beside.rename(home)
-    except OSError:  # another rank was first
-        shutil.rmtree(beside)
+    """Writes the arrays beside and renames their folder, so that other ranks see all of them or none."""
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f"{home.name}.", dir=home.parent) as beside:
+        made = Path(beside, "arrays")
+        made.mkdir()
+        for name, array in arrays.items():
+            numpy.save(made / f"{name}.npy", array, allow_pickle=False)
+        # renaming is atomic; where another rank was first, its arrays are the same
+        with suppress(OSError):
+            made.rename(home)
