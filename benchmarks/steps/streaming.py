@@ -30,6 +30,8 @@ from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.tables import markdown
 
 FRAGMENTS, WARM_UP = 2, 2
+LEAST = 3
+"""Steps from fragment to fragment, at least: one sends, one applies, and one does neither."""
 
 
 def main() -> None:
@@ -60,10 +62,10 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    period = torch.tensor(2)
+    period = torch.tensor(LEAST)
     for _ in range(2):  # twice, for steps take longer while messages travel
         probe = rounds(arguments, int(period), arguments.rounds)
-        period = torch.tensor(math.ceil(arguments.slack * probe["wire_s"] / probe["step_s"]))
+        period = torch.tensor(max(LEAST, math.ceil(arguments.slack * probe["wire_s"] / probe["step_s"])))
         dist.all_reduce(period, dist.ReduceOp.MIN)
     return {"turns": [rounds(arguments, int(period), arguments.rounds) for _ in range(arguments.repeats)]}
 
