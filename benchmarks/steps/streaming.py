@@ -108,7 +108,7 @@ def rounds(arguments: argparse.Namespace, period: int, count: int) -> dict[str, 
         taken.append((step % period == 0 or (step - delay) % period == 0, ended - began, ended - computed))
     seconds, sent = time.perf_counter() - start, sent_bytes() - sent
     optimizer.handle.detach()
-    wire_s, timed = 8 * sent / Link.parse(arguments.link).bits_per_second, taken[WARM_UP * every :]
+    wire_s, timed = busy_s(Link.parse(arguments.link), sent), taken[WARM_UP * every :]
     inner = median(end for outer, _, end in timed if not outer)
     return {
         "period": period,
@@ -119,6 +119,11 @@ def rounds(arguments: argparse.Namespace, period: int, count: int) -> dict[str, 
         "waited": sum(waits) / seconds,
         "outer": sum(max(0.0, end - inner) for outer, _, end in timed if outer) / seconds,
     }
+
+
+def busy_s(link: Any, sent: int) -> float:
+    """Seconds that a link takes for bytes as the kernel counts them, which are fewer than those on the wire."""
+    return sent / link.counted_bytes_per_second
 
 
 def sent_bytes() -> int:

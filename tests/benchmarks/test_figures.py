@@ -8,6 +8,7 @@ import pytest
 from benchmarks.losses.training import looks
 from benchmarks.steps import streaming
 from benchmarks.steps.steps import iqr, markdown
+from gradwire.lab.network.link import Link
 
 REFUSED = {
     "steps.collectives --ranks 1": "give --ranks 2 or more",
@@ -51,3 +52,9 @@ def test_a_loss_is_taken_some_thirty_times_and_after_the_last_step(steps: int):
 def test_some_steps_of_a_stream_neither_send_nor_apply(ahead: float):
     period = streaming.LEAST
     assert {0, round(ahead * period) % period} < set(range(period))
+
+
+def test_a_link_that_carries_all_that_it_may_is_never_idle():
+    """Its bucket lets so many bytes pass in a second as the kernel counts them, without preambles and gaps."""
+    link = Link.parse("10mbit")
+    assert streaming.busy_s(link, link.counted_bytes_per_second) == pytest.approx(1.0)
