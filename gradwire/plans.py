@@ -165,7 +165,7 @@ NATIVE = Plan(())
 
 
 def json_of(text: str, kind: str) -> Any:
-    """What JSON says. Raises JSONDecodeError where text is none, naming the `kind`, such as "plan", that it was to be."""
+    """What JSON says. Raises JSONDecodeError that names the `kind`, such as "plan", which text was to be and is not."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
