@@ -113,11 +113,7 @@ class Plan:
         """Raises ValueError for text that is no plan of this version."""
         check_type("text", text, (str,), "Path(...).read_text()", optional=False)
         try:
-            return cls._read(json.loads(text))
-        except json.JSONDecodeError as error:
-            raise json.JSONDecodeError(
-                f"this is no plan that Plan.to_json() wrote: {error.msg}", text, error.pos
-            ) from None
+            return cls._read(json_of(text, "plan"))
         except RecursionError as error:
             raise ValueError("this is no plan that Plan.to_json() wrote: it is nested too deeply") from error
 
@@ -166,6 +162,15 @@ class Plan:
 
 NATIVE = Plan(())
 """The framework reduces by itself."""
+
+
+def json_of(text: str, kind: str) -> Any:
+    """What JSON says. Raises JSONDecodeError that names the `kind`, such as "plan", which text was to be and is not."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        said = f"this is no {kind} that {kind.title()}.to_json() wrote: {error.msg}"
+        raise json.JSONDecodeError(said, text, error.pos) from None
 
 
 def check_version(data: Any, kind: str, known: int) -> None:

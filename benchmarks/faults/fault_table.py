@@ -24,8 +24,9 @@ def lines_of(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
 def _in_words(rows: Sequence[dict[str, Any]]) -> str:
     went_on = [row for row in rows if row["went_on"]]
     if not went_on:
-        ended = all(row["ended"] for row in rows)
-        return f"ended after {middle(row['seconds'] for row in rows)} s" if ended else "hung"
+        ended = [row["seconds"] for row in rows if row["ended"]]
+        hung = f", {len(rows) - len(ended)} of {len(rows)} hung" if len(ended) < len(rows) else ""
+        return f"ended after {middle(ended)} s{hung}" if ended else "hung"
     words = [middle(row["seconds"] for row in went_on)]
     words += [f"{len(went_on)} of {len(rows)}"] if len(went_on) < len(rows) else []
     back = [row["back"] for row in rows if row["back"] is not None]

@@ -36,6 +36,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--kills", type=int, default=3, help="trainings of a seed with a fault")
     given = parser.parse_args()
+    if min(given.seeds, given.kills) < 1:
+        parser.error("give 1 or more: --seeds, --kills")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     host = HostProcess(0, None, sys.stderr.buffer, "benchmarks.faults.killed_rank")
     host.load()

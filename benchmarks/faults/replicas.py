@@ -6,6 +6,7 @@ A small convolutional network on random images, SGD with momentum. Writes benchm
 Markdown table.
 """
 
+import argparse
 import sys
 from hashlib import sha256
 from pathlib import Path
@@ -28,8 +29,11 @@ CONFIGURATIONS = [
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        as_rank(sys.argv[-1], lambda: [train(*_pair(each)) for each in CONFIGURATIONS])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.out:
+        as_rank(arguments.out, lambda: [train(*_pair(each)) for each in CONFIGURATIONS])
     rows = [row for ranks in (2, 3, 4) for row in collect(__file__, [], ranks, "loopback")]
     print("| compressor | collective | 2 ranks | 3 ranks | 4 ranks |\n|---|---|---|---|---|")
     for name, collective in dict.fromkeys((row["compressor"], row["communicator"]) for row in rows):

@@ -201,6 +201,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--simulated", type=int, default=4096)
     given = parser.parse_args()
+    if given.ranks < 2:
+        parser.error("one dies and the others name it: give --ranks 2 or more")
     found, per_s = processes(given.ranks)
     lost = given.ranks // 3
     assert len(found) == given.ranks - 1

@@ -6,6 +6,7 @@
 The commit is the one here whose sources are those that were measured.
 """
 
+import argparse
 import re
 import subprocess
 import sys
@@ -65,4 +66,7 @@ def _cells(row: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("name", help="of the result")
+    main(**vars(parser.parse_args()))

@@ -5,9 +5,10 @@
 Each row is a whole pass: the gradient is added to the residual, encoded and packed, and the next residual is written;
 or 8 payloads are decoded and added up. The figure is CPU time, which other load on the machine disturbs less than the
 clock.
-Writes benchmarks/results/kernels.json and prints a Markdown table.
+Writes benchmarks/results/kernels.json, but not of `--small`, and prints a Markdown table.
 """
 
+import argparse
 import platform
 import statistics
 import sys
@@ -26,10 +27,13 @@ from gradwire.ops.backend import NATIVE, REFERENCE, Backend
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="a million elements; prints the table alone")
+    arguments = parser.parse_args()
     if not native.available():
         raise SystemExit(f"nothing to compare: {native.reason()}")
     torch.set_num_threads(1)
-    sizes = [1_000_000] if "--small" in sys.argv else [4_000_000, 25_000_000]
+    sizes = [1_000_000] if arguments.small else [4_000_000, 25_000_000]
     rows = [row for n in sizes for row in measure(n)]
     print(f"{platform.processor() or platform.machine()}, {native.reason()}, torch {torch.__version__}\n")
     print("| pass | elements | reference ms | native ms | times |\n|---|---|---|---|---|")
@@ -38,7 +42,8 @@ def main() -> None:
             f"| {row['name']} | {row['n'] / 1e6:.0f} M | {row['reference_ms']:.1f} | {row['native_ms']:.2f} "
             f"| {row['reference_ms'] / row['native_ms']:.1f} |"
         )
-    save("kernels.json", level=native.isa(), torch=torch.__version__, rows=rows)
+    if not arguments.small:
+        save("kernels.json", level=native.isa(), torch=torch.__version__, rows=rows)
 
 
 def measure(n: int) -> Iterator[dict]:

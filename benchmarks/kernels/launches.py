@@ -10,6 +10,7 @@ tensors count once each, whether it reads, writes or does both. With words: only
 the launches of each line of code. Prints a Markdown table.
 """
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -31,7 +32,9 @@ WORLD, WIDTH, WARM, STEPS = 8, 95, 1, 3
 
 
 def main() -> None:
-    words = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", metavar="WORD")
+    words = parser.parse_args().words
     rows = [counted(case, bool(words)) for case in CASES if all(word in str(case) for word in words)]
     table = [[row["row"], f"{row['launches']:.1f}", f"{row['bytes']:.0f}", str(row["waits"])] for row in rows]
     print(markdown(["row", "launches a group", "bytes an element", "waits and pageable copies"], table))

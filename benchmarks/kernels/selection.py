@@ -8,6 +8,7 @@ alternate, as in PowerSGD, "encode" includes decoding. Encoding turns its input 
 copies the gradient: "encode" includes "copy". Writes benchmarks/results/selection.json and prints Markdown tables.
 """
 
+import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -36,6 +37,7 @@ ROUNDS = [gw.PowerSGD(4), gw.ACPSGD(4)]
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     rows = [selection(n, ratio) for n in (4_000_000, 25_000_000) for ratio in (0.01, 0.001)]
     print("| elements | ratio | torch.topk ms | gradwire ms | faster | same answer |\n|---|---|---|---|---|---|")

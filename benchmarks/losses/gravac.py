@@ -183,8 +183,8 @@ def reached(run: dict[str, Any], goal: float, clock: Clock) -> tuple[float, int]
 
 def over_best(row: dict[str, Any]) -> float:
     """GraVAC's time over that of the best static factor; infinite where GraVAC did not reach the goal."""
-    best = min(row["took"][f"{factor}x"] or inf for factor in FACTORS)
-    return (row["took"]["GraVAC"] or inf) / best
+    own, best = row["took"]["GraVAC"], min(row["took"][f"{factor}x"] or inf for factor in FACTORS)
+    return own / best if own else inf
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -11,6 +11,7 @@ gradient's norm to twice the median of the last 20 norms, as clipped; or leaves 
 Writes benchmarks/results/residual_limit.json and prints a Markdown table of losses, held out but for the digits.
 """
 
+import argparse
 import sys
 from collections.abc import Callable
 from itertools import product
@@ -43,8 +44,11 @@ MODELS = {"lstm-sgd": {"model": "lstm", "width": 64, "layers": 1}, "gpt-adamw": 
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        as_rank(sys.argv[-1], measure)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.out:
+        as_rank(arguments.out, measure)
     (rows,) = collect(__file__, [], 2, "loopback")
 
     def cell(*about: Any) -> str:

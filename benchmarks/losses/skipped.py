@@ -11,6 +11,7 @@ dense ones, if the gradients of the generator's backward are zeroed, if the hand
 Writes benchmarks/results/skipped.json and prints Markdown tables.
 """
 
+import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -39,8 +40,11 @@ LEFT = ("never there", "handle.paused()", "zeroed alone")
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        as_rank(sys.argv[-1], measure)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.out:
+        as_rank(arguments.out, measure)
     (found,) = collect(__file__, [], 2, "loopback")
     print(markdown(["family", *(f"{kind}: steps skipped, loss" for kind in SPIKES)], spike_cells(found["spikes"])))
     print(

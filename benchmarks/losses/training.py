@@ -89,7 +89,7 @@ def train(name: str, compressor, arguments: argparse.Namespace, steps: int) -> d
         optimizer.step()
         schedule.step()
         wall_s += time.perf_counter() - start
-        if step % (steps // 30) == 0:
+        if step in looks(steps):
             curve.append((step, wall_s, task.evaluate(ddp.module)["loss"]))
             dist.barrier()
     sent = handle.stats().wire_bytes if handle else 4 * sum(p.numel() for p in ddp.parameters()) * steps
@@ -99,6 +99,12 @@ def train(name: str, compressor, arguments: argparse.Namespace, steps: int) -> d
         "name": name, "seed": arguments.seed, "steps": steps, "loss": curve[-1][2], "wall_s": wall_s, "curve": curve,
         "sent": sent,
     }  # fmt: skip
+
+
+def looks(steps: int) -> set[int]:
+    """The steps after which the held-out loss is taken: some 30, and the last."""
+    every = max(1, steps // 30)
+    return {*range(every, steps, every), steps}
 
 
 def markdown(runs: list[dict]) -> str:

@@ -9,6 +9,7 @@ steps, the means of the seeds in benchmarks/results/fidelity.json.
 Writes benchmarks/results/worth.json, and prints a Markdown table.
 """
 
+import argparse
 import sys
 from pathlib import Path
 from statistics import fmean
@@ -33,6 +34,7 @@ WAYS = {name: text for name, text in CONFIGURATIONS.items() if name != "dense"} 
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     rows = [row for task in REHEARSED for row in rehearsed(task)]
     save("worth.json", rows=rows)

@@ -6,6 +6,7 @@ and the picture of the site's first page.
 Prints which results were not measured since the last release.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -35,6 +36,7 @@ share two cores. Timings vary by 10 to 20%; ratios count.
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for path, text in {**pages(), **pictures(), PUBLISHED: table.page()}.items():
         path.write_text(text)
     if tag := last_tag():

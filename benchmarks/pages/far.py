@@ -52,27 +52,40 @@ def losses_on_shards() -> Page:
     seeds = len({row["seed"] for row in rows})
     lines = shard_losses.cells(rows)
     off = max(abs(float(line[3])) for line in lines)
-    verdict = f"Their means are within {off:.3f} of DDP's, replicas {' and '.join({line[-1] for line in lines})}."
+    same = " and ".join(dict.fromkeys(line[-1] for line in lines))
+    verdict = f"Their means are within {off:.3f} of DDP's, replicas {same}."
     note = f"GPT of 137k, 2 hosts of 2 ranks, {found['steps']} steps, {seeds} seeds; at equal bytes between hosts."
     shown = Shown(["shard_losses"], shard_losses.COLUMNS, lines, note)
     return Page("shard_losses", "Are losses on shards DDP's?", verdict, [shown])
 
 
 def local_steps() -> Page:
-    found = {row["name"]: row for row in load("local_steps")["rows"]}
+    runs = load("local_steps")["rows"]
+    found = {
+        name: _mean_of([run for run in runs if run["name"] == name])
+        for name in dict.fromkeys(run["name"] for run in runs)
+    }
     dense, diloco = found["dense"], found["diloco-15"]
     rows = [
         [name, f"{row['loss']:.3f}", _fewer(dense, row)]
         for name, row in sorted(found.items(), key=lambda pair: pair[1]["bytes"], reverse=True)
     ]
     sparse = min((row for name, row in found.items() if name.startswith("sparse")), key=lambda row: row["loss"])
+    side = "below" if diloco["loss"] < dense["loss"] else "above"
     verdict = (
-        f"DiLoCo ends below dense's loss with {_fewer(dense, diloco)} fewer bytes; SparseLoCo at best "
+        f"DiLoCo ends {side} dense's loss with {_fewer(dense, diloco)} fewer bytes; SparseLoCo at best "
         f"{sparse['loss'] / diloco['loss'] - 1:+.1%} of DiLoCo's, with {_fewer(dense, sparse)}."
     )
-    note = "GPT of 137k, 4 ranks, 2,250 steps, one seed; numbers are steps a round."
+    seeds = len({run["seed"] for run in runs})
+    what = f"GPT of {dense['parameters'] / 1e3:.0f}k, {dense['ranks']:.0f} ranks, {dense['steps']:,.0f} steps"
+    note = f"{what}, {'one seed' if seeds == 1 else f'means of {seeds} seeds'}; numbers are steps a round."
     shown = Shown(["local_steps"], ["configuration", "held-out loss", "fewer bytes"], rows, note)
     return Page("local_steps", "What do local steps save?", verdict, [shown])
+
+
+def _mean_of(runs: list[dict[str, Any]]) -> dict[str, float]:
+    """The figures of a configuration, means over its seeds."""
+    return {key: mean(run[key] for run in runs) for key in ("loss", "bytes", "parameters", "ranks", "steps")}
 
 
 def _fewer(dense: dict[str, Any], row: dict[str, Any]) -> str:

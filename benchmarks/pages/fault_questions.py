@@ -16,20 +16,32 @@ SOAKS = sorted(path.stem for path in RESULTS.glob("soak_*.json"))
 
 def soak() -> Page:
     runs = [load(name) for name in SOAKS]
-    kinds = {kind: [each for run in runs for each in run["kinds"][kind]] for kind in runs[0]["kinds"]}
+    kinds = {kind: [each for run in runs for each in run["kinds"].get(kind, [])] for kind in _keys(runs, "kinds")}
     rows = [
-        [kind, str(len(seconds)), middle(each for each in seconds if each is not None), str(seconds.count(None))]
+        [
+            kind,
+            str(len(seconds)),
+            middle(went_on) if (went_on := [s for s in seconds if s is not None]) else "",
+            str(seconds.count(None)),
+        ]
         for kind, seconds in kinds.items()
         if seconds
     ]
     faults, broken = sum(map(len, kinds.values())), sum(len(run["broken"]) for run in runs)
     held = "every law held" if not broken else f"{broken} times a law did not hold"
     minutes = sum(run["seconds"] for run in runs) / 60
-    counts = ", ".join(f"{name} {sum(run['front_ends'][name] for run in runs)}" for name in runs[0]["front_ends"])
+    counts = ", ".join(
+        f"{name} {sum(run['front_ends'].get(name, 0) for run in runs)}" for name in _keys(runs, "front_ends")
+    )
     columns = ["fault", "how many", "s until all went on", "hung"]
     shown = Shown(SOAKS, columns, rows, f"{runs[0]['place']}; {counts}.")
     verdict = f"{faults:,} random faults in {minutes:.0f} minutes: {held}."
     return Page("soak", "What do random faults break?", verdict, [shown])
+
+
+def _keys(runs: list[dict[str, Any]], name: str) -> list[str]:
+    """The keys of this part of any run: a later one may have a kind that those before it lack."""
+    return list(dict.fromkeys(key for run in runs for key in run[name]))
 
 
 def checks() -> Page:

@@ -1,10 +1,11 @@
 """Pages that each answer one question about Gradwire from benchmarks/results/."""
 
 from collections import defaultdict
-from math import isfinite
+from math import inf, isfinite
 from statistics import median
 from typing import Any
 
+from benchmarks.losses.fidelity import RANKS
 from benchmarks.losses.training import NEAR, time_to
 from benchmarks.pages.far import FAR
 from benchmarks.pages.gpu_question import gpu
@@ -66,15 +67,20 @@ def auto() -> Page:
 def candidates() -> Page:
     curves = {(row["task"], row["ranks"]): row["found"] for row in load("choices_curves")["rows"]}
     found, over = defaultdict(dict), []
+    links: dict[str, str] = {}
     for row in load("choices")["rows"]:
         cell = row, curves[row["task"], row["ranks"]]
         taken, auto = seconds_to(*cell), autos_seconds_to(*cell)
         over.append(auto / min(taken.values()))
-        found[row["task"]][row["link"]] = f"{row['found']['sent']}: {taken[DENSE] / auto:.1f}x ({over[-1]:.2f})"
+        links[row["link"]] = LINKS[row["link"]]
+        found[row["task"], row["ranks"]][row["link"]] = (
+            f"{row['found']['sent']}: {taken[DENSE] / auto:.1f}x ({over[-1]:.2f})"
+        )
     near = sum(times <= 1.1 for times in over)
     verdict = f"Within 10% of the best one's time to dense's loss + 1% in {near} of {len(over)} cells."
-    columns = ["chosen: sooner than DDP (over best)", *(LINKS[link] for link in next(iter(found.values())))]
-    rows = [[task, *own.values()] for task, own in found.items()]
+    columns = ["chosen: sooner than DDP (over best)", *links.values()]
+    names = {key: key[0] if key[1] == RANKS else f"{key[0]}, {key[1]} ranks" for key in found}
+    rows = [[names[key], *(own.get(link, "") for link in links)] for key, own in found.items()]
     shown = Shown(["choices", "choices_curves"], columns, rows)
     return Page("candidates", "Does it choose well among ten families?", verdict, [shown])
 
@@ -98,9 +104,10 @@ def slower_links() -> Page:
 
 
 def training() -> Page:
-    runs = load("training")["runs"]
+    found = load("training")
+    runs = found["runs"]
     dense = {run["seed"]: run for run in runs if run["name"].startswith("dense")}
-    rows, sooner = [], {}
+    rows, sooner, late = [], {}, {}
     for name in dict.fromkeys(run["name"] for run in runs if not run["name"].startswith("dense")):
         mine = [run for run in runs if run["name"] == name]
         equal = [run for run in mine if run["steps"] == dense[run["seed"]]["steps"]]
@@ -108,12 +115,13 @@ def training() -> Page:
             time_to(each, goal := NEAR * each["loss"]) / min(time_to(run, goal) for run in mine if run["seed"] == seed)
             for seed, each in dense.items()
         ]
+        late[name] = all(time_to(run, NEAR * dense[run["seed"]]["loss"]) == inf for run in equal)
         worse = span((100 * (run["loss"] / dense[run["seed"]]["loss"] - 1) for run in equal), "+.1f")
         rows.append([name.replace(" %", "%"), f"{worse}%", f"{span(sooner[name])}x"])
     best = max(sooner, key=lambda name: median(sooner[name]))
-    verdict = f"{span(sooner[best])} times with {best}, in more but shorter steps."
+    verdict = f"{span(sooner[best])} times with {best}{', in more but shorter steps' if late[best] else ''}."
     columns = ["compressor", "loss, equal steps", "sooner at dense's + 2%"]
-    shown = Shown(["training"], columns, rows, "LSTM of 1.8M, 2 hosts, 100 Mbit/s, three seeds.")
+    shown = Shown(["training"], columns, rows, f"LSTM of 1.8M, 2 hosts, {LINKS[found['link']]}, {len(dense)} seeds.")
     return Page("training", "How much sooner is dense's loss reached?", verdict, [shown])
 
 
@@ -147,7 +155,7 @@ def wire() -> Page:
     rows = [
         [row["compressor"].split("(")[0], row["communicator"], str(row["ranks"]), f"{row['elements'] / 1e6:.0f}M",
          f"{row['declared'] / 1e6:.2f}", f"{row['measured'] / 1e6:.2f}", f"{more:+.1%}"]
-        for more, row in found if more > 0.06
+        for more, row in found if abs(more) > 0.06
     ]  # fmt: skip
     middle = median(more for more, _ in found)
     verdict = f"Within 6% in {len(found) - len(rows)} of {len(found)} pairings; {middle:.1%} in the median."
@@ -171,18 +179,20 @@ def memory() -> Page:
 
 
 def collectives() -> Page:
-    found = load("collectives")["choices"]
+    result = load("collectives")
+    found, kinds = result["choices"], {row["communicator"] for row in result["rows"]}
     by = {(row["ranks"], row["density"]): row for row in found}
     ranks, densities = (list(dict.fromkeys(row[key] for row in found)) for key in ("ranks", "density"))
 
     def cell(row: dict[str, Any]) -> str:
-        return row["choice"] + (f" ({row['fastest']}: -{row['slower_by']:.0%})" if row["slower_by"] else "")
+        return row["choice"] + (f" (+{row['slower_by']:.0%} over {row['fastest']})" if row["slower_by"] else "")
 
     rows = [[str(each), *(cell(by[each, density]) for density in densities)] for each in ranks]
     near = sum(row["slower_by"] <= 0.05 for row in found)
-    verdict = f"The formulas name the fastest of seven in {near} of {len(found)} cells."
+    verdict = f"Of {len(kinds)} the formulas name the fastest, within 5%, in {near} of {len(found)} cells."
     columns = ["ranks", *(f"{density:.1%}" for density in densities)]
-    shown = Shown(["collectives"], columns, rows, "4M elements, 100 Mbit/s; by density.")
+    note = f"{result['rows'][0]['elements'] / 1e6:.0f}M elements, {LINKS[result['link']]}; by density."
+    shown = Shown(["collectives"], columns, rows, note)
     return Page("collectives", "Which sparse collective?", verdict, [shown])
 
 
@@ -217,7 +227,7 @@ def search() -> Page:
         [str(slots), middle((row["seconds"] for row in own), ".1f"), middle(100 * (row["bound"] - 1) for row in own)]
         for slots, own in cells.items()
     ]
-    verdict = f"It equals brute force in {same} of {problems} problems; 400 slots: {rows[0][1]} s."
+    verdict = f"It equals brute force in {same} of {problems} problems; {rows[0][0]} slots: {rows[0][1]} s."
     columns = ["slots", "CPU seconds", "proven within %"]
     return Page("search", "Is the search exact and quick?", verdict, [Shown(["search"], columns, rows)])
 
@@ -226,13 +236,15 @@ def replicas() -> Page:
     found = load("replicas")
     same = sum(row["same"] for row in found["rows"])
     verdict = f"Bit-equal in {same} of {len(found['rows'])} trainings of {found['steps']} steps."
-    note = "Each compressor and sparse collective; 2, 3, 4 ranks."
+    ranks = ", ".join(map(str, sorted({row["ranks"] for row in found["rows"]})))
+    note = f"Each compressor and sparse collective; {ranks} ranks."
     return Page("replicas", "Do replicas stay equal?", verdict, [Shown(["replicas"], [], [], note)])
 
 
 def lgreco() -> Page:
-    cells = defaultdict(list)
-    for row in load("lgreco")["rows"]:
+    cells, result = defaultdict(list), load("lgreco")["rows"]
+    seeds = len({row["seed"] for row in result})
+    for row in result:
         cells[row["task"], row["compressor"]].append(row)
     rows, force = [], []
     for (task, compressor), own in cells.items():
@@ -243,7 +255,7 @@ def lgreco() -> Page:
         rows.append([task, compressor, f"{median(would):.2f}x", f"{median(saved):.2f}x", f"{median(loss):+.0f}%"])
     verdict = f"{span(force, '.2f')} times fewer bytes than uniform compression; equal error is not equal loss."
     columns = ["task", "compressor", "predicted", "saved", "loss"]
-    shown = Shown(["lgreco"], columns, rows, "300 steps, 2 ranks, medians of three seeds.")
+    shown = Shown(["lgreco"], columns, rows, f"300 steps, 2 ranks, medians of {seeds} seeds.")
     return Page("lgreco", "What does L-GreCo save?", verdict, [shown])
 
 

@@ -11,6 +11,7 @@ slower than dense: there the question is how often it is left.
 Writes benchmarks/results/noisy_choices.json and prints a Markdown table.
 """
 
+import argparse
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -225,6 +226,7 @@ RULES: dict[str, Callable[[Noise, Sequence[float], int], int]] = {
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     cells = truths()
     rows: list[dict[str, Any]] = []
     for name, noise in NOISES.items():

@@ -9,6 +9,7 @@ speed, from the published 56 ms that float32 adds to ResNet-50's 48 ms on 8 GPUs
 and all the others predictions.
 """
 
+import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,7 @@ PUBLISHED: dict[tuple[str, str], tuple[float, dict[str, list[float]]]] = {
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     rows = [row for cluster, model in PUBLISHED for row in cells(cluster, model)]
     print(markdown(rows))
     save("published.json", rows=rows)

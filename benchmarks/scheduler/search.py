@@ -8,6 +8,7 @@ benchmarks/results/search.json. Seconds are CPU seconds of one thread, which oth
 A seed's problem is that of a commit: since the kept result (d8cfce5), random problems have costs inside hosts as well.
 """
 
+import argparse
 import sys
 import time
 from collections.abc import Iterator
@@ -29,7 +30,9 @@ MESSAGE_S = 1e-4
 
 
 def main() -> None:
-    problems = int(sys.argv[1]) if len(sys.argv) > 1 else 500
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("problems", type=int, nargs="?", default=500, help="of each regime")
+    problems = parser.parse_args().problems
     print("| regime | problems | of 12 slots or more | equal to brute force |\n|---|---|---|---|")
     equal = [equality(regime, problems) for regime in REGIMES]
     print(

@@ -7,6 +7,7 @@ to make all buffers; `handle.stats().held_bytes` is what they take. Payloads of 
 take more with more ranks. Writes benchmarks/results/memory.json and prints a Markdown table.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -43,6 +44,7 @@ WAYS = {
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     model = bert()
     rows = [{"way": way, "ranks": ranks, "bytes": held(model, ranks, *WAYS[way])} for way in WAYS for ranks in RANKS]

@@ -161,6 +161,8 @@ def medians(rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 def iqr(values: list[float]) -> float:
+    if len(values) == 1:
+        return 0.0
     quarters = statistics.quantiles(values, n=4)
     return quarters[2] - quarters[0]
 
@@ -171,7 +173,7 @@ def row_text(row: dict) -> str:
 
 
 def markdown(rows: list[dict]) -> str:
-    names = [name for name in NAMES if name in rows[0]["ms"]]
+    names = list(rows[0]["ms"])
     lines = ["| link | ranks | model | " + " | ".join(names) + " |", "|---" * (3 + len(names)) + "|"]
     for row in rows:
         base = row["ms"]["nocomm"]["median"] if "nocomm" in row["ms"] else None

@@ -30,6 +30,8 @@ from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.tables import markdown
 
 FRAGMENTS, WARM_UP = 2, 2
+LEAST = 3
+"""Steps from fragment to fragment, at least: one sends, one applies, and one does neither."""
 
 
 def main() -> None:
@@ -60,10 +62,10 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    period = torch.tensor(2)
+    period = torch.tensor(LEAST)
     for _ in range(2):  # twice, for steps take longer while messages travel
         probe = rounds(arguments, int(period), arguments.rounds)
-        period = torch.tensor(math.ceil(arguments.slack * probe["wire_s"] / probe["step_s"]))
+        period = torch.tensor(max(LEAST, math.ceil(arguments.slack * probe["wire_s"] / probe["step_s"])))
         dist.all_reduce(period, dist.ReduceOp.MIN)
     return {"turns": [rounds(arguments, int(period), arguments.rounds) for _ in range(arguments.repeats)]}
 
@@ -106,7 +108,7 @@ def rounds(arguments: argparse.Namespace, period: int, count: int) -> dict[str, 
         taken.append((step % period == 0 or (step - delay) % period == 0, ended - began, ended - computed))
     seconds, sent = time.perf_counter() - start, sent_bytes() - sent
     optimizer.handle.detach()
-    wire_s, timed = 8 * sent / Link.parse(arguments.link).bits_per_second, taken[WARM_UP * every :]
+    wire_s, timed = busy_s(Link.parse(arguments.link), sent), taken[WARM_UP * every :]
     inner = median(end for outer, _, end in timed if not outer)
     return {
         "period": period,
@@ -117,6 +119,11 @@ def rounds(arguments: argparse.Namespace, period: int, count: int) -> dict[str, 
         "waited": sum(waits) / seconds,
         "outer": sum(max(0.0, end - inner) for outer, _, end in timed if outer) / seconds,
     }
+
+
+def busy_s(link: Any, sent: int) -> float:
+    """Seconds that a link takes for bytes as the kernel counts them, which are fewer than those on the wire."""
+    return sent / link.counted_bytes_per_second
 
 
 def sent_bytes() -> int:

@@ -8,6 +8,7 @@ The link is 1 Gbit/s: there the emulator's counter sees large segments, whose he
 packets, which adds 6.7 % of headers to everything. Writes benchmarks/results/wire.json and prints a Markdown table.
 """
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -31,8 +32,11 @@ PAIRINGS = [
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        as_rank(sys.argv[-1], rank_job)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.out:
+        as_rank(arguments.out, rank_job)
     rows = [row for ranks in (2, 4) for row in collect(__file__, [], ranks, "1gbit")]
     print("| elements | compressor | collective | ranks | declared MB/step | at the interface MB/step | difference |")
     print("|---|---|---|---|---|---|---|")

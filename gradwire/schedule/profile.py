@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from gradwire.plans import Group, Plan, check_version, from_file, sized_by_elements
+from gradwire.plans import Group, Plan, check_version, from_file, json_of, sized_by_elements
 from gradwire.rules import sort_by
 from gradwire.schedule.costs import NOTHING, Affine, Chain, CostTable, Total, from_data
 from gradwire.schedule.problem import Choice, Option, Problem
@@ -237,7 +237,7 @@ class Profile:
     @classmethod
     def from_json(cls, text: str) -> "Profile":
         """Reads `to_json`'s text. Raises ValueError, naming what does not fit, for other text or another version."""
-        data = json.loads(text)
+        data = json_of(text, "profile")
         check_version(data, "profile", VERSION)
         try:
             # candidates are a plan's groups, with costs
