@@ -63,7 +63,8 @@ def test_the_site_loads_nothing_from_elsewhere_and_can_be_searched(site: Path) -
 
 def test_readme_and_the_site_begin_with_the_table_that_answers(site: Path) -> None:
     for begins in (PAGES / "index.md", REPOSITORY / "README.md"):
-        assert begins.read_text().splitlines()[2].startswith(("<!-- answers README.md -->", "| front end"))
+        first = begins.read_text().splitlines()[:8]
+        assert any(line.startswith(("<!-- answers README.md -->", "| front end")) for line in first)
     page = (site / "index.html").read_text()
     for fact in ("bytes a parameter", "21 to 27", "74 times sooner", 'href="gpu.html#what-has-run-where"'):
         assert fact in page, fact
