@@ -16,6 +16,7 @@ from gradwire.frontends.owners import own
 from gradwire.frontends.paused import paused
 from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.frontends.trained import TrainedParameters
+from gradwire.frontends.updates import NoGradient
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import real
 from gradwire.torch_private.autograd import NO_PASS, backward_pass, in_backward, when_backward_ends
@@ -60,7 +61,7 @@ class GradientHooks:
         self._accumulated: set[int] = set()
         self._synchronising = True
         self._forward = self._notes = self._under_way = self._looked = False
-        self._pass = NO_PASS
+        self._pass, self._no_gradient = NO_PASS, NoGradient()
         self._registered = RegisteredHooks()
 
     def hook_in(self, runtime: Runtime) -> None:
@@ -171,6 +172,7 @@ class GradientHooks:
         # the first gradient of the pass opens the step
         if not self._under_way:
             self._backward_begins(runtime)
+            self._no_gradient.look(parameter)
         if runtime.arrived[slot]:
             runtime.refuse(
                 f"parameter {runtime.slots[slot].name!r} got two gradients in one backward; "
@@ -280,6 +282,7 @@ class GradientHooks:
         assert runtime is not None
         # the training thread waits here for the worker
         runtime.finish()
+        self._no_gradient.mark(runtime.plan)
         # other ranks had a gradient, so their mean is this rank's as well
         for slot, mean in left.items():
             if runtime.used(slot):

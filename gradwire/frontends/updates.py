@@ -1,11 +1,46 @@
-"""Refusals of compressors that decode updates, such as Dion, where means of gradients are needed."""
+"""Compressors that decode votes, or updates such as Dion's, where means of gradients are needed."""
 
+import logging
 from collections.abc import Iterable
 
 from torch import Tensor
 
 from gradwire.frontends.values import is_sharded
 from gradwire.plans import Plan
+from gradwire.torch_private.autograd import writes_to
+
+_log = logging.getLogger("gradwire")
+_VERSION = "gradwire_version"
+
+
+class NoGradient:
+    """Warns, once, of a backward pass whose gradient was added to a vote or an update, which is none.
+
+    The tensor itself is marked, with torch's count of what has written to it: a new one has no mark, and one that was
+    zeroed in between has been written to twice."""
+
+    def __init__(self) -> None:
+        self._opened: Tensor | None = None
+        self._warned = False
+
+    def look(self, parameter: Tensor) -> None:
+        """Looks at the parameter whose gradient opens a step."""
+        self._opened, gradient = parameter, parameter.grad
+        if self._warned or type(gradient) is not Tensor:
+            return
+        if vars(gradient).get(_VERSION) == writes_to(gradient) - 1:
+            self._warned = True
+            _log.warning(
+                "a vote of SignSGD or Signum, or an update of Dion's, is no gradient, and a backward pass has added to "
+                "it; run all backward passes of a step but the last under handle.accumulate(), then zero_grad()"
+            )
+
+    def mark(self, plan: Plan) -> None:
+        """Marks the gradient of that parameter, when the step is over."""
+        gradient = None if self._opened is None else self._opened.grad
+        if type(gradient) is Tensor:
+            no_means = any(group.compressor.is_update or group.compressor.sign_vote for group in plan.groups)
+            vars(gradient)[_VERSION] = writes_to(gradient) if no_means else None
 
 
 def check_means(plan: Plan, why: str) -> None:

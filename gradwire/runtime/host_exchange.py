@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.collective import HOST, Broadcast, Collective, Message, Sum, aligned
-from gradwire.compressors import Reduction, SlotState
+from gradwire.compressors import DoubleBuffer, Reduction, SlotState
 from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.workspace import Workspace
@@ -22,8 +22,9 @@ from gradwire.torch_private.foreach import copy_each
 
 class HostExchange(GroupExchange):
     """Sums inside the host, has one of its ranks, the group's leader, reduce the sum with its peers on other hosts, and
-    broadcasts the mean inside the host, and the small tensors of slots. Groups have leaders in turn. A residual that
-    another rank still has, of a plan in which it was the leader, goes out with the next sum."""
+    broadcasts the mean inside the host, and the small tensors of slots. Groups have leaders in turn. What another rank
+    still has, of a plan in which it was the leader, goes over in the next step: each kind of state in a sum of its own,
+    or, in a plan without memory, a residual with the gradients."""
 
     why_not_recorded: ClassVar[str] = 'groups that are summed along the axis "host" are not recorded'
 
@@ -35,14 +36,16 @@ class HostExchange(GroupExchange):
         self._leader = index % job.mesh.leaders
         self.group, self.index, self.stored = group, index, stored
         self.context, self.nonfinite = self._between.context, self._between.nonfinite
-        # the sum, what the leader does, the mean, and small tensors if there are any
-        self.rounds = self._between.rounds + 2 + bool(stored.slot_state.buffers)
+        # the state that a new leader takes over, the sum, what the leader does, the mean, and small tensors, if any
+        self._moved, self._led_before = list[str](), stored.led
+        self.rounds = len(stored.kinds) + self._between.rounds + 2 + bool(stored.slot_state.buffers)
         self.compresses = self._host.rank == self._leader
 
     def run(self, given: GroupInput, step: int) -> Reduction:
         self.input = given
         self._between.check_size(step)
         self._between.begin(given, step)
+        yield from self._hand_on()
         # sum inside the host
         message = self.context.numbers("host", self.stored.layout.numel)
         self._accumulate(message.body, given)
@@ -63,13 +66,38 @@ class HostExchange(GroupExchange):
             yield from self._share_small()
 
     def commit(self) -> None:
+        self._led_before = self.stored.led
+        self.stored.led = self.stored.led | dict.fromkeys(self._moved, self._leader)
         if self.compresses:
             self._between.commit()
             return
+        for kind in self._moved:
+            self.stored.parts[kind].commit(used=False)
         self.stored.slot_state.commit()
-        if self.stored.has_residual:
+        if self.stored.pending:
             assert self.input is not None
             self.stored.spend(whole=not self.input.absent)
+
+    def take_back(self) -> None:
+        super().take_back()
+        self.stored.led = self._led_before
+
+    def _hand_on(self) -> Reduction:
+        """Has the leader read what any rank of the host has kept as the leader before it; the others keep zeros."""
+        self._moved = [kind for kind in self.stored.kinds if self.stored.led.get(kind) != self._leader]
+        for kind in self.stored.kinds:
+            if kind not in self._moved:
+                yield None
+                continue
+            # all but one are zeros, unless a state of other hosts was loaded
+            part, (before, after) = self.stored.parts[kind], self.stored.flat[kind]
+            whole = part.numbers_of(before, self.context.scratch).to(torch.float32, copy=True)
+            yield Sum(Message.plain(whole), HOST)
+            if self.compresses:
+                self.context.flat[kind] = DoubleBuffer(torch.empty_like(before), after)
+                part.keep(whole, self.context.flat[kind].read, self.context.shared_seed())
+            else:
+                after.zero_()
 
     def _share_small(self) -> Reduction:
         """Has all ranks of the host stage the small tensors that the leader has after this step: states say that these
@@ -85,7 +113,7 @@ class HostExchange(GroupExchange):
         """x (n,) becomes this rank's part of the host's mean."""
         weight = given.weight(self._host.world, self._hosts)
         gradient = given.lazily(x, weight, self.nonfinite)
-        if self.compresses or not self.stored.has_residual:
+        if self.compresses or not self.stored.pending:
             given.finish(gradient, weight).total()
             return
         kept, after = self.stored.flat[RESIDUAL]

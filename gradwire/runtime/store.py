@@ -5,7 +5,7 @@ compressors moves nothing; one that groups or orders slots anew moves them once.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from zlib import crc32
 
 import torch
@@ -47,6 +47,8 @@ class StoredGroup:
     """Its own small tensors, such as a threshold."""
     buffers: Workspace
     """Scratch that it keeps from step to step."""
+    led: dict[str, int] = field(default_factory=dict)
+    """The one rank of the host that keeps each kind; a kind that any may have is not there."""
     fixed: Gradients | None = None
     """Its gradients, where they lie in the same place at every step."""
     rows: RowMemory | None = None
@@ -204,7 +206,7 @@ class Store:
             self._load_slot(i, tensors)
         # groups see the loaded state
         for stored in self.groups:
-            stored.parts = self._parts(stored.kinds, stored.slots)
+            stored.parts, stored.led = self._parts(stored.kinds, stored.slots), {}
             stored.slot_state.load([self._init_slot(i, stored.group) for i in stored.slots])
             stored.group_state.load(self._group_tensors[stored.slots[0]])
 
@@ -236,7 +238,8 @@ class Store:
     def _init_slot(self, i: int, group: Group) -> dict[str, Tensor]:
         """The small tensors of a slot in this group; those of other plans wait."""
         slot, tensors = self.slots[i], self._slot_tensors[i]
-        wanted = group.compressor.init_slot(*slot.matrix, _generator_of(slot))
+        # draws follow the parameter's name alone, so all ranks and plans start with the same
+        wanted = group.compressor.init_slot(*slot.matrix, torch.Generator().manual_seed(crc32(slot.name.encode())))
         # what the compressor wants now; another shape takes the rows that both have
         for name, fresh in wanted.items():
             old = tensors.get(name)
@@ -293,8 +296,3 @@ def _copy_rows(mine: Tensor, other: Tensor) -> None:
     if mine.shape[1:] == other.shape[1:]:
         rows = min(len(mine), len(other))
         mine[:rows].copy_(other[:rows])
-
-
-def _generator_of(slot: Slot) -> torch.Generator:
-    """A generator seeded by the parameter's name alone, so that all ranks and plans start with the same draws."""
-    return torch.Generator().manual_seed(crc32(slot.name.encode()))

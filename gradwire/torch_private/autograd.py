@@ -38,3 +38,8 @@ def backward_pass() -> int:
 def has_gradient_hooks(parameter: Tensor) -> bool:
     """Whether it has any post-accumulate-grad hooks."""
     return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+def writes_to(tensor: Tensor) -> int:
+    """How often torch has written to a tensor in place."""
+    return tensor._version

@@ -1,11 +1,16 @@
 """Descent by signs, against its formula."""
 
+import logging
+from collections.abc import Callable
 from copy import deepcopy
 
+import pytest
 import torch
+from torch import nn
 
 import gradwire as gw
 from tests.support.allocations import Largest
+from tests.support.harness import raising, together
 
 
 def test_a_step_shrinks_a_parameter_and_goes_against_the_sign_of_its_gradient():
@@ -50,3 +55,45 @@ def test_the_loss_of_a_closure_is_returned():
 
     assert gw.SignDescent([x], lr=1.0).step(closure) == 4.0
     assert x.item() == 1.0
+
+
+def warned(
+    caplog: pytest.LogCaptureFixture,
+    compressor: gw.compressors.Compressor,
+    between: Callable[[gw.DistributedOptimizer], object],
+) -> int:
+    """How often two ranks are warned in three backward passes, with a call between them."""
+    transports = gw.Threads.group(2)
+    caplog.set_level(logging.WARNING, "gradwire")
+    caplog.clear()
+
+    def body(rank: int) -> None:
+        model = nn.Linear(3, 2)
+        optimizer = gw.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model, compressor, transport=transports[rank]
+        )
+        for _ in range(3):
+            model(torch.ones(1, 3)).sum().backward()
+            between(optimizer)
+        optimizer.handle.detach()
+
+    raising(together(2, body))
+    return sum("is no gradient" in record.message for record in caplog.records)
+
+
+def accumulate(optimizer: gw.DistributedOptimizer) -> None:
+    """Two more passes of a step that begins."""
+    optimizer.zero_grad()
+    with optimizer.no_sync():
+        for _ in range(2):
+            sum(p.sum() for group in optimizer.param_groups for p in group["params"]).backward()
+
+
+@pytest.mark.parametrize("compressor", [gw.SignSGD(), gw.Signum(), gw.Dion(1)], ids=str)
+def test_a_backward_pass_that_adds_to_votes_is_warned_of_once(caplog: pytest.LogCaptureFixture, compressor):
+    assert warned(caplog, compressor, lambda optimizer: None) == 2
+    assert warned(caplog, compressor, lambda optimizer: optimizer.step()) == 2
+    assert warned(caplog, compressor, lambda optimizer: optimizer.zero_grad()) == 0
+    assert warned(caplog, compressor, lambda optimizer: optimizer.zero_grad(set_to_none=False)) == 0
+    assert warned(caplog, compressor, accumulate) == 0
+    assert warned(caplog, gw.FP32(), lambda optimizer: None) == 0

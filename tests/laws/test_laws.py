@@ -433,6 +433,51 @@ def test_hosts_keep_their_memory_when_another_rank_takes_a_group_over():
         close([r + m for r, m in zip(kept(running), means[0], strict=True)], expected, 2e-6)
 
 
+def taken_over(case: Case, running: Job, flat: Job) -> None:
+    """Two hosts go on as two ranks do."""
+    still = zeros(SMALL_SLOTS, 2)
+    spoilt = [[grad + torch.nan for grad in own] for own in still]
+    for first, second in (spoilt, still, draw(SMALL_SLOTS, 2, 1)):
+        for again in (True, False):
+            means = running.step([first, first, second, second])
+            expected = flat.step([first, second])
+            if first is not spoilt[0]:
+                assert all(torch.equal(a, b) for a, b in zip(means[0], expected[0], strict=True))
+                for kind in (*case.memory.flat_state, *case.compressor.flat_state):
+                    for a, b in zip(total(running.state(kind)), total(flat.state(kind)), strict=True):
+                        assert torch.equal(a, b)
+            if again:
+                running.skip()
+                flat.skip()
+
+
+def moves_whole(case: Case) -> bool:
+    """Has velocity or momentum, or a residual that is no plain sum, and no thresholds, which stay where they are."""
+    kinds = {*case.memory.flat_state, *case.compressor.flat_state}
+    own = case.compressor.init_group() | case.communicator.init_group()
+    return bool(kinds) and (kinds != {"residual"} or case.memory != gw.Residual()) and not own
+
+
+@rows([case for case in CASES if moves_whole(case)])
+def test_state_goes_to_the_rank_that_takes_a_group_over(case: Case):
+    """By a new plan, and by a checkpoint that was saved under the old one."""
+    with start(case, SMALL_SLOTS, 4, transports=hosts(2, 2)) as running, start(case, SMALL_SLOTS, 2) as flat:
+        first, second = draw(SMALL_SLOTS, 2, 0)
+        running.step([first, first, second, second])
+        flat.step([first, second])
+        new = gw.Plan(flat.runtimes[0].plan.groups[::-1])
+        with (
+            job(new, SMALL_SLOTS, 4, transports=hosts(2, 2)) as resumed,
+            job(new, SMALL_SLOTS, 2) as resumed_flat,
+        ):
+            resumed.load(running.states())
+            resumed_flat.load(flat.states())
+            taken_over(case, resumed, resumed_flat)
+        running.install(new)
+        flat.install(new)
+        taken_over(case, running, flat)
+
+
 class Longer(gw.TopK):
     """A user's codec that counts its payload otherwise, once it has `grown`."""
 
