@@ -1,4 +1,5 @@
-"""Compressors, memories and communicators as JSON, in a plan: the class by its name, and its options."""
+"""The parts of a plan: compressors, memories and communicators as JSON, the class by its name, and its options; and how
+many elements a group may have."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import torch
 
 from gradwire import communicators, compressors, memories
 from gradwire.importing import place_of
+from gradwire.ops.vectors import LONGEST
 from gradwire.options import dtype_name, dtype_of, names
 
 
@@ -32,6 +34,23 @@ def from_dict(data: dict[str, Any], base: type) -> Any:
     defaults = {field.name: field.default for field in dataclasses.fields(part) if field.name in arguments}
     dtypes = {key: dtype_of(arguments[key]) for key, value in defaults.items() if isinstance(value, torch.dtype)}
     return part(**arguments | inner | dtypes)
+
+
+def check_length(numel: dict[str, int], compressor: compressors.Compressor) -> None:
+    """Raises ValueError where a group's parameters, of so many elements by name, have more than kernels number."""
+    total, largest = sum(numel.values()), max(numel, key=lambda name: numel[name])
+    if total <= LONGEST or compressor.is_cast:
+        return
+    # one parameter by itself, or several
+    if numel[largest] > LONGEST:
+        raise ValueError(
+            f"parameter {largest!r} has {numel[largest]:,} elements, and {compressor} takes fewer than 2^31; send it "
+            f'dense, as by rules=[({largest!r}, gw.FP32()), ("*", ...)]'
+        )
+    raise ValueError(
+        f"the group of {largest!r} has {total:,} elements, and {compressor} takes fewer than 2^31; make smaller "
+        "groups, as by groups=gw.groups.of(megabytes=1024)"
+    )
 
 
 def _name(cls: type) -> str:

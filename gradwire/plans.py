@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar
 from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
 from gradwire.compressors import FP32, Codec, Compressor, Predictable
 from gradwire.memories import Memory, NoMemory, Residual
+from gradwire.ops.vectors import LONGEST
 from gradwire.options import Options, check_type, names
-from gradwire.plan_parts import as_json, from_dict
+from gradwire.plan_parts import as_json, check_length, from_dict
 from gradwire.slots import Layout, Slot
 
 T = TypeVar("T")
@@ -158,6 +159,9 @@ class Plan:
             raise ValueError(f"the plan names parameter {min(unknown)!r}, which the model lacks; make a plan for it")
         if missing := known - set(planned):
             raise ValueError(f"the plan lacks the model's parameter {min(missing)!r}; make a plan for this model")
+        numel = {slot.name: slot.numel for slot in slots}
+        for group in self.groups:
+            check_length({name: numel[name] for name in group.slots}, group.compressor)
 
 
 NATIVE = Plan(())
@@ -273,11 +277,14 @@ def _cut(slots: Sequence[Slot], early: bool, sizes: GroupSizes) -> list[tuple[st
 
 def _grow(slots: Sequence[Slot], edge: int, full: int) -> list[tuple[str, ...]]:
     """Neighbours together: a group of `edge` bytes of gradient or more, then of twice that, and so on up to `full`;
-    what is left over, where it is less than `edge`, joins the one before."""
+    what is left over, where it is less than `edge`, joins the one before. Several slots are no longer than LONGEST."""
     groups: list[tuple[str, ...]] = []
     names: tuple[str, ...] = ()
     size = 0
     for slot in slots:
+        if names and size + 4 * slot.numel > 4 * LONGEST - edge:
+            groups.append(names)
+            names, size = (), 0
         names += (slot.name,)
         size += 4 * slot.numel
         # each group may be twice as large as the one before

@@ -1,6 +1,7 @@
 // The C interface of Gradwire's kernels for CPUs. Plain C types only; nothing is allocated and nothing is thrown, and a
-// call touches only what it is given. Vectors are float32, dense, and shorter than 2^31 elements; payloads may lie at
-// any address. `gradwire/ops/native` calls it through ctypes, `gradwire/ops/reference` says what each function means.
+// call touches only what it is given. Vectors are float32 and dense; those that are encoded are shorter than 2^31
+// elements, of which plans are checked. Payloads may lie at any address. `gradwire/ops/native` calls it through ctypes,
+// `gradwire/ops/reference` says what each function means.
 #pragma once
 #include <stdint.h>
 

@@ -13,7 +13,7 @@ from gradwire.plans import SIZES, sizes_follow_from_shapes, uniform
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.store import Store
-from gradwire.slots import Layout
+from gradwire.slots import Layout, Slot
 from tests.support.cases import CASES, Case
 from tests.support.harness import CPU, SMALL, job, plan_of, raising, slots_of, together
 
@@ -135,6 +135,38 @@ def test_a_plan_for_another_model_is_refused():
         gw.Plan(plan.groups + plan.groups[:1]).check(SLOTS)
     with pytest.raises(ValueError, match="group without parameters"):
         gw.Plan((*plan.groups, replace(plan.groups[0], slots=()))).check(SLOTS)
+
+
+def matrices(*rows: int) -> list[Slot]:
+    """Of 2^20 columns, without memory."""
+    return [Slot(f"{i}.weight", (n, 1 << 20), (1 << 20, 1), torch.float32) for i, n in enumerate(rows)]
+
+
+def test_a_group_of_more_elements_than_kernels_number_is_refused_in_one_line():
+    """The last of 2^31 - 1 is the last of 32 bits; a cast numbers none."""
+    slots = matrices(1024, 1024)
+    for refused, names, why in (
+        (slots, ["0.weight", "1.weight"], r"group of '0.weight' has 2,147,483,648 elements.*groups.of\(megabytes=1024"),
+        (matrices(2048), ["0.weight"], r"parameter '0.weight' has 2,147,483,648 elements.*\('0.weight', gw.FP32"),
+    ):
+        group = gw.Group(tuple(names), gw.TopK(0.01), gw.Residual(), gw.AllGather())
+        with pytest.raises(ValueError, match=why):
+            gw.Plan((group,)).check(refused)
+        gw.Plan((replace(group, compressor=gw.FP16(), communicator=gw.AllReduce()),)).check(refused)
+    gw.Plan((gw.Group(("0.weight", "1.weight"), gw.TopK(0.01), gw.Residual(), gw.AllGather()),)).check(
+        matrices(1024, 1023)
+    )
+
+
+@pytest.mark.parametrize("compressor", [gw.TopK(0.01), gw.QSGD()], ids=str)
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_default_groups_of_the_largest_models_are_none_too_long(compressor: gw.Compressor, kind: str):
+    """Of 54 billion elements: a quarter of them is beyond 2^31."""
+    slots = matrices(1500, *[400] * 120, 2047, 700)
+    plan = uniform(slots, compressor, sizes=SIZES[kind])
+    numel = {slot.name: slot.numel for slot in slots}
+    assert all(sum(numel[name] for name in group.slots) < 1 << 31 for group in plan.groups)
+    assert len(plan.groups) < 60
 
 
 def test_the_default_plan_sends_small_tensors_dense_and_last():

@@ -11,6 +11,8 @@ from gradwire.ops.entries import Entries
 from gradwire.ops.host import on_host
 
 _Part = TypeVar("_Part")
+LONGEST = (1 << 31) - 1
+"""The most elements of a vector that is compressed: kernels and payloads number them in 32 bits. Casts take any."""
 Gradient = Tensor | Sequence[Tensor | int] | None
 """A flat gradient (n,); or tensors one after another, with a number for so many elements without a gradient; None for a
 vector without one."""

@@ -59,26 +59,27 @@ class Meeting:
         self._mesh, self._count, self._patience_s = mesh, 0, min(PATIENCE_S, mesh.timeout_s / 2)
         self.hosts = []
 
-    def compare(self, facts: Facts) -> None:
+    def compare(self, facts: Facts, *, patience_s: float | None = None) -> None:
         """Raises Disagreement on all ranks, naming the field and the ranks, where their facts differ, and AbsentRanks
         where some do not come. The field "error" has the reason why a rank cannot go on."""
-        if found := disagreement(self.gather(facts)):
+        if found := disagreement(self.gather(facts, patience_s)):
             raise Disagreement(*found)
 
-    def gather(self, facts: Facts) -> list[Facts]:
+    def gather(self, facts: Facts, patience_s: float | None = None) -> list[Facts]:
         """The facts of each rank; "call" is the call for which they meet. Raises AbsentRanks, naming them, where some
-        do not come, and Interrupted where one of them has ended the job."""
+        do not come, in PATIENCE_S or the given time, and Interrupted where one of them has ended the job."""
         if self._mesh.ranks == 1:
             return [facts]
         # leave this rank's facts
         self._count, self._call = self._count + 1, facts.get("call", "the meeting")
         store, rank, key = self._mesh.store, self._mesh.rank, f"meeting/{self._count}"
+        patience_s = self._patience_s if patience_s is None else patience_s
         store.set(f"{key}/{rank}", json.dumps([gethostname(), dict(facts)]))
         # rank 0 collects them, and answers all
         if rank == 0:
-            store.set(f"{key}/everyone", self._collect(key))
+            store.set(f"{key}/everyone", self._collect(key, patience_s))
         # every rank reads the same answer
-        answer = json.loads(self._answer(key))
+        answer = json.loads(self._answer(key, patience_s))
         if "absent" in answer:
             # who comes late meets the others in their next job
             store.set(GIVEN_UP, "")
@@ -87,24 +88,24 @@ class Meeting:
         self.hosts = [answer["hosts"][host] for host, _ in answer["ranks"]]
         return [answer["facts"][facts] for _, facts in answer["ranks"]]
 
-    def _collect(self, key: str) -> str:
+    def _collect(self, key: str, patience_s: float) -> str:
         """All ranks' facts, or the ranks that do not come, as JSON; on rank 0."""
         # wait for all ranks, one after another, until the time is over
-        until = monotonic() + self._patience_s
+        until = monotonic() + patience_s
         texts = [self._read(f"{key}/{rank}", until) for rank in range(self._mesh.ranks)]
         present = [text for text in texts if text is not None]
         if len(present) < len(texts):
             absent = [rank for rank, text in enumerate(texts) if text is None]
-            return json.dumps({"absent": absent, "waited": self._patience_s})
+            return json.dumps({"absent": absent, "waited": patience_s})
         return _each_once(present)
 
-    def _answer(self, key: str) -> str:
+    def _answer(self, key: str, patience_s: float) -> str:
         """Rank 0's answer. Rank 0 may wait for the others as long as this rank waits for rank 0."""
-        text = self._read(f"{key}/everyone", monotonic() + self._patience_s)
+        text = self._read(f"{key}/everyone", monotonic() + patience_s)
         # rank 0 has come, but waits for another rank: give it its whole time
         if text is None and self._mesh.store.get(f"{key}/0", 0) is not None:
-            text = self._read(f"{key}/everyone", monotonic() + self._patience_s)
-        return text or json.dumps({"absent": [0], "waited": self._patience_s})
+            text = self._read(f"{key}/everyone", monotonic() + patience_s)
+        return text or json.dumps({"absent": [0], "waited": patience_s})
 
     def _read(self, key: str, until: float) -> str | None:
         """A text of the store, once it is there; None where it is not in time."""
@@ -160,6 +161,7 @@ class Agreement:
 
     def __init__(self, mesh: Mesh, slots: Sequence[Slot], device: torch.device, options: JobOptions) -> None:
         self._meeting, self._slots, self._device = Meeting(mesh), slots, device
+        self._timeout_s = mesh.timeout_s
         # long tables are compared by their digests; only where these differ is the entry looked for
         self._tables = {
             "parameters": {slot.name: f"{slot.shape} {slot.dtype} with strides {slot.strides}" for slot in slots},
@@ -194,7 +196,6 @@ class Agreement:
                 "controller": controller.describe() if controller else "none",
                 "plan": f"{made[0].describe()} ({_digest(made[0].to_json())})",
                 **_sent(made[0], self._slots, self._averaged),
-                **({"arithmetic": _arithmetic(self._device)} if _local_arithmetic(made[0]) else {}),
             }
 
         # all ranks compare the same facts
@@ -207,6 +208,10 @@ class Agreement:
             if error.field in self._tables:  # which one?
                 self._meeting.compare(self._tables[error.field])
             raise
+        # a meeting of its own, as patient as collectives are: each GPU's kernels may have to be compiled for it
+        if _local_arithmetic(made[0]):
+            computed = {"call": call, "arithmetic": _arithmetic(self._device)}
+            self._meeting.compare(computed, patience_s=self._timeout_s)
         return made[0]
 
     def on(self, facts: Callable[[], Facts], call: str) -> None:

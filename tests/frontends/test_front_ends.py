@@ -2,6 +2,7 @@
 
 import threading
 from itertools import count
+from time import sleep
 
 import pytest
 import torch
@@ -79,6 +80,19 @@ def test_ranks_whose_arithmetic_differs_are_refused_where_all_must_compute_alike
 
         errors = together(2, begin)
         assert ["differ in arithmetic" in str(error) for error in errors] == [differ, differ]
+
+
+def test_a_rank_that_compiles_for_longer_than_ranks_wait_for_each_other_is_not_absent(monkeypatch: pytest.MonkeyPatch):
+    """The first to ask a GPU for its arithmetic compiles all kernels; a host may have them already."""
+    monkeypatch.setattr(meeting, "PATIENCE_S", 0.2)
+    begun = count()
+    monkeypatch.setattr(meeting, "_arithmetic", lambda device: sleep(next(begun)) or "the same")
+    plan, transports = gw.plans.uniform(SLOTS, gw.PowerSGD(2)), gw.Threads.group(2)
+
+    def begin(rank: int) -> None:
+        Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, JobOptions()).close()
+
+    assert together(2, begin) == [None, None]
 
 
 @needs_library

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from gradwire.ops.native.addresses import address, refused
 from gradwire.ops.native.library import library, scratch
-from gradwire.ops.native.structs import LONGEST
 from gradwire.ops.reference.slices import COLUMNS
 from gradwire.ops.tiles import TILE
+from gradwire.ops.vectors import LONGEST
 
 SLACK = 4112
 """Elements that `gw_above` may write behind the last one: `GW_SLACK` in native/gradwire.h."""

@@ -9,12 +9,11 @@ import torch
 
 from gradwire.ops.entries import Entries, Places
 from gradwire.ops.formats import KINDS, Blocks
+from gradwire.ops.vectors import LONGEST
 
 DTYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 BITS = {"nearest": (2, 3, 4, 8), "stochastic": (2, 8), "sign": (1,), "one bit": (1,), "shared exponent": (8,)}
 """Bits that a code of each kind may have."""
-LONGEST = (1 << 31) - 1
-"""The most elements of a vector whose indices the library handles."""
 
 
 class GradientStruct(Structure):

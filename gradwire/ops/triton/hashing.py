@@ -33,7 +33,7 @@ def hashed(at, word, salt):
 @triton.jit(do_not_specialize=["salt"])
 def draw_kernel(out, word, salt, n, SIZE: tl.constexpr):
     """Writes SIZE of n numbers in [0, 1)."""
-    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     # 32 bits to [-1/2, 1/2), and up
     tl.store(out + at, hashed(at, word, salt).to(tl.float64) * 2.0**-32 + 0.5, at < n)
 
