@@ -243,9 +243,8 @@ class ReplicaExchange(GroupExchange):
         """Adds the residual that an earlier plan had left to x (n,), but for that of absent slots."""
         old = self._old_residual()
         x.add_(old if given.scale is None else old * given.scale)
-        parts = self.stored.layout.parts(x)
         for slot in given.absent:  # zeros, or what an earlier pass has left
-            parts[slot].copy_(given.gradients.slot(slot).flatten())
+            self.stored.layout.parts(x)[slot].copy_(given.gradients.slot(slot).flatten())
         self.context.flat[RESIDUAL].write.zero_()
 
     def _old_residual(self) -> Tensor:
