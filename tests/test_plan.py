@@ -323,6 +323,13 @@ def test_a_plan_of_another_rank_goes_on_from_the_rows_of_the_basis_that_both_hav
     assert torch.equal(basis[2:], drawn[2:])
 
 
+def test_slots_of_frozen_parameters_leave_the_plan():
+    names = [slot.name for slot in SLOTS]
+    with job(PLAN, SLOTS, 2, trained=names[1:], plan_for=lambda slots: uniform(slots, TOP_K)) as running:
+        for runtime in running.runtimes:
+            assert {name for group in runtime.plan.groups for name in group.slots} == {*names[1:]}
+
+
 def test_a_native_plan_stays_where_other_parameters_are_trained():
     names = [slot.name for slot in SLOTS]
     with job(

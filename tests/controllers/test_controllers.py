@@ -8,7 +8,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.controllers import MESSAGE_NUMBERS
-from tests.support.harness import SMALL, Job, draw, job, plan_of, slots_of, total
+from tests.support.harness import SMALL, Job, draw, hosts, job, plan_of, raising, slots_of, together, total
 
 SLOTS = slots_of(SMALL)
 SPARSE, DENSER = gw.TopK(0.05), gw.TopK(0.4)
@@ -81,6 +81,13 @@ def test_ranks_that_see_different_gradients_decide_alike():
     assert running.controllers[0].changes > 2  # pyright: ignore
     assert [runtime.plan for runtime in running.runtimes] == [running.runtimes[0].plan] * 3
     running.close()
+
+
+def test_numbers_are_summed_over_the_ranks_of_all_hosts():
+    controllers = [Thermostat() for _ in range(4)]
+    with job(plan_with(SPARSE), SLOTS, 4, transports=hosts(2, 2), controllers=controllers) as running:
+        running.step(draw(SLOTS, 4, 0))
+    assert [controller.seen[0][1] for controller in controllers] == [4.0] * 4
 
 
 class Onlooker(Thermostat):
@@ -174,6 +181,62 @@ def test_where_ranks_come_to_other_decisions_rank_0_decides(ratios: tuple[float 
             assert all(torch.equal(a, b) for other in means for a, b in zip(means[0], other, strict=True))
         expected = plan_with(gw.TopK(ratios[0]) if ratios[0] else SPARSE)
         assert [runtime.plan for runtime in running.runtimes] == [expected] * 3
+
+
+class Once(gw.Controller):
+    """Another plan after the second step."""
+
+    def __init__(self) -> None:
+        self.told, self.seen = 0, list[int]()
+
+    def decide(self, seen: gw.Observation) -> gw.Plan | None:
+        self.seen.append(seen.step)
+        if seen.step != 1:
+            return None
+        self.told = seen.next_step
+        return plan_with(DENSER)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_decision_is_in_force_from_the_step_that_the_controller_was_told(lag: int):
+    """With the lag of a GPU, too, whose sums come a step later; those of steps with the plan before are not seen."""
+    controllers, plans = [Once(), Once()], []
+    with job(plan_with(SPARSE), SLOTS, 2, controllers=controllers) as running:
+        for runtime in running.runtimes:
+            runtime._active._control._lag = lag
+        for number in range(8):
+            plans.append(running.runtimes[0].plan)
+            running.step(draw(SLOTS, 2, number))
+    first = plans.index(plan_with(DENSER))
+    for controller in controllers:
+        assert controller.told == first
+        assert controller.seen == [0, 1, *range(first, 8 - lag)]
+
+
+def test_a_decision_that_is_not_in_force_yet_is_saved():
+    with job(plan_with(SPARSE), SLOTS, 2, controllers=[Once(), Once()]) as running:
+        for number in range(2):
+            running.step(draw(SLOTS, 2, number))
+        assert running.runtimes[0].plan == plan_with(SPARSE)
+        states = running.states()
+    with job(plan_with(SPARSE), SLOTS, 2, controllers=[Once(), Once()]) as resumed:
+        resumed.load(states)
+        for number in range(2, 4):
+            resumed.step(draw(SLOTS, 2, number))
+        assert [runtime.plan for runtime in resumed.runtimes] == [plan_with(DENSER)] * 2
+
+
+def test_a_decision_for_other_slots_is_dropped_with_them():
+    names = [slot.name for slot in SLOTS]
+    options = {"trained": names, "plan_for": lambda slots: plan_with(SPARSE).only({slot.name for slot in slots})}
+    with job(plan_with(SPARSE), SLOTS, 2, controllers=[Once(), Once()], **options) as running:
+        for number in range(2):
+            running.step(draw(SLOTS, 2, number))
+        controls = [runtime._active._control for runtime in running.runtimes]
+        assert [control.decided for control in controls] == [plan_with(DENSER)] * 2
+        raising(together(2, lambda rank: running.runtimes[rank].follow(names[1:])))
+        assert [control.decided for control in controls] == [None] * 2
+        assert [slot.name for slot in controls[0].slots] == names[1:]
 
 
 def test_a_controller_that_changes_every_ratio_moves_and_makes_nothing():

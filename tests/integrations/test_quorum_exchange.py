@@ -50,7 +50,14 @@ class Manager:
     def report_error(self, error: Exception) -> None:
         self.reported.append(error)
 
-    def register_state_dict_fn(self, *_: object) -> None: ...
+    def register_state_dict_fn(self, _: str, heal: Callable[..., None], shared: Callable[..., Any]) -> None:
+        self.heal, self.shared = heal, shared
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.step = state["step"]
 
     def should_commit(self) -> bool:
         self._meanwhile()
@@ -84,6 +91,41 @@ def test_a_step_that_was_voted_for_counts_though_another_replica_has_left_meanwh
             exchange.begin()
             assert "has ended in this quorum" in str(manager.reported)
             assert not exchange.vote()
+
+
+def kinds(state: dict[str, Any]) -> set[str]:
+    """What a state has of each slot."""
+    return {kind for tensors in unpack(state).exported.values() for kind in tensors}
+
+
+def test_a_replica_that_is_behind_has_its_memories_alone_and_gives_others_all_but_these():
+    with voted(end) as (exchange, manager):
+        whole = exchange.state()["memories"]
+        assert kinds(whole) == {"residual", "shared/q"}
+        assert kinds(manager.shared()) == {"shared/q"}
+        # others have gone on without it
+        manager.step = 3
+        own = exchange.state()["memories"]
+        assert kinds(own) == {"residual"}
+        for name, tensors in unpack(own).exported.items():
+            assert torch.equal(tensors["residual"], unpack(whole).exported[name]["residual"])
+
+
+@pytest.mark.parametrize("has_met", [False, True])
+def test_a_replica_that_heals_keeps_what_it_has_sent_since_and_no_checkpoints_memories(has_met: bool):
+    with voted(end) as (exchange, manager):
+        exchange._has_met = has_met
+        manager.heal(manager.shared())
+        assert bool(exchange.state()["memories"]) == has_met
+
+
+def test_a_replica_goes_on_from_the_least_step_of_its_ranks():
+    manager = Manager(lambda: None)
+    exchange = QuorumExchange(manager, lambda mesh: pytest.fail("met"), lambda step: step - 2, None)
+    manager.step = 5
+    exchange.begin()
+    assert manager.step == 3
+    assert "has not healed" in str(manager.reported)
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -276,14 +277,15 @@ def test_a_slurm_steps_only_task_is_not_a_rank(environment: dict[str, str]) -> N
     assert not is_launched()
 
 
-def test_steps_of_a_slurm_job_do_not_meet(environment: dict[str, str]) -> None:
+def test_steps_of_slurm_jobs_on_one_host_do_not_meet(environment: dict[str, str]) -> None:
+    """Of one job, and of an array's jobs, which are numbered one after another."""
     ports = set()
-    for step in ("0", "1", "2"):
+    for job, step in product(("7", "8", "9"), ("0", "1", "2")):
         environment.clear()
-        environment |= SLURM | {"SLURM_STEP_NODELIST": "box", "SLURM_STEP_ID": step}
+        environment |= SLURM | {"SLURM_STEP_NODELIST": "box", "SLURM_JOB_ID": job, "SLURM_STEP_ID": step}
         assert is_launched()
         ports.add(environment["MASTER_PORT"])
-    assert len(ports) == 3
+    assert len(ports) == 9
 
 
 def test_init_joins_the_ranks_of_a_slurm_step(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -412,22 +412,35 @@ def test_hosts_keep_what_they_do_not_send(case: Case):
             lawful_step(case, running, draw(SMALL_SLOTS, 4, step))
 
 
+def test_ranks_of_hosts_lead_groups_in_turn():
+    case = Case(gw.TopK(0.05), gw.Residual(), gw.AllGather(), 0)
+    with start(case, SMALL_SLOTS, 4, transports=hosts(2, 2)) as running:
+        running.step(draw(SMALL_SLOTS, 4, 0))
+        groups = [group.slots for group in running.runtimes[0].plan.groups]
+        # memories lie with the rank that leads
+        for rank, own in enumerate(running.state("residual")):
+            kept_by = {slot.name for slot, residual in zip(SMALL_SLOTS, own, strict=True) if residual.any()}
+            assert [not kept_by.isdisjoint(group) for group in groups] == [rank % 2 == 0, rank % 2 == 1]
+
+
 def test_hosts_keep_their_memory_when_another_rank_takes_a_group_over():
     with start(
         Case(gw.TopK(0.05), gw.Residual(), gw.AllGather(), 0), SMALL_SLOTS, 4, transports=hosts(2, 2)
     ) as running:
-        running.step(draw(SMALL_SLOTS, 4, 0))
+        # two steps, so that both halves of a memory have been written
+        for step in range(2):
+            running.step(draw(SMALL_SLOTS, 4, step))
         before = kept(running)
         names = [group.slots for group in running.runtimes[0].plan.groups]
         groups = [gw.Group(part, gw.TopK(0.05), gw.Residual(), gw.AllGather()) for part in names[::-1]]
         running.install(gw.Plan(tuple(groups)))
         close(kept(running), before, 1e-6)
-        poisoned = draw(SMALL_SLOTS, 4, 1)
+        poisoned = draw(SMALL_SLOTS, 4, 2)
         for grad in poisoned[0]:
             grad.fill_(torch.nan)
         running.step(poisoned)
         close(kept(running), before, 1e-6, least=1.0)
-        grads = draw(SMALL_SLOTS, 4, 2)
+        grads = draw(SMALL_SLOTS, 4, 3)
         means = running.step(grads)
         expected = [o + s / 4 for o, s in zip(before, total(grads), strict=True)]
         close([r + m for r, m in zip(kept(running), means[0], strict=True)], expected, 2e-6)

@@ -106,3 +106,10 @@ def test_what_is_written_in_place_needs_no_room(compressor: gw.Compressor, monke
     with job(gw.plans.uniform(SLOTS, compressor), SLOTS, 2) as running:
         running.step(draw(SLOTS, 2, 0))
         assert "mean" not in running.runtimes[0]._steps.job.scratch._tensors
+
+
+def test_gradients_are_one_part_where_they_follow_without_a_gap_and_are_of_one_type():
+    layout, memory = Layout(tuple(slots_of({"a": torch.empty(4), "b": torch.empty(4)}))), torch.zeros(12)
+    behind = {memory[4:8]: 1, memory[6:10]: 2, torch.zeros(12)[4:8]: 2, memory.view(torch.bfloat16)[4:8]: 2}
+    for second, parts in behind.items():
+        assert len(Gradients.merged(layout, [memory[:4], second]).tensors) == parts

@@ -13,7 +13,7 @@ def odd_tensors(seed: int) -> list[torch.Tensor]:
     torch.manual_seed(seed)
     return [
         torch.randn(7, 33), torch.randn(50, 1).expand(50, 9), torch.randn(9, 40)[:, ::3], torch.randn(()),
-        torch.randn(2, 3, 5, 4).to(memory_format=torch.channels_last), torch.empty(0, 4), torch.randn(1).expand(8),
+        torch.randn(2, 3, 5, 4).to(memory_format=torch.channels_last), torch.empty(0, 4), torch.randn(1).expand(2),
         torch.randint(0, 9, (300,), dtype=torch.int16)[1::2], torch.randn(41).to(torch.float8_e4m3fn)[3:],
         torch.randn(40, dtype=torch.complex64)[::2].conj(), torch.randn(30).unfold(0, 8, 3),
     ]  # fmt: skip

@@ -54,6 +54,15 @@ def test_who_is_far_behind_drops_out_and_two_go_on_until_one_is_clearly_better()
     assert trials.steps > 0
 
 
+def test_a_round_for_which_just_enough_steps_are_left_is_taken():
+    """Its first plan is in force already, and needs no steps to come into force."""
+    trials = trials_of(2)
+    change = SETTLE + trials.delay - 1
+    trials.steps = 2 * (TRIED + change) + (2 * TRIED + change)
+    run(trials, lambda plan: 0.1)
+    assert (len(trials.rounds), trials.steps) == (2, 0)
+
+
 def test_dense_stays_where_no_plan_is_clearly_better():
     """Of two that differ from turn to turn, and of one that is not worth its thread."""
     varies = trials_of(2, steps=100)
