@@ -48,7 +48,7 @@ def test_replicas_of_an_example_are_alike(example: Path, tmp_path: Path):
 
 def test_every_example_is_a_recipe_of_the_site():
     page = (FOLDER.parent / "docs" / "recipes.md").read_text()
-    assert sorted(re.findall(r"^<!-- source examples/(\w+\.py) -->$", page, re.MULTILINE)) == [
+    assert sorted(re.findall(r"^\[examples/(\w+\.py)\]\(\.\./examples/\1\)$", page, re.MULTILINE)) == [
         path.name for path in sorted(FOLDER.glob("*.py"))
     ]
 
