@@ -34,6 +34,6 @@ for name, ways in {"float32": (gw.FP32(),), "bfloat16": (gw.BF16(),), "rules": (
     stats = handle.stats()
     checksum = sum(parameter.detach().double().sum() for parameter in ddp.parameters())
     if dist.get_rank() == 0:
-        print(f"{name}: {stats.wire_bytes / stats.steps:,.0f} bytes a step")
+        print(f"{name}: {stats.wire_bytes / max(1, stats.steps):,.0f} bytes a step")
 print(f"{checksum:.12f}, {stats.steps} steps, {stats.ratio:.1f} times fewer bytes")
 dist.destroy_process_group()

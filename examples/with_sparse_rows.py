@@ -34,6 +34,6 @@ for name, way in ways.items():
     dense_bytes = dense_bytes or stats.wire_bytes
     checksum = sum(parameter.detach().double().sum() for parameter in ddp.parameters())
     if dist.get_rank() == 0:
-        print(f"{name}: {stats.wire_bytes / stats.steps:,.0f} bytes a step")
-print(f"{checksum:.12f}, {stats.steps} steps, {dense_bytes / stats.wire_bytes:.1f} times fewer bytes")
+        print(f"{name}: {stats.wire_bytes / max(1, stats.steps):,.0f} bytes a step")
+print(f"{checksum:.12f}, {stats.steps} steps, {dense_bytes / max(1, stats.wire_bytes):.1f} times fewer bytes")
 dist.destroy_process_group()

@@ -2,8 +2,9 @@
 age of each result.
 
 In a page, `<!-- steps 100mbit -->` becomes the step times on that link, `<!-- ladder fidelity -->` the losses and bytes
-of that result, `<!-- losses fidelity gpt-adamw -->` all of a task's, `<!-- answers README.md -->` the first table of
-README, and `<!-- source FILE CLASS -->` the source of a class, without CLASS of the whole file.
+of that result, `<!-- losses fidelity gpt-adamw -->` all of a task's, and `<!-- answers README.md -->` the first table
+of README. A line that is but a link to a Python file, `[FILE](../FILE)`, becomes the code, `[CLASS, in FILE](../FILE)`
+that of a class; in the repository it stays a link.
 """
 
 import ast
@@ -39,6 +40,7 @@ RUNGS = {
 """The line of code for each rung of the ladder, by what the results call it; last those in float32."""
 TRAINED = {"lstm-sgd": "LSTM, SGD", "gpt-adamw": "GPT, AdamW", "cnn-sgd": "CNN, SGD", "cnn-adamw": "CNN, AdamW"}
 _INSERT = re.compile(r"<!-- (\w+) (\S+)(?: ([\w-]+))? -->")
+_SOURCE = re.compile(r"^\[(?:(\w+), in )?(\S+\.py)\]\(\.\./\2\)$", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -64,6 +66,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if (made := ROOT / "docs" / page.file.src_uri).parent == document.FOLDER:
         return document.pages(ages=True)[made]
     filled = _INSERT.sub(lambda found: _inserted(*found.groups()), markdown)
+    filled = _SOURCE.sub(lambda found: _source(*found.groups()), filled)
     return re.sub(r"\[([^]]+)\]\((?:\.\./)[^)]*\)", r"\1", filled) if page.file.src_uri.count("/") == 0 else filled
 
 
@@ -74,9 +77,12 @@ def _inserted(what: str, name: str, part: str | None) -> str:
         return _ladder(name)
     if what == "losses":
         return _losses(name, str(part))
-    if what == "answers":
-        return _first_table(ROOT / name)
-    text = (ROOT / name).read_text()
+    return _first_table(ROOT / name)
+
+
+def _source(part: str | None, path: str) -> str:
+    """A file's code, or that of one class in it."""
+    text = (ROOT / path).read_text()
     return f"```python\n{_class(text, part) if part else text}\n```"
 
 

@@ -23,8 +23,8 @@ FIRST = {
 }
 LAST = {"Plans": ["Plan", "Group"], "Transports": ["ProcessGroup", "Mesh", "Threads", "Played", "Card", "Recording"]}
 INTEGRATIONS = {
-    "accelerate": ["compress"], "huggingface": ["CompressionCallback"],
-    "lightning": ["GradientCompression", "CompressedDDP"],
+    "accelerate": ["compress"], "deepspeed": ["attach"], "huggingface": ["CompressionCallback"],
+    "lightning": ["GradientCompression", "CompressedDDP"], "megatron": ["attach"],
     "ray": ["compress", "keep"], "torchft": ["Optimizer", "FaultTolerantLocalSteps"],
 }  # fmt: skip
 """By module of gradwire.integrations; they need their framework, so nothing of them is imported here."""

@@ -114,6 +114,8 @@ def bench(
 
     with mistakes():
         timed = TimingOptions(steps, repeats, seed, device, autocast)
+        if not (suite or play.play) and (out != Path("runs") or pictures != Pictures()):
+            raise ValueError("only --suite and --play write a folder: leave --out, --pdf and --svg out")
     sizes = {"layers": layers, "batch": batch, "size": size}
     if not play.play:
         bench_command.check_not_played(play, training)

@@ -14,6 +14,8 @@ EXAMPLES = sorted(
 )  # have tests of their own
 ON_FOUR = {"with_fsdp2", "with_accelerate_hsdp", "with_torchtitan"}  # two hosts of two ranks
 TRAINERS = [example for example in EXAMPLES if "gradwire.integrations" in example.read_text()]
+REFUSED = {"mnist", "with_dion"}  # without files, and where one rank exchanges no updates
+ALONE = [each for each in EXAMPLES if each.stem not in ON_FOUR | REFUSED and each not in TRAINERS]
 each = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 under_trainers = pytest.mark.parametrize("example", TRAINERS, ids=lambda path: path.stem)
 
@@ -46,7 +48,7 @@ def test_replicas_of_an_example_are_alike(example: Path, tmp_path: Path):
 
 def test_every_example_is_a_recipe_of_the_site():
     page = (FOLDER.parent / "docs" / "recipes.md").read_text()
-    assert sorted(re.findall(r"^<!-- source examples/(\w+\.py) -->$", page, re.MULTILINE)) == [
+    assert sorted(re.findall(r"^\[examples/(\w+\.py)\]\(\.\./examples/\1\)$", page, re.MULTILINE)) == [
         path.name for path in sorted(FOLDER.glob("*.py"))
     ]
 
@@ -61,6 +63,11 @@ def test_an_example_runs_as_one_process(example: Path, tmp_path: Path):
 def test_the_example_of_mnist_runs_as_one_process(tmp_path: Path):
     write_idx(tmp_path, zipped=True)
     assert "0 steps" in run_python([str(FOLDER / "mnist.py"), "--epochs", "1"], cwd=tmp_path)
+
+
+@pytest.mark.parametrize("example", ALONE, ids=lambda path: path.stem)
+def test_an_example_runs_on_one_rank(example: Path, tmp_path: Path):
+    assert re.search(r"\d+ steps, (inf|nan|[\d.]+) times fewer bytes", run_ranks([str(example)], 1, cwd=tmp_path))
 
 
 @under_trainers

@@ -1,6 +1,7 @@
 """The site's reference: everything that users import, in a family, with parameters that say what they are."""
 
 import inspect
+import re
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -43,3 +44,8 @@ def test_front_ends_show_their_options(reference) -> None:
     shown = {name: meaning for name, _, _, meaning in reference.parameters(gw.attach)}
     assert all(shown[name] for name in ("memory", "communicator", "candidates", "elastic"))
     assert "candidates" not in {name for name, *_ in reference.parameters(gw.LocalSteps)}
+
+
+def test_every_integration_of_the_page_is_there(reference) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text()
+    assert not {*re.findall(r"gradwire\.integrations\.(\w+)", page)} - {*reference.INTEGRATIONS}

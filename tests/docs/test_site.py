@@ -50,8 +50,13 @@ def test_measured_rows_and_sources_are_filled_in(site: Path) -> None:
     chosen = (site / "choose.html").read_text()
     assert "<!-- steps" not in chosen
     assert ratio("topk:0.01") in chosen
-    assert "class" in (site / "extend.html").read_text()
-    assert "Truncated" in (site / "extend.html").read_text()
+    for page, code in (("extend", "flat_state"), ("recipes", "DistributedDataParallel")):
+        assert code in (site / f"{page}.html").read_text()
+        assert "](../" not in (site / f"{page}.html").read_text()
+
+
+def test_code_that_the_site_shows_is_a_link_in_the_repository() -> None:
+    assert not [page for page in PAGES.rglob("*.md") if "<!-- source" in page.read_text()]
 
 
 def test_the_site_loads_nothing_from_elsewhere_and_can_be_searched(site: Path) -> None:
