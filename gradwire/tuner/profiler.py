@@ -271,7 +271,12 @@ def _collectives(ways: Sequence[Group], samples: Sequence[Sequence[ReductionTime
         # codecs have payloads of all sizes; others' sizes are few
         own = [(way, row) for way, row in zip(ways, samples, strict=True) if way.communicator.name == name]
         codecs = [(way, row) for way, row in own if not way.compressor.own_collectives]
-        costs[name] = _line([(sample.wire_bytes, sample.wire_s) for _, row in codecs or own for sample in row])
+        # the cost of one round
+        costs[name] = _line([
+            (sample.wire_bytes / way.compressor.rounds, sample.wire_s / way.compressor.rounds)
+            for way, row in codecs or own
+            for sample in row
+        ])  # fmt: skip
     return costs
 
 
