@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
-from gradwire.compressors import FP32, Codec, Compressor, Predictable
+from gradwire.compressors import FP32, Compressor, Predictable
 from gradwire.memories import Memory, NoMemory, Residual
 from gradwire.ops.vectors import LONGEST
 from gradwire.options import Options, check_type, names
@@ -251,12 +251,15 @@ def default_communicator(compressor: Compressor, slots: Sequence[Slot] = (), ran
 def bulky(compressor: Compressor, slots: Sequence[Slot]) -> bool:
     """Whether it sends an eighth of these gradients or more, so that the wire sets the pace."""
     layout = Layout(tuple(slots))
-    return sized_by_elements(compressor) and compressor.group_bytes(layout, 0) >= layout.numel // 2
+    sent = payload_bytes(compressor, layout, 0)
+    return sent is not None and sent >= layout.numel // 2
 
 
-def sized_by_elements(compressor: Compressor) -> TypeGuard[Codec]:
-    """Whether a group's bytes follow from how many elements it has, not from the matrices that they make."""
-    return isinstance(compressor, Codec)
+def payload_bytes(compressor: Compressor, layout: Layout, step: int) -> int | None:
+    """A codec's payload bytes at a step; None for compressors whose rounds differ in size."""
+    if compressor.own_collectives or not sizes_follow_from_shapes(compressor):
+        return None
+    return compressor.group_bytes(layout, step)
 
 
 def sizes_follow_from_shapes(compressor: Compressor) -> TypeGuard[Predictable]:

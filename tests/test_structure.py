@@ -22,7 +22,7 @@ MAY_USE_THE_NETWORK = {
     "transports/process_group.py",
     "transports/torch_store.py",
 }
-MOST_CHOICES_BY_KIND = 7
+MOST_CHOICES_BY_KIND = 6
 MAKES_TENSORS = {
     "Tensor", "arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "logspace",
     "normal", "ones", "rand", "randint", "randn", "randperm", "range", "scalar_tensor", "tensor", "zeros",

@@ -36,6 +36,7 @@ class AllDimensionTopK(SimpleCodec, recordable=True):
     """Along which elements compete: 1 picks from each row, 0 from each column, None along the longer of the two."""
     sparse = True
     divisible = False
+    sized_by_elements = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -56,6 +56,8 @@ class Compressor(Options, Recordable, ABC):
     """`MultiLevel` can select with it, and further among what it has selected, if it is `biased`."""
     sparse: ClassVar[bool] = False
     """Sends some coordinates exactly, and nothing of the others."""
+    sized_by_elements: ClassVar[bool] = False
+    """The bytes of a group follow from how many elements it has, not from the shapes or lengths of its slots."""
     carries_dense: ClassVar[bool] = False
     """Sends biases and norm scales well enough beside the rest, so that these need no group of their own."""
     local_arithmetic: ClassVar[bool] = False
@@ -110,7 +112,10 @@ class Codec(Predictable):
 
     The payload's size does not depend on the numbers, so that ranks need not tell each other how much comes. A codec
     that is not `divisible` encodes whole groups only: it looks at whole slots, or does not do the same at every step.
+    One that looks at slots in its `group_bytes` is not `sized_by_elements`.
     """
+
+    sized_by_elements = True
 
     @abstractmethod
     def payload_bytes(self, n: int) -> int:

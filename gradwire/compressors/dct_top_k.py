@@ -41,6 +41,7 @@ class DCTTopK(SimpleCodec, Selective, recordable=True):
     chunk: int = 64
     """Elements of a block's longest side."""
     divisible = False
+    sized_by_elements = False
     carries_dense: ClassVar[bool] = True
     local_arithmetic = True
 

@@ -25,6 +25,7 @@ class FactorCodec(Codec):
 
     bits: int
     """Bits of a factor's element: 8, 4, 3 or 2."""
+    sized_by_elements = False
 
     def payload_bytes(self, n: int) -> int:
         return VECTORS.payload_bytes(n)

@@ -67,6 +67,10 @@ class Interleaved(Codec):
         return self.first.summable and self.second.summable and same
 
     @property
+    def sized_by_elements(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.first.sized_by_elements and self.second.sized_by_elements
+
+    @property
     def local_arithmetic(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.first.local_arithmetic or self.second.local_arithmetic
 

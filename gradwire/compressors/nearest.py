@@ -28,6 +28,7 @@ class Quantized(Blockwise, recordable=True):
     """Elements that share a scale."""
     carries_dense: ClassVar[bool] = True
     for_shards = "yes"
+    sized_by_elements = False
 
     @property
     def code(self) -> Code:

@@ -16,7 +16,7 @@ from gradwire.controllers.errors import square_errors
 from gradwire.controllers.recompress import recompress, setting_of, with_options
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.plans import Group, Plan, sizes_follow_from_shapes
-from gradwire.schedule.profile import wire_bytes
+from gradwire.schedule.sent_bytes import wire_bytes
 from gradwire.slots import Layout
 
 SCALES = {

@@ -28,7 +28,7 @@ from gradwire.ops.mean import Mean
 from gradwire.ops.noise import count_step
 from gradwire.ops.vectors import Scalar
 from gradwire.ops.workspace import Workspace
-from gradwire.plans import Group, sized_by_elements
+from gradwire.plans import Group, payload_bytes
 from gradwire.runtime.flags import flagged
 from gradwire.runtime.group_input import GroupInput
 from gradwire.runtime.store import StoredGroup
@@ -144,7 +144,7 @@ class ReplicaExchange(GroupExchange):
         self.rounds = group.communicator.rounds(group.compressor, axis.world)
         self.nonfinite = torch.zeros(1, dtype=torch.float32, device=stored.buffers.device)
         self._was_good = True
-        self._sizes = [self._payload_bytes(step) for step in range(group.compressor.period)]
+        self._sizes = [payload_bytes(group.compressor, stored.layout, step) for step in range(group.compressor.period)]
 
     def run(self, given: GroupInput, step: int) -> Reduction:
         self.check_size(step)
@@ -199,15 +199,11 @@ class ReplicaExchange(GroupExchange):
         self._keep(flat)
         mean.write_means(given.scale, self.nonfinite)
 
-    def _payload_bytes(self, step: int) -> int | None:
-        """A codec's payload bytes at a step; None for compressors whose rounds differ in size."""
-        codec = self.group.compressor
-        return codec.group_bytes(self.stored.layout, step) if sized_by_elements(codec) else None
-
     def check_size(self, step: int) -> None:
         """Raises ValueError where a user's codec would send another size than the other ranks expect: gloo ends the
         process of a rank that receives more than it expects."""
-        size, planned = self._payload_bytes(step), self._sizes[step % len(self._sizes)]
+        size = payload_bytes(self.group.compressor, self.stored.layout, step)
+        planned = self._sizes[step % len(self._sizes)]
         if size != planned:
             raise ValueError(
                 f"its payload has {size} bytes in step {step}, and {planned} by the plan; have payload_bytes() follow "

@@ -9,19 +9,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
-from gradwire.plans import Group, Plan, check_version, from_file, json_of, sized_by_elements
+from gradwire.plans import Group, Plan, check_version, from_file, json_of
 from gradwire.rules import sort_by
 from gradwire.schedule.costs import NOTHING, Affine, Chain, CostTable, Total, from_data
 from gradwire.schedule.problem import Choice, Option, Problem
-from gradwire.slots import Layout, Slot
+from gradwire.schedule.sent_bytes import STEADY, bytes_of_elements, bytes_of_slots, layout_of, wire_bytes
+from gradwire.slots import Slot
 
 Objective = Literal["progress", "step"]
 """What plans are chosen by: progress per second, or the seconds of a step."""
 VERSION = 1
-STEADY = 1 << 20
-"""A step by which warm-ups are over."""
 LOCAL = ("sum", "broadcast")
 """Collectives inside a host of several GPUs, in the order in which a group needs them."""
 
@@ -181,30 +179,22 @@ class Profile:
 
     def wire_bytes(self, group: Choice) -> int:
         """Bytes that one rank, or one host, sends for the group."""
-        return wire_bytes(
-            self.candidates[group.option].way, _layout([self.slots[i].shape for i in group.slots]), self.hosts
-        )
+        layout = layout_of([self.slots[i].shape for i in group.slots])
+        return wire_bytes(self.candidates[group.option].way, layout, self.hosts)
 
     def _option(self, candidate: Candidate) -> Option:
         # on the wire: bytes follow from elements, or slot by slot
         way, wire, units = candidate.way, self.collectives[candidate.way.communicator.name], None
-        if sized_by_elements(way.compressor):
-            wire = Chain(wire, self._bytes(way))
+        shapes = [slot.shape for slot in self.slots]
+        if way.compressor.sized_by_elements:
+            wire = Chain(wire, bytes_of_elements(way, shapes, self.hosts))
         else:
-            units = np.array([float(wire_bytes(way, _layout([slot.shape]), self.hosts)) for slot in self.slots])
+            units = bytes_of_slots(way, shapes, self.hosts)
             # rounds after the first add their latency, but no bytes
             wire = Total(((wire, 1), *((wire, 0) for _ in range(way.compressor.rounds - 1))))
         local = Total(tuple((self.local[name], 4) for name in LOCAL)) if self.gpus_per_host > 1 else NOTHING
         lossless = way.compressor.is_cast
         return Option(candidate.encode, wire, candidate.decode, lossless, units, local, candidate.efficiency)
-
-    def _bytes(self, way: Group) -> CostTable:
-        """Bytes on the wire against elements."""
-        # enough sizes to follow steps in a payload's size
-        sizes = np.unique(np.geomspace(1, max(2, sum(slot.numel for slot in self.slots)), 64).astype(int))
-        return CostTable.of(
-            sizes.astype(float), np.array([wire_bytes(way, _layout([(int(n),)]), self.hosts) for n in sizes])
-        )
 
     def save(self, path: str | Path) -> None:
         """Writes the profile to a file, as JSON."""
@@ -267,7 +257,7 @@ def over_link(
     """The `collectives` of a profile by the alpha-beta model: `latency_s` for each message, one after another."""
     costs: dict[str, Affine | CostTable] = {}
     for way in (candidate.way for candidate in candidates):
-        messages = way.communicator.wire(way.compressor, _layout([(64, 64)]), hosts, STEADY).messages
+        messages = way.communicator.wire(way.compressor, layout_of([(64, 64)]), hosts, STEADY).messages
         costs[way.communicator.name] = Affine(messages / way.compressor.rounds * latency_s, 1 / bytes_per_s)
     return costs
 
@@ -284,15 +274,3 @@ def _candidate(way: Group, data: dict[str, Any]) -> Candidate:
 
 def _costs(data: dict[str, Any]) -> dict[str, Affine | CostTable]:
     return {name: from_data(cost) for name, cost in data.items()}
-
-
-def wire_bytes(way: Group, layout: Layout, hosts: int) -> int:
-    """Bytes that one of `hosts` sends per step, on average, of a group with this layout, once warm-ups are over."""
-    steps = range(STEADY, STEADY + way.compressor.period)
-    return sum(way.communicator.wire(way.compressor, layout, hosts, step).wire_bytes for step in steps) // len(steps)
-
-
-def _layout(shapes: Sequence[tuple[int, ...]]) -> Layout:
-    return Layout(tuple(
-        Slot("", shape, tuple(prod(shape[axis + 1 :]) for axis in range(len(shape))), torch.float32) for shape in shapes
-    ))  # fmt: skip

@@ -33,7 +33,6 @@ class Backward:
         """The time at which so many seconds of work are done."""
         now, left = 0.0, work_s
         # work is done at full speed between the busy intervals, and slower inside them
-        # """The most steps that choosing takes; the steps before the trials."""
         for start, end in self.busy:
             if left <= start - now:
                 return now + left

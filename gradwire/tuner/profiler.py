@@ -24,7 +24,7 @@ from gradwire.controllers.requests import Profiled, ProfileRequest
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.host import computing_threads, kind_of, synchronize
 from gradwire.ops.workspace import Workspace
-from gradwire.plans import Group, Plan, sized_by_elements
+from gradwire.plans import Group, Plan
 from gradwire.runtime.exchange import GroupExchange, JobContext, ReplicaExchange
 from gradwire.runtime.group_input import GroupInput
 from gradwire.runtime.host_exchange import HostExchange
@@ -32,7 +32,7 @@ from gradwire.runtime.job_options import Profiler
 from gradwire.runtime.store import Store
 from gradwire.runtime.trace import Trace
 from gradwire.schedule import Affine, Candidate, CostTable, Profile, SlotTime, Timeline, theil_sen
-from gradwire.schedule.profile import wire_bytes
+from gradwire.schedule.sent_bytes import wire_bytes
 from gradwire.slots import Slot
 from gradwire.transports import Mesh
 from gradwire.tuner import rehearsal
@@ -270,8 +270,13 @@ def _collectives(ways: Sequence[Group], samples: Sequence[Sequence[ReductionTime
     for name in dict.fromkeys(way.communicator.name for way in ways):
         # codecs have payloads of all sizes; others' sizes are few
         own = [(way, row) for way, row in zip(ways, samples, strict=True) if way.communicator.name == name]
-        codecs = [(way, row) for way, row in own if sized_by_elements(way.compressor)]
-        costs[name] = _line([(sample.wire_bytes, sample.wire_s) for _, row in codecs or own for sample in row])
+        codecs = [(way, row) for way, row in own if not way.compressor.own_collectives]
+        # the cost of one round
+        costs[name] = _line([
+            (sample.wire_bytes / way.compressor.rounds, sample.wire_s / way.compressor.rounds)
+            for way, row in codecs or own
+            for sample in row
+        ])  # fmt: skip
     return costs
 
 

@@ -12,7 +12,7 @@ import torch
 import gradwire as gw
 from gradwire.lab.scheduling import peers as published
 from gradwire.lab.scheduling.published_regimes import ComputeStream, OwnStream, SideStream
-from gradwire.plans import Plan, default_communicator, default_memory, uniform
+from gradwire.plans import Plan, default_communicator, default_memory, sizes_follow_from_shapes, uniform
 from gradwire.schedule import (
     Affine,
     Candidate,
@@ -25,9 +25,11 @@ from gradwire.schedule import (
     search,
     timeline,
 )  # fmt: skip
-from gradwire.schedule.profile import wire_bytes
+from gradwire.schedule.problem import Choice
+from gradwire.schedule.sent_bytes import wire_bytes
 from gradwire.slots import Layout, Slot
 from gradwire.tuner.candidate_plans import learnt, shortlist, with_efficiencies
+from tests.support.cases import CASES, Case
 
 WAYS = [gw.FP32(), gw.QSGD(), gw.TopK(0.01), gw.PowerSGD(rank=2)]
 SLOTS = [
@@ -144,6 +146,44 @@ def test_spans_say_what_the_communicator_says_goes_over_the_wire(way):
     for span, group in zip(spans, plan.groups, strict=True):
         assert span.slots == group.slots
         assert span.wire_bytes > 0
+
+
+SHAPES = [[(96, 64), (64,), (300, 20)], [(7,), (1,), (33, 5)], [(1000, 300)], [(70, 3)] * 9]
+LAYOUTS = [Layout(tuple(Slot.of(str(i), torch.empty(shape)) for i, shape in enumerate(shapes))) for shapes in SHAPES]
+CODECS = [each for each in dict.fromkeys(case.compressor for case in CASES) if isinstance(each, gw.Codec)]
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_a_codec_says_whether_its_bytes_follow_from_the_number_of_elements(codec: gw.Codec):
+    def sizes(layouts: list[Layout]) -> list[list[int]]:
+        return [[codec.group_bytes(each, step) for step in range(codec.period)] for each in layouts]
+
+    same = sizes(LAYOUTS) == sizes([Layout.vector(each.numel) for each in LAYOUTS])
+    # all coefficients of all blocks are as many, however they are cut
+    assert same == codec.sized_by_elements or codec == gw.DCTTopK(4096)
+
+
+PREDICTED = {
+    (case.compressor, case.communicator): case for case in CASES if sizes_follow_from_shapes(case.compressor)
+}.values()
+
+
+@pytest.mark.parametrize("case", PREDICTED, ids=str)
+def test_what_the_search_prices_is_what_is_sent(case: Case):
+    """Seconds are bytes here, of groups of two and of all, but for frames, rounding, and what pads the ranks' parts."""
+    shapes = [(960, 640), (3000, 200), (1024, 2000), (512, 330, 3)]
+    way = gw.Group((), case.compressor, case.memory, case.communicator)
+    slots = tuple(SlotTime(str(i), shape, 0.0) for i, shape in enumerate(shapes))
+    job = Profile(
+        slots, 0.0, 0.0, (Candidate(way, Affine(), Affine(), 1.0),), {case.communicator.name: Affine(0, 1)}, 2
+    )
+    option, together = job.problem().options[0], (0, 1, 2, 3)
+    units = job.problem().elements if option.units is None else option.units
+    padding = 2 * 4 * 4096 if isinstance(case.communicator, gw.ScatterReduce) else 64
+    for group in (together, (0, 1), (2, 3)):
+        sent = job.wire_bytes(Choice(group, 0))
+        predicted = float(option.wire(np.array([units[list(group)].sum()]))[0])
+        assert abs(predicted - sent) <= 0.01 * sent + padding, (group, predicted, sent)
 
 
 @pytest.mark.parametrize("regime", REGIMES, ids=str)

@@ -132,6 +132,14 @@ def test_a_collective_of_two_messages_costs_what_both_took():
         assert float(cost(np.array(7000.0))) == pytest.approx(14e-3)
 
 
+def test_the_latency_of_each_round_is_counted_once():
+    """The profile charges it once for each round, and here no codec goes the same way."""
+    way = gw.Group((), gw.PowerSGD(2), gw.Residual(), gw.AllReduce())
+    rows = [[ReductionTimes(n, n, 0.0, 2e-3 + 1e-6 * n, 0.0, 0.0) for n in (1000, 5000, 9000)]]
+    cost = _collectives([way], rows)["AllReduce"]
+    assert float(cost(np.array(7000.0)) + cost(np.array(0.0))) == pytest.approx(9e-3)
+
+
 def test_a_resumed_job_keeps_the_plan_that_was_found():
     first = automatic_job(2, [gw.TopK(0.1)])
     train(first, range(begun := choose(first), begun + 3))  # what was chosen is in force by then
