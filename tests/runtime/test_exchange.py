@@ -105,6 +105,26 @@ def test_ranks_that_load_a_residual_send_it_though_others_have_none():
         assert all(torch.equal(a, b) for own in means[1:] for a, b in zip(own, means[0], strict=True))
 
 
+def test_a_residual_of_a_rank_that_leads_no_more_goes_out_once():
+    """To the dense sum of its host."""
+    two = plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather(), groups=2)
+    with job(two, SLOTS, 4, transports=hosts(2, 2), find_unused=True) as running:
+        # two steps, so that both halves of the double buffer are in use
+        running.step(draw(SLOTS, 4, 0))
+        running.step(draw(SLOTS, 4, 5))
+        kept = left(running)
+        # one group, whose leader has the first one's residual alone
+        running.install(dense(gw.FP32()))
+        for step in range(1, 4):
+            grads = draw(SLOTS, 4, step)
+            sent: list[list[Tensor | None]] = [list(own) for own in grads]
+            # rank 1, which has the second group's residual, lacks a gradient of the first
+            sent[1][0], grads[1][0] = None, torch.zeros(7, 5)
+            once = [torch.zeros_like(k) for k in kept] if step > 1 else kept
+            means = running.step(sent)  # pyright: ignore[reportArgumentType]
+            close(means[0], [m + k for m, k in zip(mean(grads), once, strict=True)], gw.FP32())
+
+
 def test_small_state_that_is_not_finite_spoils_the_step(monkeypatch: pytest.MonkeyPatch):
     """Though all that was sent is finite."""
     stage = SlotState.stage
