@@ -2,6 +2,7 @@
 many elements a group may have."""
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from inspect import isclass
 from pathlib import Path
@@ -13,6 +14,15 @@ from gradwire import communicators, compressors, memories
 from gradwire.importing import place_of
 from gradwire.ops.vectors import LONGEST
 from gradwire.options import dtype_name, dtype_of, names
+
+
+def json_of(text: str, kind: str) -> Any:
+    """What JSON says. Raises JSONDecodeError that names the `kind`, such as "plan", which text was to be and is not."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        said = f"this is no {kind} that {kind.title()}.to_json() wrote: {error.msg}"
+        raise json.JSONDecodeError(said, text, error.pos) from None
 
 
 def as_json(value: Any) -> Any:

@@ -12,7 +12,7 @@ from gradwire.compressors import FP32, Compressor, Predictable
 from gradwire.memories import Memory, NoMemory, Residual
 from gradwire.ops.vectors import LONGEST
 from gradwire.options import Options, check_type, names
-from gradwire.plan_parts import as_json, check_length, from_dict
+from gradwire.plan_parts import as_json, check_length, from_dict, json_of
 from gradwire.slots import Layout, Slot
 
 T = TypeVar("T")
@@ -166,15 +166,6 @@ class Plan:
 
 NATIVE = Plan(())
 """The framework reduces by itself."""
-
-
-def json_of(text: str, kind: str) -> Any:
-    """What JSON says. Raises JSONDecodeError that names the `kind`, such as "plan", which text was to be and is not."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        said = f"this is no {kind} that {kind.title()}.to_json() wrote: {error.msg}"
-        raise json.JSONDecodeError(said, text, error.pos) from None
 
 
 def check_version(data: Any, kind: str, known: int) -> None:

@@ -273,7 +273,6 @@ FAULTS = [
     Fault("runtime/host_exchange.py", "self._leader = index % job.mesh.leaders", "self._leader = 0"),
     Fault("runtime/host_exchange.py", "given.finish(gradient.onto(before, x, self._hosts), weight).total()",
           "given.finish(gradient, weight).total()"),
-    Fault("runtime/host_exchange.py", "weight).total()\n        after.zero_()\n", "weight).total()\n"),
     Fault("runtime/host_exchange.py", "                after.zero_()\n", "                pass\n"),
     Fault("runtime/host_exchange.py", "after if name in self._state.staged else now", "now"),
     Fault("runtime/host_exchange.py", "            part.keep(left, after, self.context.own_seed())\n",

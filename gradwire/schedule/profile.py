@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gradwire.plans import Group, Plan, check_version, from_file, json_of
+from gradwire.plan_parts import json_of
+from gradwire.plans import Group, Plan, check_version, from_file
 from gradwire.rules import sort_by
 from gradwire.schedule.costs import NOTHING, Affine, Chain, CostTable, Total, from_data
 from gradwire.schedule.problem import Choice, Option, Problem

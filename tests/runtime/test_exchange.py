@@ -107,14 +107,13 @@ def test_ranks_that_load_a_residual_send_it_though_others_have_none():
 
 def test_a_residual_of_a_rank_that_leads_no_more_goes_out_once():
     """To the dense sum of its host."""
-    two = plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather(), groups=2)
-    with job(two, SLOTS, 4, transports=hosts(2, 2), find_unused=True) as running:
+    with job(COMPRESSED, SLOTS, 4, transports=hosts(2, 2), find_unused=True) as running:
         # two steps, so that both halves of the double buffer are in use
         running.step(draw(SLOTS, 4, 0))
         running.step(draw(SLOTS, 4, 5))
         kept = left(running)
         # one group, whose leader has the first one's residual alone
-        running.install(dense(gw.FP32()))
+        running.install(plan_of(SLOTS, gw.FP32(), gw.NoMemory(), gw.AllReduce(), groups=1))
         for step in range(1, 4):
             grads = draw(SLOTS, 4, step)
             sent: list[list[Tensor | None]] = [list(own) for own in grads]
