@@ -119,12 +119,12 @@ def dies_on_its_way_to_a_meeting(rank: int, which: int) -> None:
         lost(self, handle)
         asked.append(0)
 
-    def ask(self: Meeting, said: Any) -> Any:
+    def ask(self: Meeting, said: Any, patience_s: float | None = None) -> Any:
         if asked and dist.get_rank() == rank:
             asked[-1] += 1
             if asked == [which]:
                 os.kill(os.getpid(), signal.SIGKILL)
-        return gather(self, said)
+        return gather(self, said, patience_s)
 
     Rendezvous._leave, Meeting.gather = leave, ask
 
