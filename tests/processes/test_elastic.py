@@ -136,11 +136,11 @@ def test_nobody_is_late_when_ranks_fail_in_the_middle_of_a_step():
     ("front_end", "rank", "meeting", "says"),
     [
         ("ddp", 0, 1, "rank 0 did not come to attach()"),
-        pytest.param("optimizer", 1, 2, "rank 1 was lost", marks=pytest.mark.long),
+        pytest.param("optimizer", 1, 3, "rank 1 was lost", marks=pytest.mark.long),
     ],
 )
 def test_a_rank_that_is_lost_before_the_first_step_is_one_more_loss(front_end, rank, meeting, says):
-    """In attach(), or in resume(), when the job can ask who is there; `rank` is its new number."""
+    """In attach(), which has two meetings, or in resume(), when the job can ask who is there; `rank` is its new number."""
     told = {"front_end": front_end, "at_least": 2, "timeout_s": 15, "dies": (rank, meeting)}
     with processes(4, **told) as (killed, *ranks):
         for each in [killed, *ranks]:
