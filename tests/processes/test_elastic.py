@@ -140,7 +140,7 @@ def test_nobody_is_late_when_ranks_fail_in_the_middle_of_a_step():
     ],
 )
 def test_a_rank_that_is_lost_before_the_first_step_is_one_more_loss(front_end, rank, meeting, says):
-    """In attach(), which has two meetings, or in resume(), when the job can ask who is there; `rank` is its new number."""
+    """In attach(), which has two meetings, or in resume(), when the job can ask who is there; `rank` is its new one."""
     told = {"front_end": front_end, "at_least": 2, "timeout_s": 15, "dies": (rank, meeting)}
     with processes(4, **told) as (killed, *ranks):
         for each in [killed, *ranks]:
