@@ -1,11 +1,12 @@
 """A link that gets slower in mid-training: does the plan follow, and does training notice?
 
     python benchmarks/scheduler/link_drop.py                      # 1gbit, then 100mbit from step 250 on; 2 hosts
+    python benchmarks/scheduler/link_drop.py --before 10gbit
     python benchmarks/scheduler/link_drop.py --controller gravac --after 50mbit --at 220 --steps 600
 
 The byte-level LSTM trains under `gw.attach(ddp)`, with top-k among the candidates, or under GraVAC with windows of 15
 steps. When rank 0 has reached `--at`, the emulated link changes. Prints the decisions by step, the step times around
-the change and the loss, and writes benchmarks/results/link_drop.json, or link_drop_gravac.json.
+the change and the loss, and writes benchmarks/results/link_drop.json, link_drop_10gbit.json or link_drop_gravac.json.
 """
 
 import argparse
@@ -44,8 +45,9 @@ def main() -> None:
         launch([__file__, *sys.argv[1:], "--reached", str(reached), "--out", str(out)], 2, network=network)
         found = json.loads(out.read_text())
     print(report(found, arguments.at))
-    name = "link_drop.json" if arguments.controller == "auto" else f"link_drop_{arguments.controller}.json"
-    save(name, before=arguments.before, after=arguments.after, at=arguments.at, **found)
+    # another controller, and another link before, beside the first result
+    named = ["link_drop", *{arguments.controller} - {"auto"}, *{arguments.before} - {"1gbit"}]
+    save(f"{'_'.join(named)}.json", before=arguments.before, after=arguments.after, at=arguments.at, **found)
 
 
 def parse() -> argparse.Namespace:

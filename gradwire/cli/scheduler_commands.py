@@ -93,6 +93,8 @@ def predict(
             for bytes_per_s in [Link.parse(text).bits_per_second / 8 for text in links.split(",")]
             for count in _numbers(ranks)
         ]
+        if play.latency_us is not None and all(cluster.hosts == 1 for cluster in clusters):
+            raise ValueError(f"{ranks} ranks send nothing between hosts, on one host: leave --latency-us out")
     facts = {
         "job": job,
         "profiled": f"{measured.ranks} ranks, {measured.device}, {len(measured.slots)} tensors",

@@ -116,6 +116,11 @@ def backend_on(device: torch.device) -> Backend:
     return (on_gpu(device)[0] if device.type == "cuda" else None) or REFERENCE
 
 
+def compiled_on(device: torch.device) -> bool:
+    """Whether kernels are compiled where they are first used, which may take longer than ranks wait for each other."""
+    return device.type == "cuda"
+
+
 def on_gpu(device: torch.device) -> tuple[Backend | None, str]:
     """Triton's functions, with the reference's in place of those that are wrong there, or None; and why, "" where all
     are used. The first call for a device tries them there, which takes seconds."""

@@ -14,7 +14,7 @@ import torch
 import gradwire
 from gradwire.controllers import Controller
 from gradwire.ops import native
-from gradwire.ops.backend import backend_for
+from gradwire.ops.backend import backend_for, compiled_on
 from gradwire.ops.host import kind_of
 from gradwire.ops.noise import Seed, draws, uniform
 from gradwire.plans import Plan, sizes_follow_from_shapes
@@ -208,10 +208,10 @@ class Agreement:
             if error.field in self._tables:  # which one?
                 self._meeting.compare(self._tables[error.field])
             raise
-        # a meeting of its own, as patient as collectives are: each GPU's kernels may have to be compiled for it
+        # a meeting of its own, as patient as collectives are where kernels have to be compiled for it
         if _local_arithmetic(made[0]):
             computed = {"call": call, "arithmetic": _arithmetic(self._device)}
-            self._meeting.compare(computed, patience_s=self._timeout_s)
+            self._meeting.compare(computed, patience_s=self._timeout_s if compiled_on(self._device) else None)
         return made[0]
 
     def on(self, facts: Callable[[], Facts], call: str) -> None:

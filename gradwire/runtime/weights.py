@@ -20,11 +20,13 @@ def checked(weight: object) -> Scalar:
     with NaN no rank takes the step."""
     if isinstance(weight, Tensor) and weight.numel() == 1:
         weight = number_in(weight.detach().reshape(()))
-        if isinstance(weight, Tensor):
+    match weight:
+        case Tensor() if not weight.dim():  # on a GPU
             return weight
-    if not isinstance(weight, int | float) or not isfinite(weight) or weight < 0:
-        raise ValueError(f"{weight!r} is no weight of a gradient; {CALL}")
-    return float(weight)
+        case int() | float() as number if isfinite(number) and number >= 0:
+            return float(number)
+        case other:
+            raise ValueError(f"{other!r} is no weight of a gradient; {CALL}")
 
 
 def asked(weight: Callable[[], object] | None, job: JobError) -> Callable[[], Scalar | None]:

@@ -47,10 +47,11 @@ def chosen(trials: Trials, predicted_s: float, dense_s: float) -> str:
 
 
 def _compared(trials: Trials) -> str:
-    """The best plan's time beside that of the other one that is left, or of dense, as a clause."""
+    """The best plan's time beside that of the other one that is left, or of dense, as a clause; "" where it met neither
+    in a round, such as dense that dropped out before it joined."""
     best = trials.best
-    others = [plan for plan in trials.alive if plan != best and plan in trials.ran] or [0] * trials.has_dense
-    if others in ([], [best]):
+    others = [plan for plan in [*trials.alive, *[0] * trials.has_dense] if plan != best and trials.met(plan, best)]
+    if not others:
         return ""
     is_dense = trials.has_dense and others[0] == 0
     whose = "dense's time" if is_dense else f"the time of {name(trials.plans[others[0]])}"

@@ -111,7 +111,7 @@ class Trials:
     @property
     def is_clear(self) -> bool:
         """Whether one of the last two is clearly better."""
-        if len(self.alive) != 2 or not self._logs(*self.alive):
+        if len(self.alive) != 2 or not self.met(*self.alive):
             return False
         ratio = self.last_ratio()
         return self._is_better(ratio) or ratio.low > (CLEARLY if self.dense_is_left else 1)
@@ -122,7 +122,7 @@ class Trials:
         clearly 3 % worse beside it."""
         # plans that met the chosen one, and are not clearly worse
         chosen = self.choice
-        ratios = {plan: self.ratio(plan, chosen) for plan in self.ran if plan != chosen and self._logs(plan, chosen)}
+        ratios = {plan: self.ratio(plan, chosen) for plan in self.ran if plan != chosen and self.met(plan, chosen)}
         # dense first, else the nearest
         near = [plan for plan, ratio in ratios.items() if CLEARLY * ratio.low <= 1 and ratio.middle <= FAR]
         return 0 if self.has_dense and 0 in near else min(near, key=lambda plan: ratios[plan].middle, default=None)
@@ -149,8 +149,12 @@ class Trials:
         first, second = self.alive
         return self.ratio(second, first)
 
+    def met(self, plan: int, other: int) -> bool:
+        """Whether both had a turn in some round."""
+        return bool(self._logs(plan, other))
+
     def ratio(self, plan: int, other: int) -> Ratio:
-        """How many times as long a plan takes as another for a dense step's progress."""
+        """How many times as long a plan takes as another that it met, for a dense step's progress."""
         return Ratio.of(self._logs(plan, other))
 
     def step_s(self, plan: int) -> float:

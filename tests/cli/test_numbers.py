@@ -84,6 +84,7 @@ def test_numbers_that_cannot_be_get_one_line(command: str, capsys: pytest.Captur
         (["bench", "topk", "--out", "here"], "only --suite and --play write a folder: leave --out, --pdf and --svg"),
         (["bench", "topk", "--svg"], "only --suite and --play write a folder: leave --out, --pdf and --svg out"),
         (["simulate", "resnet50", "--inside", "1gbit"], "a host of 1 GPU has no links inside: leave --inside out, or"),
+        (["simulate", "resnet50", "--ranks", "8", "--gpus-per-host", "8", "--latency-us", "9"], "8 ranks send nothing"),
         (["soak", "--minutes", "nan"], "nan minutes are no time: give a number above 0, such as --minutes 20"),
         (["soak", "--hosts", "300"], "Invalid value for '--hosts'"),
         (["soak", "--link", "500kbit"], "a 500kbit link is not faster than 1mbit, to which the fault slow sets it"),

@@ -130,6 +130,19 @@ def test_what_is_learnt_from_sends_as_the_profiles_candidates_do():
         assert seconds == pytest.approx([0.12, 0.11])
 
 
+def test_a_plan_that_joins_and_is_left_alone_is_told_without_dense_which_ran_before():
+    takes = [0.4, 0.1, 0.11, 0.02]
+    trials = trials_of(3, 60)
+    while len(trials.rounds) < 2 or not trials.between_rounds:
+        trials.add(takes[trials.index])
+    assert not trials.dense_is_left
+    trials.join(PLANS[3], 1.0)
+    run(trials, takes.__getitem__)
+    assert trials.alive == [3]
+    said = messages.chosen(trials, predicted_s=0.08, dense_s=0.4)
+    assert said.endswith("dense took 400 ms)")
+
+
 def test_a_plan_that_joins_when_no_steps_are_left_never_ran():
     trials = trials_of(2, steps=PAIR + 1)
     run(trials, (0.1, 0.09).__getitem__)
