@@ -34,7 +34,7 @@ def test_a_script_shows_its_help(
     # or it would measure, and write over what is kept
     assert "parse_args()" in (ROOT / path).read_text()
     if path.stem == "faults_beside":
-        pytest.importorskip("torchft")
+        pytest.importorskip("torchft.coordination")
     monkeypatch.setattr(sys, "argv", [str(path), "--help"])
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(SystemExit) as ended:
