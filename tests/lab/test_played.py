@@ -200,7 +200,7 @@ def test_one_rank_needs_no_plan_from_python_either(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_predicted_training_has_a_cost(tmp_path: Path) -> None:
-    cluster = ["--ranks", "8", "--link", "10gbit", "--gpus-per-host", "8", "--latency-us", "20"]
+    cluster = ["--ranks", "16", "--link", "10gbit", "--gpus-per-host", "8", "--latency-us", "20"]
     assert main(["simulate", "resnet50", *cluster, "--training-steps", "1000", "--out", str(tmp_path)]) == 0
     (report,) = tmp_path.glob("*/report.html")
     assert "hours of 1,000 steps, best plan" in report.read_text()
