@@ -17,7 +17,7 @@ from gradwire.options import dtype_name, dtype_of, names
 
 
 def json_of(text: str, kind: str) -> Any:
-    """What JSON says. Raises JSONDecodeError that names the `kind`, such as "plan", which text was to be and is not."""
+    """Parses JSON of a `kind`, such as "plan". Raises JSONDecodeError, which names that kind, for other text."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:

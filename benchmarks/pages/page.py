@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from benchmarks.shared.provenance import command_today, commits_ago, load
+from benchmarks.shared.provenance import command_today, commits_ago, load, origins
 from benchmarks.shared.tables import markdown
 
 
@@ -50,7 +50,7 @@ def _parts(table: Shown, ages: bool) -> list[str]:
 def _origins(names: Sequence[str], ages: bool) -> list[str]:
     """A line for each machine, with dates, commits and the commands that ran then."""
     machines = defaultdict(lambda: defaultdict(list))
-    for found in map(load, names):
+    for found in chain(*(origins(load(name)) for name in names)):
         command = re.sub(r" --save \S+", "", command_today(found))
         ago = commits_ago(found) if ages else None
         age = "" if ago is None else f" ({ago} commits ago)"

@@ -79,7 +79,7 @@ def gravac() -> Page:
     near = sum(times <= 1.05 for times in over)
     note = (
         "Real losses, computed times to dense's loss + 1%, where dense's wire takes so many times its computation. "
-        "Medians of three seeds. Accordion: PowerSGD r4/r1. Published over 10x: 4.32, 1.95, 6.67; over "
+        "Three seeds' medians. Accordion: PowerSGD r4/r1. Published over 10x: 4.32, 1.95, 6.67; over "
         f"Accordion: 1.94, 5.63, 2.06. Where it never arrives, {' and '.join(sorted(arrived)) or 'nothing'} does."
     )
     return Page(

@@ -31,6 +31,12 @@ def save(name: str, **found: Any) -> None:
     print(f"\nwritten to {RESULTS / name}")
 
 
+def origins(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Date, commit, machine and command of the run that wrote a result, and of earlier ones whose rows it has kept."""
+    own = {key: result[key] for key in ("date", "commit", "machine", "command")}
+    return [own, *result.get("earlier", [])]
+
+
 def command() -> str:
     """The command line of this run; ranks that a script starts read it from their environment."""
     script, *arguments = sys.argv

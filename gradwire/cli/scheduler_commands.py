@@ -18,7 +18,7 @@ from gradwire.lab.jobs.plan_job import candidates as candidates_of
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.runner import Runner, runner
 from gradwire.lab.network.link import PCIE_3, Link
-from gradwire.lab.play_spec import PlaySpec
+from gradwire.lab.play_spec import PlaySpec, check_links
 from gradwire.lab.scheduling.profiles import MODELS, profile
 from gradwire.plans import Plan, from_file
 from gradwire.report import plan_report, simulation_report
@@ -82,8 +82,6 @@ def predict(
     with mistakes():
         # nothing is played
         PlaySpec.of(None, typed=True, different=play.different, jitter=play.jitter, slow_rank=play.slow_rank)
-        if play.inside and gpus_per_host == 1:
-            raise ValueError("a host of 1 GPU has no links inside: leave --inside out, or give --gpus-per-host")
         cost = TrainingCost.of(**vars(training))
         # the profile, and the clusters to predict
         measured, chosen = read_job(job, objective)
@@ -93,8 +91,7 @@ def predict(
             for bytes_per_s in [Link.parse(text).bits_per_second / 8 for text in links.split(",")]
             for count in _numbers(ranks)
         ]
-        if play.latency_us is not None and all(cluster.hosts == 1 for cluster in clusters):
-            raise ValueError(f"{ranks} ranks send nothing between hosts, on one host: leave --latency-us out")
+        check_links(clusters, play.inside, play.latency_us, typed=True)
     facts = {
         "job": job,
         "profiled": f"{measured.ranks} ranks, {measured.device}, {len(measured.slots)} tensors",

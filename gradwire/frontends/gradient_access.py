@@ -21,8 +21,8 @@ class GradientAccess(Protocol):
         ...
 
     def left(self, parameter: Tensor) -> Tensor:
-        """What earlier steps have left in place of a gradient, which DDP sends as well, or zeros; a tensor that belongs
-        to no parameter yet."""
+        """A new tensor for a parameter that got no gradient in this step: a copy of the gradient that an earlier pass
+        has left there, which DDP would send, or zeros."""
         ...
 
     def put(self, parameter: Tensor, gradient: Tensor) -> None:

@@ -16,7 +16,7 @@ from gradwire.frontends.owners import own
 from gradwire.frontends.paused import paused
 from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.frontends.trained import TrainedParameters
-from gradwire.frontends.updates import NoGradient
+from gradwire.frontends.updates import UpdateWarning
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import real
 from gradwire.torch_private.autograd import NO_PASS, backward_pass, in_backward, when_backward_ends
@@ -61,7 +61,7 @@ class GradientHooks:
         self._accumulated: set[int] = set()
         self._synchronising = True
         self._forward = self._notes = self._under_way = self._looked = False
-        self._pass, self._no_gradient = NO_PASS, NoGradient()
+        self._pass, self._update_warning = NO_PASS, UpdateWarning()
         self._registered = RegisteredHooks()
 
     def hook_in(self, runtime: Runtime) -> None:
@@ -172,7 +172,7 @@ class GradientHooks:
         # the first gradient of the pass opens the step
         if not self._under_way:
             self._backward_begins(runtime)
-            self._no_gradient.look(parameter)
+            self._update_warning.look(parameter)
         if runtime.arrived[slot]:
             runtime.refuse(
                 f"parameter {runtime.slots[slot].name!r} got two gradients in one backward; "
@@ -254,7 +254,8 @@ class GradientHooks:
         self._wait(self._complete())
 
     def _complete(self) -> dict[int, Tensor]:
-        """Submits what is missing; returns, by slot, what stands for gradients, whose means `_wait` may need."""
+        """Submits what is missing; returns, by slot, the tensors that were sent for parameters without a gradient, in
+        which `_wait` finds the means."""
         runtime = self._runtime
         assert runtime is not None
         self._under_way = False
@@ -282,7 +283,7 @@ class GradientHooks:
         assert runtime is not None
         # the training thread waits here for the worker
         runtime.finish()
-        self._no_gradient.mark(runtime.plan)
+        self._update_warning.mark(runtime.plan)
         # other ranks had a gradient, so their mean is this rank's as well
         for slot, mean in left.items():
             if runtime.used(slot):

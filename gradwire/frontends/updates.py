@@ -13,11 +13,12 @@ _log = logging.getLogger("gradwire")
 _VERSION = "gradwire_version"
 
 
-class NoGradient:
-    """Warns, once, of a backward pass whose gradient was added to a vote or an update, which is none.
+class UpdateWarning:
+    """Warns, once, where a backward pass adds its gradient to what SignSGD, Signum or Dion left in `.grad`: that is a
+    vote or an update, and no gradient.
 
-    The tensor itself is marked, with torch's count of what has written to it: a new one has no mark, and one that was
-    zeroed in between has been written to twice."""
+    After a step, the tensor remembers torch's count of writes to it. If there is one more when the next step opens,
+    the backward pass alone has written. A new tensor remembers nothing, and zeroing counts as a write of its own."""
 
     def __init__(self) -> None:
         self._opened: Tensor | None = None

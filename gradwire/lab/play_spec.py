@@ -1,7 +1,7 @@
 """A cluster of which one rank is played, as options say it: for `gradwire bench`, `plan` and `simulate`, `gw.bench` and
 `gw.plan` alike."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, Self
@@ -45,12 +45,7 @@ class PlaySpec:
         rates = [Link.parse(each).bits_per_second / 8 for each in (link, inside or NVLINK)]
         latency_s = 1e-6 * (LATENCY_US if latency_us is None else latency_us)
         cluster = Cluster(int(ranks), rates[0], gpus_per_host, latency_s, rates[1])
-        # options of links that are not there
-        if latency_us is not None and cluster.hosts == 1:
-            given = _named("latency_us", typed)
-            raise ValueError(f"{cluster.ranks} ranks send nothing between hosts, on one host: leave {given} out")
-        if inside and gpus_per_host == 1:
-            raise ValueError(f"a host of 1 GPU has no links inside: leave {_named('inside', typed)} out")
+        check_links([cluster], inside, latency_us, typed)
         return cls(cluster, OtherRanks(different, jitter, slow_rank))
 
     @classmethod
@@ -72,6 +67,18 @@ class PlaySpec:
 
     def __str__(self) -> str:
         return f"{_described(self.cluster)}{self.others}"
+
+
+def check_links(clusters: Sequence[Cluster], inside: str | None, latency_us: float | None, typed: bool) -> None:
+    """Raises ValueError for options of links that none of the clusters has, named as they are `typed` on the command
+    line, or as in Python."""
+    if latency_us is not None and all(cluster.hosts == 1 for cluster in clusters):
+        # each count once, though it may stand for several links
+        ranks, given = ", ".join({str(cluster.ranks): None for cluster in clusters}), _named("latency_us", typed)
+        raise ValueError(f"{ranks} ranks send nothing between hosts, on one host: leave {given} out")
+    if inside and all(cluster.gpus_per_host == 1 for cluster in clusters):
+        given, hosts = _named("inside", typed), _named("gpus_per_host", typed)
+        raise ValueError(f"a host of 1 GPU has no links inside: leave {given} out, or give {hosts}")
 
 
 def _named(option: str, typed: bool) -> str:

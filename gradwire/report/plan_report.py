@@ -80,10 +80,11 @@ def verdict(planned: Planned) -> str:
 
 def _others(planned: Planned) -> Mapping[str, Tried]:
     """The other plans that were tried, by distinct names."""
-    others, alike = dict[str, Tried](), Counter[str]()
+    others, uses = dict[str, Tried](), Counter[str]()
     for plan, tried in planned.tried.items():
         if plan != planned.plan:
             name = plan.describe()
-            alike[name] += 1
-            others[name if alike[name] == 1 else f"{name} ({alike[name]})"] = tried
+            uses[name] += 1
+            # the second plan of a name is "... (2)"
+            others[name if uses[name] == 1 else f"{name} ({uses[name]})"] = tried
     return others

@@ -36,7 +36,7 @@ class BufferLayout:
             element = _aligned(element)
 
     def _put_codes(self, group: tuple[int, ...], start: int) -> int:
-        """BufferLayout a group's payload from this byte on; returns where the next one begins."""
+        """Puts a group's payload from this byte on; returns where the next one begins."""
         codes = self._codes[group]
         self._payloads[group] = slice(start, start + codes.nbytes)
         scale, code = start, start + codes.codes_at

@@ -36,7 +36,7 @@ from gradwire.transports import Pending
 PATIENCE_S = 60.0
 """Seconds for which a rank waits at most for rank 0's decision in the store."""
 _OURS = ("plan", "origin", "native", "decided")
-"""What `Control.export` adds to a controller's state."""
+"""Keys that `Control.export` adds to those of a controller's state."""
 
 
 @dataclass(frozen=True)

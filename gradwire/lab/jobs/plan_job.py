@@ -46,7 +46,7 @@ ALONE_STEPS = 6
 Late = Callable[[int, torch.device], None]
 """Passes the time by which the slowest rank is behind in a step."""
 _ARGUMENT = re.compile(r"\w+=|([\d.]+(e-?\d+)?|\w+/[^:+]*)(\+|$)")
-"""What follows a comma inside a candidate: an option with its name, a number, or a codec inside the compressor."""
+"""Matches text after a comma that is part of the same candidate: an option by name, a number, or a nested codec."""
 
 
 @dataclass(frozen=True, kw_only=True)
