@@ -22,6 +22,7 @@ class AllReduce(SummingCommunicator, recordable=True):
     all ranks share."""
 
     name: ClassVar[str] = "AllReduce"
+    sends_levels: ClassVar[bool] = True
 
     def check(self, compressor: Compressor) -> None:
         if not compressor.summable:

@@ -21,6 +21,8 @@ class Communicator(Options, Recordable, ABC):
 
     name: ClassVar[str]
     """The class's name, for errors."""
+    sends_levels: ClassVar[bool] = False
+    """Sends `MultiLevel`'s payloads."""
 
     def check(self, compressor: Compressor) -> None:
         """Raises ValueError, naming a pairing that works, for a compressor that this one cannot reduce."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from gradwire.communicators import AllGather, AllReduce
 from gradwire.compressors import Compressor, MultiLevel
 from gradwire.controllers.controller import GroupView, StepView
 from gradwire.controllers.gain import Reading
@@ -48,6 +47,6 @@ def check_levels(plan: Plan, controller: str) -> None:
     for group in leveled:
         if not group.memory.error_feedback:
             raise ValueError(f"{controller}'s gain is that of gradient and residual; use memory=Residual()")
-        if not isinstance(group.communicator, AllGather | AllReduce):
-            name = type(group.communicator).__name__
+        if not group.communicator.sends_levels:
+            name = group.communicator.name
             raise ValueError(f"{controller}'s levels are gathered, not sent by {name}(); leave communicator= out")
