@@ -152,6 +152,11 @@ class ProcessGroup(Transport):
         made._connections = connections
         return made
 
+    @property
+    def carrier(self) -> object:
+        # another transport of the same group would use the same tags
+        return self._group or self
+
     def start(self, op: Collective) -> Pending:
         if self._queues or op.send.whole.device == CPU:
             return self._start(op)
