@@ -27,7 +27,7 @@ from gradwire.torch_private.process_groups import (
 from gradwire.transports import forked
 from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.connections import Connections, connections_of, let_go
-from gradwire.transports.gathering import meet
+from gradwire.transports.gathering import counted, meet
 from gradwire.transports.heartbeat import Heartbeat, raise_alarm
 from gradwire.transports.mesh import Mesh
 from gradwire.transports.staged import Staging
@@ -57,10 +57,10 @@ class _All:
 
 
 class ProcessGroup(Transport):
-    """The ranks of a torch.distributed group. `own` makes one for Gradwire alone.
+    """The ranks of a torch.distributed group, all of which make this together. `own` makes one for Gradwire alone.
 
-    `name` is the same on all its ranks and no other group's; by default one is made up. `store` is by default that of
-    torch.distributed's default group.
+    `name` is the same on all its ranks and no other transport's; by default one is made up. `store` is by default that
+    of torch.distributed's default group.
     """
 
     def __init__(self, group: dist.ProcessGroup, name: str | None = None, store: Any = None) -> None:
@@ -70,8 +70,10 @@ class ProcessGroup(Transport):
         self._direct = backend_of(group, CPU) == "gloo" and self.world <= MOST_DIRECT
         self._tag = 0
         self.timeout_s = timeout_of(group).total_seconds()
+        # a group may be given again, and what was left in the store for the job before is not to be read
+        name = name or counted(f"gradwire/{group.group_name}", self.rank, store)
         # the store, with one more connection for the monitor's thread, and the heartbeat over that
-        self.store = self._texts = TorchStore(name or f"gradwire/{group.group_name}", store)
+        self.store = self._texts = TorchStore(name, store)
         self._queues = backend_of(group, GPU) == "nccl"
         self.needs_polling = self._queues or backend_of(group, CPU) == "gloo"
         # opened here: another thread's would be among the next group's connections
