@@ -145,7 +145,7 @@ class ProcessGroup(Transport):
         # all members come here in the same order, as new_group wants it
         with connections_of(parent) as connections:
             group: Any
-            if len(ranks) == dist.get_world_size():
+            if len(ranks) == dist.get_world_size() and parent is dist.group.WORLD:
                 group = dist.new_group(ranks, timeout=timeout, pg_options=options_of(parent, few))
             else:
                 group = new_group_of_members(name, ranks, parent, few)

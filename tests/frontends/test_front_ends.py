@@ -168,6 +168,15 @@ def test_the_direct_exchange_is_on_whatever_the_group_was_called(backend: str):
     run_python(["-c", program])
 
 
+def test_a_group_of_its_own_has_the_backends_of_the_one_that_it_is_like():
+    program = (
+        "import torch, torch.distributed as dist, gradwire as gw\n"
+        "dist.init_process_group('cuda:gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "gw.ProcessGroup.own(dist.new_group(backend='gloo')).check(torch.device('cpu'))\n"
+    )
+    run_python(["-c", program])
+
+
 def test_what_auto_refuses_is_refused_before_anything_is_opened():
     with pytest.raises(ValueError, match="costs what the gradient makes it"):
         StepChoices.of(None, candidates=[gw.MultiLevel()]).check()
