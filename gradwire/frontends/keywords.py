@@ -35,7 +35,8 @@ class PlanOptions(TypedDict, total=False):
     matches is sent by `compressor`. A list of ways, or "auto", leaves the choice to the automatic plan."""
     transport: Transport | Mesh | None
     """Carries the collectives of this job alone; by default a process group of its own. One is for one job at a time:
-    another gets another, or comes after `detach()`. Gradwire does not close yours."""
+    another gets another, or comes after `detach()`. Gradwire does not close yours, but an error ends its group: give it
+    one that nothing else uses."""
     seed: int
     """Starts all randomness."""
     weight: Weight | None

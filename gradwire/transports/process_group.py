@@ -58,13 +58,14 @@ class _All:
 
 class ProcessGroup(Transport):
     """The ranks of a torch.distributed group, all of which make this together. `own` makes one for Gradwire alone.
+    An error of a job ends the group.
 
     `name` is the same on all its ranks and no other transport's; by default one is made up. `store` is by default that
     of torch.distributed's default group.
     """
 
     def __init__(self, group: dist.ProcessGroup, name: str | None = None, store: Any = None) -> None:
-        check_type("group", group, (dist.ProcessGroup,), "torch.distributed.group.WORLD", optional=False)
+        check_type("group", group, (dist.ProcessGroup,), "torch.distributed.new_group()", optional=False)
         self._group: dist.ProcessGroup | None = group
         self.rank, self.world = group.rank(), group.size()
         self._direct = backend_of(group, CPU) == "gloo" and self.world <= MOST_DIRECT
