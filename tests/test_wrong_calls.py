@@ -269,7 +269,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "straggling": (lambda: handle().stragglers(0.5), "give 1 or more, of what the ranks' median takes"),
     "hosts of 3": (lambda: gw.ProcessGroup.by_host(3), "use a divisor of 1"),
     "hosts of 0": (lambda: gw.ProcessGroup.by_host(0), "use a divisor of 1"),
-    "no group": (lambda: gw.ProcessGroup(None), "such as group=torch.distributed.group.WORLD"),
+    "no group": (lambda: gw.ProcessGroup(None), "such as group=torch.distributed.new_group()"),
     "no replica": (lambda: gw.Mesh({"host": gw.Threads.group(1)[0]}), 'write gw.Mesh({"replica": transport})'),
     "an address": (lambda: gw.Rendezvous("tcp://x"), "such as store=torch.distributed.TCPStore(host, port)"),
     "a name": (lambda: gw.Topk(0.1), "there is no name in gradwire like 'Topk': did you mean TopK?"),

@@ -34,7 +34,9 @@ class PlanOptions(TypedDict, total=False):
     """Pairs of a pattern of parameters and a way to send them, of which the first that matches counts; what none
     matches is sent by `compressor`. A list of ways, or "auto", leaves the choice to the automatic plan."""
     transport: Transport | Mesh | None
-    """Carries the collectives; by default a process group of its own. Gradwire does not close yours."""
+    """Carries the collectives of this job alone; by default a process group of its own. One is for one job at a time:
+    another gets another, or comes after `detach()`. Gradwire does not close yours, but an error ends its group: give it
+    one that nothing else uses."""
     seed: int
     """Starts all randomness."""
     weight: Weight | None

@@ -85,14 +85,16 @@ def period_s(looks: int) -> float:
     return max(PERIOD_S, looks / LOOKS_PER_S)
 
 
-def close_all(ending: Ending, monitor: Monitor | None, executor: Executor, mesh: Mesh | None) -> None:
-    """Ends a runtime: marks the end for the other ranks, then ends its threads, and its mesh if the job owns it."""
+def close_all(ending: Ending, monitor: Monitor | None, executor: Executor, job: Mesh, mesh: Mesh | None) -> None:
+    """Ends a runtime: marks the end for the other ranks, then ends its threads, and its mesh if the job owns it; else
+    the transports may carry another job."""
     # the mark first: other ranks may be waiting for this one
     ending.detach()
     if monitor:
         monitor.close()
     # then this rank's threads
-    done = executor.close()
+    if done := executor.close():
+        job.let_go()
     if mesh and done:
         mesh.close()
     elif mesh:

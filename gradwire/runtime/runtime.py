@@ -66,8 +66,9 @@ class Runtime:
         self.hosts, own_mesh = self._agreement.hosts, mesh if options.owns_mesh else None
         # the ranks meet over the store, before any thread or connection is made
         try:
-            self._active = ActivePlan(plan, self._agreement, options, planned)
+            self._active = ActivePlan(partial(self.mesh.take, plan), self._agreement, options, planned)
         except BaseException:
+            self.mesh.let_go()
             if own_mesh:
                 own_mesh.close()
             raise
@@ -87,7 +88,7 @@ class Runtime:
         self._intake = intake = Intake(self._steps, self._active, self._executor, recorder, options, failing)
         self._turns = Turns(weakref.proxy(self), intake)
         self._ending = Ending(self.mesh, self.hosts, intake.step_s, watch.paused_s if watch else float, intake.status)
-        self._end = forked.finalize(self, close_all, self._ending, watch, self._executor, own_mesh)
+        self._end = forked.finalize(self, close_all, self._ending, watch, self._executor, self.mesh, own_mesh)
         forked.register(failing)
         self._hand_on_calls()
         # the first plan is in force; then connections, which all ranks make together
@@ -135,8 +136,7 @@ class Runtime:
         except BaseException as error:
             if error is not self.error:  # such as Ctrl-C
                 raise
-        failed = self._job_error.known() is not None
-        whole = not failed or self._steps.whole >= (point.step if point else self._intake.step)
+        whole = self._job_error.known() is None or self._steps.whole >= (point.step if point else self._intake.step)
         self._executor.order_behind(None if self.error else point and point.place)
         return whole
 

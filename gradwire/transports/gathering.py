@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from time import monotonic, sleep
+from typing import Any
 
 from gradwire.transports.torch_store import TorchStore
 from gradwire.transports.transport import KeyValueStore
@@ -44,10 +45,13 @@ def meet(rank: int, ranks: list[int], timeout_s: float) -> str:
 
 
 def _name(rank: int, ranks: list[int]) -> str:
-    """Every rank counts in the store how many names it has made for these ranks, which make them together; so a rank
-    that is new beside others has as many as they have."""
-    members = sha256(str(ranks).encode()).hexdigest()[:16]
-    return f"gradwire/{members}/{TorchStore(f'gradwire/{members}').add(f'made/{rank}', 1)}"
+    return counted(f"gradwire/{sha256(str(ranks).encode()).hexdigest()[:16]}", rank)
+
+
+def counted(name: str, rank: int, store: Any = None) -> str:
+    """A new name that begins with `name`, the same on all ranks, which make such names together. Every rank counts in
+    the store how many it has made; so a rank that is new beside others has as many as they have."""
+    return f"{name}/{TorchStore(name, store).add(f'made/{rank}', 1)}"
 
 
 def gather(store: TorchStore, rank: int, ranks: Sequence[int], timeout_s: float) -> bool:

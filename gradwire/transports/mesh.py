@@ -1,7 +1,10 @@
 """A mesh: which transport carries the collectives of which axis."""
 
-from collections.abc import Collection, Mapping, Sequence
+import gc
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -12,12 +15,16 @@ from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.parcels import parcels
 from gradwire.transports.transport import KeyValueStore, Pending, Transport
 
+T = TypeVar("T")
+
 ABORT_S = 5.0
 """How long to wait for an abort."""
 GIVEN_UP = "given up"
 """The key of a job in which ranks waited for others in vain."""
 SAME = (REPLICA, HOST)
 """The axes along which all ranks hold the same part of the model."""
+_carried: "WeakValueDictionary[int, Mesh]" = WeakValueDictionary()
+"""The job that a transport carries now, by the id of its `carrier`."""
 
 
 class Mesh:
@@ -43,6 +50,7 @@ class Mesh:
         # all ranks of a host lead groups in turn
         self.leaders = leaders or (self.host.world if self.host else 1)
         self.store = store or self.replica.store
+        self._taken: list[int] = []
 
     @classmethod
     def of(cls, transport: "Transport | Mesh") -> "Mesh":
@@ -57,6 +65,26 @@ class Mesh:
             part = _Part(self.store, f"job/{self.replica.jobs}")
             if not part.check([GIVEN_UP]):
                 return Mesh(self.axes, part, self.leaders)
+
+    def take(self, begin: Callable[[], T]) -> T:
+        """Takes the transports for this job alone, until `let_go`, and returns what `begin` does: two jobs would start
+        collectives in an order that differs between ranks. Raises ValueError, on this rank, where one of them carries
+        another job."""
+        carriers = [id(transport.carrier) for transport in self.axes.values()]
+        # a model that was dropped may not be collected yet
+        if any(carrier in _carried for carrier in carriers):
+            gc.collect()
+        if any(carrier in _carried for carrier in carriers):
+            raise ValueError("this transport carries another job; make one for each, or first call handle.detach()")
+        self._taken = carriers
+        _carried.update(dict.fromkeys(carriers, self))
+        return begin()
+
+    def let_go(self) -> None:
+        """Gives back what `take` has taken."""
+        taken, self._taken = self._taken, []
+        for carrier in taken:
+            _carried.pop(carrier, None)
 
     @property
     def ranks(self) -> int:
@@ -155,6 +183,7 @@ class Mesh:
         """Aborts all transports at once, for on NCCL one may wait for another, or for the group's timeout. Returns
         after ABORT_S even then."""
         run_bounded([partial(transport.abort, reason) for transport in self.axes.values()], ABORT_S)
+        self.let_go()
 
     def close(self) -> None:
         """Closes all transports."""

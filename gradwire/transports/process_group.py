@@ -27,7 +27,7 @@ from gradwire.torch_private.process_groups import (
 from gradwire.transports import forked
 from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.connections import Connections, connections_of, let_go
-from gradwire.transports.gathering import meet
+from gradwire.transports.gathering import counted, meet
 from gradwire.transports.heartbeat import Heartbeat, raise_alarm
 from gradwire.transports.mesh import Mesh
 from gradwire.transports.staged import Staging
@@ -57,21 +57,24 @@ class _All:
 
 
 class ProcessGroup(Transport):
-    """The ranks of a torch.distributed group. `own` makes one for Gradwire alone.
+    """The ranks of a torch.distributed group, all of which make this together. `own` makes one for Gradwire alone.
+    An error of a job ends the group.
 
-    `name` is the same on all its ranks and no other group's; by default one is made up. `store` is by default that of
-    torch.distributed's default group.
+    `name` is the same on all its ranks and no other transport's; by default one is made up. `store` is by default that
+    of torch.distributed's default group.
     """
 
     def __init__(self, group: dist.ProcessGroup, name: str | None = None, store: Any = None) -> None:
-        check_type("group", group, (dist.ProcessGroup,), "torch.distributed.group.WORLD", optional=False)
+        check_type("group", group, (dist.ProcessGroup,), "torch.distributed.new_group()", optional=False)
         self._group: dist.ProcessGroup | None = group
         self.rank, self.world = group.rank(), group.size()
         self._direct = backend_of(group, CPU) == "gloo" and self.world <= MOST_DIRECT
         self._tag = 0
         self.timeout_s = timeout_of(group).total_seconds()
+        # a group may be given again, and what was left in the store for the job before is not to be read
+        name = name or counted(f"gradwire/{group.group_name}", self.rank, store)
         # the store, with one more connection for the monitor's thread, and the heartbeat over that
-        self.store = self._texts = TorchStore(name or f"gradwire/{group.group_name}", store)
+        self.store = self._texts = TorchStore(name, store)
         self._queues = backend_of(group, GPU) == "nccl"
         self.needs_polling = self._queues or backend_of(group, CPU) == "gloo"
         # opened here: another thread's would be among the next group's connections
@@ -143,7 +146,7 @@ class ProcessGroup(Transport):
         # all members come here in the same order, as new_group wants it
         with connections_of(parent) as connections:
             group: Any
-            if len(ranks) == dist.get_world_size():
+            if len(ranks) == dist.get_world_size() and parent is dist.group.WORLD:
                 group = dist.new_group(ranks, timeout=timeout, pg_options=options_of(parent, few))
             else:
                 group = new_group_of_members(name, ranks, parent, few)
@@ -151,6 +154,11 @@ class ProcessGroup(Transport):
         made = cls(group, name)
         made._connections = connections
         return made
+
+    @property
+    def carrier(self) -> object:
+        # another transport of the same group would use the same tags
+        return self._group or self
 
     def start(self, op: Collective) -> Pending:
         if self._queues or op.send.whole.device == CPU:

@@ -63,6 +63,11 @@ class Transport(ABC):
     silent: int | None = None
     """The rank without a sign of life, where `lost` has found one."""
 
+    @property
+    def carrier(self) -> object:
+        """What carries one job at a time: by default this object."""
+        return self
+
     @abstractmethod
     def start(self, op: Collective) -> Pending:
         """Starts `op`; its tensors are the transport's until the wait is over."""

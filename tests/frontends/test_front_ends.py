@@ -122,6 +122,41 @@ def test_jobs_follow_each_other_on_one_transport():
     raising(together(2, lambda rank: transports[rank].run(gw.Sum(gw.Message.plain(torch.ones(2))))))
 
 
+BUSY = "this transport carries another job; make one for each, or first call handle.detach()"
+
+
+def test_a_transport_carries_one_job_at_a_time_and_all_ranks_refuse_a_second_alike():
+    transports = gw.Threads.group(2)
+    plan = plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather())
+
+    def second(rank: int) -> None:
+        Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, JobOptions(owns_mesh=False)).close()
+
+    with job(plan, SLOTS, 2, transports=transports, owns_mesh=False) as first:
+        assert [(type(error).__mro__[1], str(error)) for error in together(2, second)] == [(ValueError, BUSY)] * 2
+        # the first one goes on; where one rank has ended it, neither begins another
+        first.step(draw(SLOTS, 2, 0))
+        first.runtimes[0].close()
+        assert [str(error) for error in together(2, second)] == [f"rank 1 cannot go on: {BUSY}"] * 2
+    raising(together(2, second))
+
+
+def test_a_transport_is_free_again_when_its_job_fails_or_is_dropped():
+    def begin(transport: gw.Transport, inside: gw.Transport) -> Runtime:
+        mesh = gw.Mesh({"replica": transport, "host": inside})
+        return Runtime(lambda: gw.plans.uniform(SLOTS, gw.FP32()), SLOTS, mesh, CPU, JobOptions(owns_mesh=False))
+
+    card = gw.Card(0.0, 1e12)
+    between, other, inside = gw.Played(2, card), gw.Played(2, card), gw.Played(2, card)
+    begin(between, inside)
+    failing = begin(between, inside)
+    # on any axis
+    with pytest.raises(ValueError, match="carries another job"):
+        begin(other, inside)
+    failing.fail(RuntimeError("as it may"))
+    begin(other, inside).close()
+
+
 @pytest.mark.parametrize("backend", ["", "cpu:gloo,cuda:gloo", pytest.param("gloo", marks=pytest.mark.long)])
 def test_the_direct_exchange_is_on_whatever_the_group_was_called(backend: str):
     """`dist.get_backend` says "undefined" of a group that was made without a name."""
@@ -129,6 +164,15 @@ def test_the_direct_exchange_is_on_whatever_the_group_was_called(backend: str):
         "import torch.distributed as dist, gradwire as gw\n"
         f"dist.init_process_group(*{[backend] if backend else []!r}, store=dist.HashStore(), rank=0, world_size=1)\n"
         "assert gw.ProcessGroup.own()._direct\n"
+    )
+    run_python(["-c", program])
+
+
+def test_a_group_of_its_own_has_the_backends_of_the_one_that_it_is_like():
+    program = (
+        "import torch, torch.distributed as dist, gradwire as gw\n"
+        "dist.init_process_group('cuda:gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "gw.ProcessGroup.own(dist.new_group(backend='gloo')).check(torch.device('cpu'))\n"
     )
     run_python(["-c", program])
 

@@ -1261,6 +1261,22 @@ def a_transport_that_was_given_outlives_the_job() -> None:
 
 
 @scenario(2)
+def a_group_that_was_given_twice_carries_one_job_after_another() -> None:
+    group, share = dist.new_group([0, 1]), (0.1, 0.2)[dist.get_rank()]
+    other, ddp = DistributedDataParallel(network()), DistributedDataParallel(network())
+    first = gw.attach(other, gw.TopK(0.1), transport=gw.ProcessGroup(group))
+    # at once, its messages would have the same tags
+    busy = "this transport carries another job"
+    refused(ValueError, busy, lambda: gw.attach(ddp, gw.TopK(0.1), transport=gw.ProcessGroup(group)))
+    first.detach()
+    # afterwards, what the ranks have left in the store is not read again
+    refused(ValueError, "differ in plan", lambda: gw.attach(ddp, gw.TopK(share), transport=gw.ProcessGroup(group)))
+    gw.attach(ddp, gw.TopK(0.1), transport=gw.ProcessGroup(group))
+    train(ddp, 2)
+    assert same_on_all_ranks(flat(ddp))
+
+
+@scenario(2)
 def a_plan_that_a_user_installs_takes_effect_where_ddp_reduced_by_itself() -> None:
     ddp = DistributedDataParallel(network())
     handle = gw.attach(ddp, gw.TopK(0.1))
