@@ -1,7 +1,6 @@
 """Steps that DDP makes by itself, while the plan is native."""
 
 from functools import partial
-from statistics import median
 from time import perf_counter
 
 from gradwire.runtime.runtime import Runtime
@@ -47,10 +46,10 @@ class NativeSteps:
             return
         before, self._since = self._since, perf_counter()
         self.made = False
-        # where so many steps were asked for, their median time decides on the next plan
+        # where so many steps were asked for, their times decide on the next plan
         if self._left is None:
             return
         self._seconds.append(self._since - before)
         if self._left == 0:
-            seconds, self._seconds = median(self._seconds), []
+            seconds, self._seconds = self._seconds, []
             runtime.native_ended(seconds)

@@ -204,9 +204,9 @@ class Runtime:
         self._pipeline.wire_bytes += self._reduced.step_bytes
         return self._active.native_step_ended()
 
-    def native_ended(self, median_s: float) -> None:
-        """Ends the framework's own steps, whose median took so long, and puts in force what follows."""
-        self._call(partial(self._active.native_ended, median_s))
+    def native_ended(self, seconds: Sequence[float]) -> None:
+        """Ends the framework's own steps, each of which took so long, and puts in force what follows."""
+        self._call(partial(self._active.native_ended, seconds))
 
     def state_dict(self, all_ranks: bool = False) -> checkpoint.StateDict:
         """A copy of the state after the last whole step, at any time, from any thread. With `all_ranks`, which they
