@@ -12,12 +12,30 @@ from gradwire.runtime.active_plan import ActivePlan
 from gradwire.runtime.job_options import JobOptions
 
 
+class Event:
+    """A moment of a GPU that takes 100 ms a step, for which nothing may wait while steps go on."""
+
+    may_wait = False
+
+    def __init__(self, at_s: float) -> None:
+        self.at_s = at_s
+
+    def synchronize(self) -> None:
+        assert Event.may_wait
+
+    def elapsed_time(self, end: "Event") -> float:
+        return 1e3 * (end.at_s - self.at_s)
+
+
 def counted(lefts: list[int | None]) -> tuple[NativeSteps, list[list[float]]]:
-    """What is left after each step is `lefts`; also the seconds that were passed on."""
-    passed_on, steps, left = list[list[float]](), NativeSteps(), iter(lefts)
-    runtime: Any = SimpleNamespace(native_step_ended=lambda: next(left), native_ended=passed_on.append)
-    steps.begin()
-    for _ in lefts:
+    """What is left after each step is `lefts`; also the seconds that were passed on. The host queues steps in no time."""
+    passed_on, steps, left, ran = list[list[float]](), NativeSteps(), iter(lefts), 0
+    runtime: Any = SimpleNamespace(
+        native_step_ended=lambda: next(left), native_ended=passed_on.append, mark=lambda: Event(0.1 * ran)
+    )
+    steps.begin(runtime)
+    for each in lefts:
+        ran, Event.may_wait = ran + 1, each == 0
         steps.reduces(runtime)
         for _ in range(2):  # a forward pass without a step changes nothing
             steps.forward_begins(runtime)
@@ -29,13 +47,25 @@ def test_a_plan_that_stays_native_keeps_nothing_of_its_steps():
     """Each kept a number, for ever."""
     steps, passed_on = counted([None] * 100)
     assert not passed_on
-    assert len(steps._seconds) == 0
+    assert len(steps._begins) == 1
 
 
 def test_the_steps_that_were_asked_for_are_passed_on():
     steps, passed_on = counted([2, 1, 0, 1, 0])
     assert [len(each) for each in passed_on] == [3, 2]
-    assert not steps._seconds
+    assert len(steps._begins) == 1
+
+
+def test_steps_take_as_long_as_on_the_device():
+    """The host's clock saw the time that it takes to queue a step: "steps take 5 ms, not 100 ms any more"."""
+    _, passed_on = counted([2, 1, 0, 1, 0])
+    assert passed_on == [pytest.approx([0.1] * 3), pytest.approx([0.1] * 2)]
+
+
+def test_steps_after_those_that_were_asked_for_keep_nothing():
+    """A controller that decided on nothing."""
+    steps, _ = counted([0, -1, -2, -3])
+    assert len(steps._begins) == 1
 
 
 def test_steps_that_settle_do_not_count():
