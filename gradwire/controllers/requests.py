@@ -24,8 +24,6 @@ class Profiled:
     """Answer to a `ProfileRequest`, the same on all ranks."""
 
     profile: Profile
-    contention: float
-    """The part of its speed that backward loses while the worker computes."""
 
 
 @dataclass(frozen=True)

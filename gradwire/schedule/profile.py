@@ -85,6 +85,8 @@ class Profile:
     objective: Objective = "progress"
     """With "step" every candidate's efficiency counts as 1, and those that are `unasked` carry small slots alone, as
     under rules."""
+    contention: float = 0.0
+    """The part of its speed that backward loses while the worker computes."""
 
     def __post_init__(self) -> None:
         if not self.candidates:
@@ -222,7 +224,7 @@ class Profile:
             "collectives": {name: cost.to_data() for name, cost in self.collectives.items()},
             "local": {name: cost.to_data() for name, cost in self.local.items()},
         }
-        plain = ("forward_s", "optimizer_s", "ranks", "gpus_per_host", "device", "objective")
+        plain = ("forward_s", "optimizer_s", "ranks", "gpus_per_host", "device", "objective", "contention")
         return json.dumps(data | {name: getattr(self, name) for name in plain}, indent=1)
 
     @classmethod
@@ -247,6 +249,7 @@ class Profile:
                 local=_costs(data["local"]),
                 device=str(data["device"]),
                 objective=data["objective"],
+                contention=float(data.get("contention", 0.0)),
             )
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"this is no profile that Profile.to_json() wrote: {error}") from error

@@ -124,7 +124,7 @@ def simulate(
     more than 1, also all of these with local steps, of which so many make a round; the best plan's round is the
     shortest that harms no training. Raises ValueError for a plan that the profile does not know."""
     # the profile as it would be there, and its scheduling problem
-    regime = regime or Worker()
+    regime = regime or Worker(profile.contention)
     there = on_cluster(profile, cluster)
     problem = there.problem()
     alone_s = problem.around_s + float(problem.ready_s[-1])

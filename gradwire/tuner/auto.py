@@ -184,7 +184,7 @@ class Auto(Controller):
         profile = answer.profile
         if self.measured and not is_dense(seen.plan):  # no dense steps were traced
             profile = with_efficiencies(profile, self.measured)
-        self.measured, self.regime = by_objective(profile, self.objective, self.rules), Worker(answer.contention)
+        self.measured, self.regime = by_objective(profile, self.objective, self.rules), Worker(profile.contention)
         self.profile = allowed(self.measured, self.fidelity)
         self.found = search_profile(self.profile, self.regime, EPS[self.objective])
         self.predicted_s = self.found.step_s

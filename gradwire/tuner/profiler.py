@@ -61,8 +61,7 @@ def profiler_for(slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Pro
         # rehearsals, each rank alone
         efficiency = dict(zip(ways, _efficiencies(ways, gradients, trained, mesh, device), strict=True))
         samples, efficiencies = [sampled[way] for way in bare], [efficiency[way] for way in bare]
-        found = _profile(request.ways, samples, efficiencies, ordered, times, mesh, device)
-        return Profiled(found, contention(mesh, device))
+        return Profiled(_profile(request.ways, samples, efficiencies, ordered, times, mesh, device))
 
     return profile
 
@@ -226,6 +225,7 @@ def _profile(
         gpus_per_host=mesh.host.world if mesh.host else 1,
         local=_local(samples) if mesh.host else {},
         device=kind_of(device),
+        contention=contention(mesh, device),
     )
 
 

@@ -28,7 +28,7 @@ class Event:
 
 
 def counted(lefts: list[int | None]) -> tuple[NativeSteps, list[list[float]]]:
-    """What is left after each step is `lefts`; also the seconds that were passed on. The host queues steps in no time."""
+    """What is left after each step is `lefts`; also the seconds that were passed on. The host takes no time."""
     passed_on, steps, left, ran = list[list[float]](), NativeSteps(), iter(lefts), 0
     runtime: Any = SimpleNamespace(
         native_step_ended=lambda: next(left), native_ended=passed_on.append, mark=lambda: Event(0.1 * ran)

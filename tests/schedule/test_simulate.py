@@ -15,7 +15,7 @@ from gradwire.lab.scheduling.profiles import CLUSTERS, CURVES, MODELS, PCIE, pro
 from gradwire.lab.scheduling.published_regimes import ComputeStream
 from gradwire.report.simulation_report import per_step_or_rounds
 from gradwire.report.text_table import times
-from gradwire.schedule import Affine, Candidate, CostTable, Profile, SlotTime, baselines, over_link
+from gradwire.schedule import Affine, Candidate, CostTable, Profile, SlotTime, Worker, baselines, over_link, timeline
 from gradwire.schedule.simulate import BEST, GIVEN, Cluster, all_reduce, latency_of, names, on_cluster, simulate
 from gradwire.ways import Pair
 from gradwire.wire import ETHERNET
@@ -96,6 +96,18 @@ def test_the_latency_is_the_profiles():
     # as it was measured over NCCL, a line and no table of `all_reduce`
     measured = {"AllReduce": Affine(12 * 3e-5, 1e-9), "AllGather": Affine(63 * 3e-5, 1e-9)}
     assert latency_of(replace(JOB, ranks=64, device="cuda", collectives=measured)) == pytest.approx(3e-5)
+
+
+def test_a_profile_knows_how_cores_are_shared():
+    """Simulated from its file, encoding beside backward was free."""
+    cluster, shared = Cluster(8, 1000 * MBIT), Profile.from_json(replace(JOB, contention=0.5).to_json())
+    slower = {o.way: o.step_s for o in simulate(JOB, cluster, Worker(0.5))}
+    assert outcomes(cluster, shared) == slower != outcomes(cluster)
+    plan = shared.plan(baselines.layer_wise(shared.problem(), Worker(), 0).groups)
+    assert timeline(shared, plan).step_s == timeline(JOB, plan, Worker(0.5)).step_s > timeline(JOB, plan).step_s
+    # of a version before
+    data = {name: part for name, part in json.loads(JOB.to_json()).items() if name != "contention"}
+    assert Profile.from_json(json.dumps(data)) == JOB
 
 
 def test_a_given_plan_is_simulated_as_it_is():

@@ -24,6 +24,8 @@ WAYS = (
 )
 ENCODE_S, WIRE_S = 1e-9, 8e-9
 """Seconds of an element, and of a byte on a link of 1 Gbit/s, beside 0.1 ms each."""
+SHARED = 0.25
+"""Of its speed that backward loses while the worker computes."""
 MODELS = {
     "a large first layer": [(1_000, 4_096), (4_096,), (64, 64), (128, 64), (64, 32)],
     "equal large matrices": [(2_048, 2_048)] * 4,
@@ -48,6 +50,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, shapes: list[tuple[int, ...]]) -> 
         return profiler.ReductionTimes(layout.numel, nbytes, computed_s, 1e-4 + WIRE_S * nbytes, computed_s, 0.0)
 
     monkeypatch.setattr(profiler, "measure", measure)
+    monkeypatch.setattr(profiler, "contention", lambda mesh, device: SHARED)
     times = Times({slot.name: 0.001 * i for i, slot in enumerate(slots)}, 0.1, 0.1)
     monkeypatch.setattr(Times, "of", lambda timelines, slots: times)
     trace: Any = SimpleNamespace(timelines=list)
@@ -55,6 +58,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, shapes: list[tuple[int, ...]]) -> 
     meshes = [gw.Mesh.of(each) for each in gw.Threads.group(2)]
     answers = raising(together(2, lambda rank: profiler_for(slots, meshes[rank], CPU)(request, trace, [])))
     assert answers[0].profile == answers[1].profile
+    assert answers[0].profile.contention == SHARED
     return answers[0].profile, samples
 
 
