@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -91,8 +91,14 @@ class Profile:
     def __post_init__(self) -> None:
         if not self.candidates:
             raise ValueError("the profile has no candidates, so there is nothing to choose from; measure one or more")
-        if self.ranks % self.gpus_per_host:
+        if self.gpus_per_host < 1:
+            raise ValueError(f"hosts have 1 GPU or more, not {self.gpus_per_host}")
+        if self.ranks < 1 or self.ranks % self.gpus_per_host:
             raise ValueError(f"{self.ranks} ranks do not fill hosts of {self.gpus_per_host} GPUs; give a multiple")
+        if self.objective not in get_args(Objective):
+            raise ValueError(
+                f"the profile's objective {self.objective!r} is neither 'progress', per second, nor 'step'"
+            )
         # every collective that a candidate uses has a cost
         names = {candidate.way.communicator.name for candidate in self.candidates}
         needed = {"collectives": names, "local": LOCAL if self.gpus_per_host > 1 else ()}

@@ -173,10 +173,11 @@ def inner_s(profile: Profile, cluster: Cluster, regime: Regime) -> float:
     # each rank takes its inner steps by itself
     if cluster.gpus_per_host == 1 or cluster.ranks <= cluster.gpus_per_host:
         return problem.around_s + float(problem.ready_s[-1])
-    # the best that the GPUs of a host can do over their own links
-    host = on_cluster(profile, dataclasses.replace(cluster, ranks=cluster.gpus_per_host))
-    options = range(len(host.candidates))
-    return min(baselines.best_buckets(host.problem(), regime, option, SIZES).step_s for option in options)
+    # the best that plain DDP or FSDP2 can do over the links inside a host; lossy ways where nothing else is known
+    host = on_cluster(profile, dataclasses.replace(cluster, ranks=cluster.gpus_per_host)).problem()
+    every = range(len(host.options))
+    options = [index for index in every if host.options[index].lossless] or every
+    return min(baselines.best_buckets(host, regime, option, SIZES).step_s for option in options)
 
 
 def on_cluster(profile: Profile, cluster: Cluster) -> Profile:
@@ -227,7 +228,9 @@ def _line(cost: Wire, unit_bytes: int, latency_s: float, bytes_per_s: float) -> 
 
 
 def latency_of(profile: Profile) -> float:
-    """Latency of a message where the profile was taken."""
+    """Latency of a message where the profile was taken. Raises ValueError where that was one host."""
+    if profile.hosts == 1:
+        raise ValueError("the profile was measured on one host: give --latency-us")
     unit = over_link(profile.candidates, profile.hosts, 1.0, float("inf"))
     messages = {name: float(np.asarray(cost(np.zeros(1)))[0]) for name, cost in unit.items()}
     if profile.device != "cpu" and "AllReduce" in messages:
