@@ -86,7 +86,7 @@ class CostTable:
 
     @property
     def _last_slope(self) -> float:
-        if len(self.sizes) < 2:
+        if len(self.sizes) == 1:
             return self.values[-1] / max(1.0, self.sizes[-1])
         return max((self.values[-1] - self.values[i]) / (self.sizes[-1] - self.sizes[i]) for i in (0, -2))
 
