@@ -129,7 +129,9 @@ def simulate(
     problem = there.problem()
     alone_s = problem.around_s + float(problem.ready_s[-1])
     # every step sends
-    for way, found in _ways(there, problem, regime, plan).items():
+    ways = _ways(there, problem, regime, plan)
+    best = search_progress(problem, regime, EPS, list(ways.values()))
+    for way, found in (ways | {BEST: best}).items():
         outcome = _outcome(there, cluster, way, found, found.step_s, alone_s)
         efficiency = plan_efficiency(problem, found.groups)
         yield dataclasses.replace(outcome, efficiency=efficiency, plan=there.plan(found.groups))
@@ -137,8 +139,8 @@ def simulate(
     if every > 1:
         inside_s = inner_s(profile, cluster, regime)
         rounds = at_once(problem)
-        named = _ways(there, rounds, regime, plan) | {BEST: search_efficiency(rounds, regime, EPS, levels(rounds)[0])}
-        for way, found in named.items():
+        shortest = search_efficiency(rounds, regime, EPS, levels(rounds)[0])
+        for way, found in (_ways(there, rounds, regime, plan) | {BEST: shortest}).items():
             yield _outcome(
                 there, cluster, f"{way} every {every}", found, inside_s + found.step_s / every, alone_s, every
             )
@@ -150,13 +152,11 @@ def at_once(problem: Problem) -> Problem:
 
 
 def _ways(there: Profile, problem: Problem, regime: Regime, plan: Plan | None) -> dict[str, Solution]:
-    """The best solution of each way to send the problem's slots, by name."""
+    """The best solution with each candidate alone, by name, and the given plan's."""
     known = names(there.candidates)
     named = {known[option]: baselines.best_buckets(problem, regime, option, SIZES) for option in problem.chosen_from}
     if plan:
         named[GIVEN] = evaluate(problem, there.choices(plan), regime)
-    # the search begins with all of these: its plan is never worse
-    named[BEST] = search_progress(problem, regime, EPS, list(named.values()))
     return named
 
 
