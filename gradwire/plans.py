@@ -152,6 +152,8 @@ class Plan:
         if self.native:
             return
         if twice := {name for name, count in Counter(planned).items() if count > 1}:
+            if within := [name for group in self.groups for name in twice if group.slots.count(name) > 1]:
+                raise ValueError(f"a group of the plan has parameter {min(within)!r} twice; name it once")
             raise ValueError(f"the plan has parameter {min(twice)!r} in two groups; each belongs in one")
         if any(not group.slots for group in self.groups):
             raise ValueError("the plan has a group without parameters; leave it out")

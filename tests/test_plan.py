@@ -142,6 +142,13 @@ def matrices(*rows: int) -> list[Slot]:
     return [Slot(f"{i}.weight", (n, 1 << 20), (1 << 20, 1), torch.float32) for i, n in enumerate(rows)]
 
 
+def test_a_parameter_that_one_group_names_twice_is_told_so():
+    slot = slots_of(SMALL)[0]
+    plan = uniform([slot, slot], gw.FP32())
+    with pytest.raises(ValueError, match=rf"^a group of the plan has parameter '{slot.name}' twice; name it once$"):
+        plan.check([slot])
+
+
 def test_a_group_of_more_elements_than_kernels_number_is_refused_in_one_line():
     """The last of 2^31 - 1 is the last of 32 bits; a cast numbers none."""
     slots = matrices(1024, 1024)

@@ -112,7 +112,7 @@ class PlayedJob:
     def __init__(self, machine: Machine, true_s: Sequence[float], order: Sequence[int]) -> None:
         self.machine, self._true_s, self.step, self._plan = machine, true_s, 0, PLANS[0]
         self._seconds: list[float] = []
-        self._native_steps = 0
+        self._native = NativeRequest(1)
         self._decided: Change | None = None
         self.auto = Trying([gw.FP32()], objective="step")
         self._apply(self.auto.begin_trials(self._seen(0.0, DELAY), [PLANS[index] for index in order]))
@@ -148,8 +148,8 @@ class PlayedJob:
         seconds = self.machine.step(self._true_s[self.chosen])
         if self._plan.native:
             self._seconds.append(seconds)
-            if len(self._seconds) == self._native_steps:
-                seconds, self._seconds = median(self._seconds), []
+            if len(self._seconds) == self._native.steps:
+                seconds, self._seconds = median(self._seconds[self._native.settle :]), []
                 self._apply(self.auto.decide(self._seen(seconds, 1)))
         elif self._decided:
             self._apply(self._decided)
@@ -164,8 +164,8 @@ class PlayedJob:
     def _apply(self, change: Change | None) -> None:
         self._decided = None
         match change:
-            case NativeRequest(steps):
-                self._plan, self._native_steps = NATIVE, steps
+            case NativeRequest():
+                self._plan, self._native = NATIVE, change
             case Plan():
                 self._plan = change
             case _:

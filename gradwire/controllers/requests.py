@@ -24,15 +24,20 @@ class Profiled:
     """Answer to a `ProfileRequest`, the same on all ranks."""
 
     profile: Profile
-    contention: float
-    """The part of its speed that backward loses while the worker computes."""
 
 
 @dataclass(frozen=True)
 class NativeRequest:
-    """Request that the framework reduce by itself, for some steps."""
+    """Request that the framework reduce by itself, for some steps, whose median time the answer has. Raises ValueError
+    where none is timed."""
 
     steps: int
+    settle: int = 0
+    """How many of them, the first ones, do not count."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.settle < self.steps:
+            raise ValueError(f"of {self.steps} steps {self.settle} settle, so none is timed; ask for more steps")
 
 
 Request = ProfileRequest | NativeRequest
@@ -46,8 +51,8 @@ def change_to_json(change: Change) -> str:
             return json.dumps({"plan": change.to_json()})
         case ProfileRequest(under, ways, steps):
             return json.dumps({"profile": steps, "under": under.to_json(), "ways": Plan(ways).to_json()})
-        case NativeRequest(steps):
-            return json.dumps({"native": steps})
+        case NativeRequest(steps, settle):
+            return json.dumps({"native": steps, "settle": settle})
 
 
 def change_from_json(text: str) -> Change:
@@ -57,4 +62,4 @@ def change_from_json(text: str) -> Change:
         return Plan.from_json(data["plan"])
     if "profile" in data:
         return ProfileRequest(Plan.from_json(data["under"]), Plan.from_json(data["ways"]).groups, data["profile"])
-    return NativeRequest(data["native"])
+    return NativeRequest(data["native"], data.get("settle", 0))

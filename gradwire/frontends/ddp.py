@@ -212,7 +212,7 @@ class DDPFrontEnd:
         if self._native_steps.made:
             self._native_steps.forward_begins(runtime)
         elif runtime.plan.native:
-            self._native_steps.begin()
+            self._native_steps.begin(runtime)
         if runtime.plan.native:
             return
         if is_joining(self.ddp):  # a rank that has joined the others has new buckets each time
@@ -274,7 +274,7 @@ class DDPFrontEnd:
         assert self._buckets is not None
         # a new reducer without our hook, in place of the old one
         self._native, self._buckets.one_by_one = True, False
-        self._native_steps.begin()
+        self._native_steps.begin(runtime)
         runtime.native_begins()
         self._gradient_hooks.remove()
         with trainable(self._managed):

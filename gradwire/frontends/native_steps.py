@@ -1,15 +1,16 @@
 """Steps that DDP makes by itself, while the plan is native."""
 
 from functools import partial
-from statistics import median
-from time import perf_counter
+from itertools import pairwise
 
+from gradwire.runtime.executor import Moment, elapsed_s
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private.autograd import in_backward, when_backward_ends
 
 
 class NativeSteps:
-    """Counts DDP's own steps, each when its backward pass ends, and times them from one forward pass to the next."""
+    """Counts DDP's own steps, each when its backward pass ends, and times them from one forward pass to the next, by
+    the device's clock: nothing in them need wait for a GPU."""
 
     made: bool
     """DDP has made a step since the last forward pass."""
@@ -17,13 +18,11 @@ class NativeSteps:
     def __init__(self) -> None:
         self.made = self._under_way = False
         self._left: int | None = None
-        self._since = 0.0
-        self._seconds: list[float] = []
+        self._begins: list[Moment] = []  # of steps that were asked for, and of the one under way
 
-    def begin(self) -> None:
+    def begin(self, runtime: Runtime) -> None:
         """The first of several steps begins."""
-        self.made, self._since = False, perf_counter()
-        self._seconds.clear()
+        self.made, self._begins = False, [runtime.mark()]
 
     def reduces(self, runtime: Runtime) -> None:
         """DDP reduces this backward pass. Until the next forward pass one call counts: DDP ignores other passes."""
@@ -45,12 +44,10 @@ class NativeSteps:
         self._under_way = False  # a backward pass that failed made no step
         if not self.made:
             return
-        before, self._since = self._since, perf_counter()
         self.made = False
-        # where so many steps were asked for, their median time decides on the next plan
-        if self._left is None:
-            return
-        self._seconds.append(self._since - before)
+        now, begins = runtime.mark(), self._begins
+        # where so many steps were asked for, their times decide on the next plan
+        self._begins = [*begins, now] if (self._left or 0) > 0 else [now]
         if self._left == 0:
-            seconds, self._seconds = median(self._seconds), []
-            runtime.native_ended(seconds)
+            # training waits for the decision in any case
+            runtime.native_ended([elapsed_s(*each) for each in pairwise([*begins, now])])

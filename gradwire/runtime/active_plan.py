@@ -3,6 +3,7 @@ again once the order of gradients is known."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -44,6 +45,7 @@ class ActivePlan:
         self._waits: Mapping[str, Tensor] = {}
         self.native_steps, self.plan, self.origin = None, NATIVE, NATIVE
         self._native: Change | None = None
+        self._timed = 0  # of these steps the last so many count
         # all ranks meet here: they begin with equal plans, or none begins
         self.first = self.agreed(make)
         # the order of the first backward pass, and whether a plan is made by it
@@ -146,9 +148,10 @@ class ActivePlan:
             self.native_steps -= 1
         return self.native_steps
 
-    def native_ended(self, median_s: float) -> None:
-        """Ends the framework's own steps, whose median took so long; a state that was loaded may ask for more."""
+    def native_ended(self, seconds: Sequence[float]) -> None:
+        """Ends the framework's own steps, each of which took so long; a state that was loaded may ask for more."""
         if self.native_steps == 0:
+            median_s = median(seconds[-self._timed :])
             self._apply(self._control.native_ended(self._steps.number - 1, self.plan, median_s))
 
     def export(self) -> dict[str, Tensor]:
@@ -235,6 +238,7 @@ class ActivePlan:
                 # steps that the framework reduces, for their time
                 self._install(NATIVE)
                 self._native, self.native_steps = change, change.steps
+                self._timed = change.steps - change.settle
             case None:
                 pass
 

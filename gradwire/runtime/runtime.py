@@ -105,7 +105,7 @@ class Runtime:
         self.fix_places, self.point, self.became_ready = intake.fix_places, intake.point, intake.became_ready
         self.forward_begins, self.forward_ends = intake.forward_begins, self._recorder.forward_ends
         self.wants_readiness = intake.wants_readiness
-        self.native_begins = partial(self._executor.post, self._steps.close)
+        self.native_begins, self.mark = partial(self._executor.post, self._steps.close), self._executor.mark
         self.open_step, self.reduce, self.give_up, self.detach = turns.open_step, turns.reduce, turns.give_up, turns.end
 
     # A step, on the thread that trains
@@ -204,9 +204,9 @@ class Runtime:
         self._pipeline.wire_bytes += self._reduced.step_bytes
         return self._active.native_step_ended()
 
-    def native_ended(self, median_s: float) -> None:
-        """Ends the framework's own steps, whose median took so long, and puts in force what follows."""
-        self._call(partial(self._active.native_ended, median_s))
+    def native_ended(self, seconds: Sequence[float]) -> None:
+        """Ends the framework's own steps, each of which took so long, and puts in force what follows."""
+        self._call(partial(self._active.native_ended, seconds))
 
     def state_dict(self, all_ranks: bool = False) -> checkpoint.StateDict:
         """A copy of the state after the last whole step, at any time, from any thread. With `all_ranks`, which they

@@ -46,7 +46,8 @@ class Affine:
 @dataclass(frozen=True)
 class CostTable:
     """Measured points: flat before the first, linear between them, and beyond the last as between the last two, but no
-    flatter than from the first to the last: real curves do not bend down, and one slow measurement is soon made."""
+    flatter than from the first to the last: real curves do not bend down, and one slow measurement is soon made. Beyond
+    a single point, as from the origin to it."""
 
     sizes: tuple[float, ...]
     values: tuple[float, ...]
@@ -85,8 +86,8 @@ class CostTable:
 
     @property
     def _last_slope(self) -> float:
-        if len(self.sizes) < 2:
-            return 0.0
+        if len(self.sizes) == 1:
+            return self.values[-1] / max(1.0, self.sizes[-1])
         return max((self.values[-1] - self.values[i]) / (self.sizes[-1] - self.sizes[i]) for i in (0, -2))
 
 

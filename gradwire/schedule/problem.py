@@ -96,10 +96,11 @@ class Problem:
 
     @cached_property
     def tail(self) -> int:
-        """The option of the last group, of deferred slots: the lossless one that is fastest on the wire."""
+        """The option of the last group, of deferred slots: the lossless one that takes the least time in all, for all
+        small slots together."""
         pending = np.array([self.elements[self.small].sum()])
-        seconds = [o.wire(pending)[0] if o.lossless else np.inf for o in self.options]
-        return int(np.argmin(seconds))
+        parts = [(o.encode, o.wire, o.local, o.decode) if o.lossless else () for o in self.options]
+        return int(np.argmin([sum(cost(pending)[0] for cost in costs) if costs else np.inf for costs in parts]))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -85,12 +85,20 @@ class Profile:
     objective: Objective = "progress"
     """With "step" every candidate's efficiency counts as 1, and those that are `unasked` carry small slots alone, as
     under rules."""
+    contention: float = 0.0
+    """The part of its speed that backward loses while the worker computes."""
 
     def __post_init__(self) -> None:
         if not self.candidates:
             raise ValueError("the profile has no candidates, so there is nothing to choose from; measure one or more")
-        if self.ranks % self.gpus_per_host:
+        if self.gpus_per_host < 1:
+            raise ValueError(f"hosts have 1 GPU or more, not {self.gpus_per_host}")
+        if self.ranks < 1 or self.ranks % self.gpus_per_host:
             raise ValueError(f"{self.ranks} ranks do not fill hosts of {self.gpus_per_host} GPUs; give a multiple")
+        if self.objective not in get_args(Objective):
+            raise ValueError(
+                f"the profile's objective {self.objective!r} is neither 'progress', per second, nor 'step'"
+            )
         # every collective that a candidate uses has a cost
         names = {candidate.way.communicator.name for candidate in self.candidates}
         needed = {"collectives": names, "local": LOCAL if self.gpus_per_host > 1 else ()}
@@ -222,7 +230,7 @@ class Profile:
             "collectives": {name: cost.to_data() for name, cost in self.collectives.items()},
             "local": {name: cost.to_data() for name, cost in self.local.items()},
         }
-        plain = ("forward_s", "optimizer_s", "ranks", "gpus_per_host", "device", "objective")
+        plain = ("forward_s", "optimizer_s", "ranks", "gpus_per_host", "device", "objective", "contention")
         return json.dumps(data | {name: getattr(self, name) for name in plain}, indent=1)
 
     @classmethod
@@ -247,6 +255,7 @@ class Profile:
                 local=_costs(data["local"]),
                 device=str(data["device"]),
                 objective=data["objective"],
+                contention=float(data.get("contention", 0.0)),
             )
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"this is no profile that Profile.to_json() wrote: {error}") from error

@@ -124,12 +124,14 @@ def simulate(
     more than 1, also all of these with local steps, of which so many make a round; the best plan's round is the
     shortest that harms no training. Raises ValueError for a plan that the profile does not know."""
     # the profile as it would be there, and its scheduling problem
-    regime = regime or Worker()
+    regime = regime or Worker(profile.contention)
     there = on_cluster(profile, cluster)
     problem = there.problem()
     alone_s = problem.around_s + float(problem.ready_s[-1])
     # every step sends
-    for way, found in _ways(there, problem, regime, plan).items():
+    ways = _ways(there, problem, regime, plan)
+    best = search_progress(problem, regime, EPS, list(ways.values()))
+    for way, found in (ways | {BEST: best}).items():
         outcome = _outcome(there, cluster, way, found, found.step_s, alone_s)
         efficiency = plan_efficiency(problem, found.groups)
         yield dataclasses.replace(outcome, efficiency=efficiency, plan=there.plan(found.groups))
@@ -137,8 +139,8 @@ def simulate(
     if every > 1:
         inside_s = inner_s(profile, cluster, regime)
         rounds = at_once(problem)
-        named = _ways(there, rounds, regime, plan) | {BEST: search_efficiency(rounds, regime, EPS, levels(rounds)[0])}
-        for way, found in named.items():
+        shortest = search_efficiency(rounds, regime, EPS, levels(rounds)[0])
+        for way, found in (_ways(there, rounds, regime, plan) | {BEST: shortest}).items():
             yield _outcome(
                 there, cluster, f"{way} every {every}", found, inside_s + found.step_s / every, alone_s, every
             )
@@ -150,13 +152,11 @@ def at_once(problem: Problem) -> Problem:
 
 
 def _ways(there: Profile, problem: Problem, regime: Regime, plan: Plan | None) -> dict[str, Solution]:
-    """The best solution of each way to send the problem's slots, by name."""
+    """The best solution with each candidate alone, by name, and the given plan's."""
     known = names(there.candidates)
     named = {known[option]: baselines.best_buckets(problem, regime, option, SIZES) for option in problem.chosen_from}
     if plan:
         named[GIVEN] = evaluate(problem, there.choices(plan), regime)
-    # the search begins with all of these: its plan is never worse
-    named[BEST] = search_progress(problem, regime, EPS, list(named.values()))
     return named
 
 
@@ -173,10 +173,11 @@ def inner_s(profile: Profile, cluster: Cluster, regime: Regime) -> float:
     # each rank takes its inner steps by itself
     if cluster.gpus_per_host == 1 or cluster.ranks <= cluster.gpus_per_host:
         return problem.around_s + float(problem.ready_s[-1])
-    # the best that the GPUs of a host can do over their own links
-    host = on_cluster(profile, dataclasses.replace(cluster, ranks=cluster.gpus_per_host))
-    options = range(len(host.candidates))
-    return min(baselines.best_buckets(host.problem(), regime, option, SIZES).step_s for option in options)
+    # the best that plain DDP or FSDP2 can do over the links inside a host; lossy ways where nothing else is known
+    host = on_cluster(profile, dataclasses.replace(cluster, ranks=cluster.gpus_per_host)).problem()
+    every = range(len(host.options))
+    options = [index for index in every if host.options[index].lossless] or every
+    return min(baselines.best_buckets(host, regime, option, SIZES).step_s for option in options)
 
 
 def on_cluster(profile: Profile, cluster: Cluster) -> Profile:
@@ -227,7 +228,9 @@ def _line(cost: Wire, unit_bytes: int, latency_s: float, bytes_per_s: float) -> 
 
 
 def latency_of(profile: Profile) -> float:
-    """Latency of a message where the profile was taken."""
+    """Latency of a message where the profile was taken. Raises ValueError where that was one host."""
+    if profile.hosts == 1:
+        raise ValueError("the profile was measured on one host: give --latency-us")
     unit = over_link(profile.candidates, profile.hosts, 1.0, float("inf"))
     messages = {name: float(np.asarray(cost(np.zeros(1)))[0]) for name, cost in unit.items()}
     if profile.device != "cpu" and "AllReduce" in messages:

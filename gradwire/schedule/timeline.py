@@ -61,7 +61,7 @@ def timeline(profile: Profile, plan: Plan, regime: Regime | None = None) -> Time
     # play the groups through, beside backward
     groups = profile.choices(plan)
     works = works_of(problem := profile.problem(), groups)
-    regime = regime or Worker()
+    regime = regime or Worker(profile.contention)
     backward = Backward(regime.slow)
     intervals = [*regime.run(works, backward)]
     # the moments that follow: backward is over, all means are in place

@@ -164,7 +164,7 @@ class Auto(Controller):
         assert self.dense_plan
         self._phase, self._seconds = "dense", []
         if seen.can_be_native:
-            return NativeRequest(WARM + TIMED)
+            return NativeRequest(WARM + TIMED, WARM)
         return None if seen.plan == self.dense_plan else self.dense_plan
 
     def _dense_timed(self, seen: Observation) -> Change | None:
@@ -184,7 +184,7 @@ class Auto(Controller):
         profile = answer.profile
         if self.measured and not is_dense(seen.plan):  # no dense steps were traced
             profile = with_efficiencies(profile, self.measured)
-        self.measured, self.regime = by_objective(profile, self.objective, self.rules), Worker(answer.contention)
+        self.measured, self.regime = by_objective(profile, self.objective, self.rules), Worker(profile.contention)
         self.profile = allowed(self.measured, self.fidelity)
         self.found = search_profile(self.profile, self.regime, EPS[self.objective])
         self.predicted_s = self.found.step_s
@@ -206,7 +206,7 @@ class Auto(Controller):
         return self._turn(seen)
 
     def _turn(self, seen: Observation) -> Change | None:
-        return change_to(self._trials.current, seen, self._trials.turn_steps)
+        return change_to(self._trials.current, seen, self._trials.turn_steps, self._trials.settle)
 
     def _try(self, seen: Observation) -> Change | None:
         trials = self._trials

@@ -36,8 +36,8 @@ from gradwire.schedule.sent_bytes import wire_bytes
 from gradwire.slots import Slot
 from gradwire.transports import Mesh
 from gradwire.tuner import rehearsal
+from gradwire.tuner.samples import samples_of
 
-PROBED_ELEMENTS = (1 << 14, 1 << 17, 1 << 19, 1 << 21)
 MOST_REPEATS, BUDGET_S = 9, 0.25
 """How often a measurement is repeated at most, and the seconds that it may take."""
 _WIRE = 2
@@ -54,16 +54,14 @@ def profiler_for(slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Pro
         times = Times.of(trace.timelines(), trained).on_slowest(mesh, device)
         ordered = sorted(trained, key=lambda slot: times.ready_s[slot.name])
         # network: every way at several sizes, all ranks together
-        sizes = [_first(ordered, elements) for elements in PROBED_ELEMENTS]
-        pieces = [own for i, own in enumerate(sizes) if not i or own != sizes[i - 1]]
+        pieces = samples_of(ordered)
         bare = [replace(way, rule="") for way in request.ways]
         ways = list(dict.fromkeys(bare))  # those of several rules once
         sampled = {way: [measure(way, own, mesh, device) for own in pieces] for way in ways}
         # rehearsals, each rank alone
         efficiency = dict(zip(ways, _efficiencies(ways, gradients, trained, mesh, device), strict=True))
         samples, efficiencies = [sampled[way] for way in bare], [efficiency[way] for way in bare]
-        found = _profile(request.ways, samples, efficiencies, ordered, times, mesh, device)
-        return Profiled(found, contention(mesh, device))
+        return Profiled(_profile(request.ways, samples, efficiencies, ordered, times, mesh, device))
 
     return profile
 
@@ -227,19 +225,8 @@ def _profile(
         gpus_per_host=mesh.host.world if mesh.host else 1,
         local=_local(samples) if mesh.host else {},
         device=kind_of(device),
+        contention=contention(mesh, device),
     )
-
-
-def _first(slots: Sequence[Slot], elements: int) -> list[Slot]:
-    """The first slots with so many elements together, or all; of two or more dimensions where there are such."""
-    # the largest matrices say most about a group's cost
-    large = [slot for slot in slots if not slot.is_vector] or list(slots)
-    taken: list[Slot] = []
-    for slot in large:
-        taken.append(slot)
-        if sum(each.numel for each in taken) >= elements:
-            break
-    return taken
 
 
 def _efficiencies(
@@ -287,8 +274,9 @@ def _local(samples: Sequence[Sequence[ReductionTimes]]) -> dict[str, Affine | Co
 
 
 def _line(points: Sequence[tuple[float, float]]) -> Affine:
-    """Through measured (bytes, seconds); flat where a small model gave one size only."""
+    """Through measured (bytes, seconds); through the origin where all sent the same number of bytes."""
     sizes, seconds = torch.tensor(points, dtype=torch.float64, device="cpu").T
-    return (
-        theil_sen(sizes.numpy(), seconds.numpy()).cost if sizes.unique().numel() > 1 else Affine(float(seconds.max()))
-    )
+    if sizes.unique().numel() > 1:
+        return theil_sen(sizes.numpy(), seconds.numpy()).cost
+    nbytes, longest_s = float(sizes[0]), float(seconds.max())
+    return Affine(per_unit=longest_s / nbytes) if nbytes else Affine(longest_s)

@@ -31,10 +31,11 @@ def step_s(seen: Observation) -> float:
     return seen.seconds if seen.plan.native else float(seen.sums[0] / seen.sums[1])
 
 
-def change_to(plan: Plan, seen: Observation, native_steps: int) -> Change | None:
-    """The change that puts a plan in force, a native one for so many steps; None where it is."""
+def change_to(plan: Plan, seen: Observation, native_steps: int, settle: int = 0) -> Change | None:
+    """The change that puts a plan in force, a native one for so many steps, the first of which do not count; None where
+    it is."""
     if plan.native:
-        return NativeRequest(native_steps)
+        return NativeRequest(native_steps, settle)
     return None if plan == seen.plan else plan
 
 
@@ -93,9 +94,14 @@ class Trials:
         return self.plans[self.index]
 
     @property
+    def settle(self) -> int:
+        """Steps of this turn with its plan in force that do not count."""
+        return SETTLE * (self.index != self.before)
+
+    @property
     def turn_steps(self) -> int:
         """Steps of this turn with its plan in force."""
-        return TRIED + SETTLE * (self.index != self.before)
+        return TRIED + self.settle
 
     @property
     def between_rounds(self) -> bool:

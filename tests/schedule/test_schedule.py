@@ -1,5 +1,7 @@
 """The search against brute force, in every regime, and the baselines against the search."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -87,6 +89,18 @@ def test_what_is_deferred_follows_the_last_slot():
     problem = random_problem(13, most=16)  # the last group but one is ready after the small slots that it left
     best = brute_force(problem, ComputeStream())
     assert search(problem, ComputeStream()).step_s == pytest.approx(best, rel=1e-9)
+
+
+def test_what_is_deferred_goes_the_way_that_takes_least_in_all():
+    """A cast is the fastest on the wire, and may take longer to make than it saves."""
+    lossy = Option(Affine(), Affine(1.0), Affine())
+    for cast_s, chosen in ((2.0, 1), (0.1, 2)):
+        dense = Option(Affine(), Affine(0.0, 4.0), Affine(), lossless=True)
+        cast = Option(Affine(0.0, cast_s), Affine(0.0, 2.0), Affine(0.0, cast_s), lossless=True)
+        problem = Problem(np.zeros(2), np.ones(2), np.array([False, True]), (lossy, dense, cast))
+        assert problem.tail == chosen
+    far = replace(dense, local=Affine(0.0, 9.0))
+    assert replace(problem, options=(lossy, dense, far)).tail == 1
 
 
 def test_small_slots_need_a_lossless_option():

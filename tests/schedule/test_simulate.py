@@ -15,7 +15,7 @@ from gradwire.lab.scheduling.profiles import CLUSTERS, CURVES, MODELS, PCIE, pro
 from gradwire.lab.scheduling.published_regimes import ComputeStream
 from gradwire.report.simulation_report import per_step_or_rounds
 from gradwire.report.text_table import times
-from gradwire.schedule import Affine, Candidate, CostTable, Profile, SlotTime, baselines, over_link
+from gradwire.schedule import Affine, Candidate, CostTable, Profile, SlotTime, Worker, baselines, over_link, timeline
 from gradwire.schedule.simulate import BEST, GIVEN, Cluster, all_reduce, latency_of, names, on_cluster, simulate
 from gradwire.ways import Pair
 from gradwire.wire import ETHERNET
@@ -98,6 +98,27 @@ def test_the_latency_is_the_profiles():
     assert latency_of(replace(JOB, ranks=64, device="cuda", collectives=measured)) == pytest.approx(3e-5)
 
 
+def test_a_profile_knows_how_cores_are_shared():
+    """Simulated from its file, encoding beside backward was free."""
+    cluster, shared = Cluster(8, 1000 * MBIT), Profile.from_json(replace(JOB, contention=0.5).to_json())
+    slower = {o.way: o.step_s for o in simulate(JOB, cluster, Worker(0.5))}
+    assert outcomes(cluster, shared) == slower != outcomes(cluster)
+    plan = shared.plan(baselines.layer_wise(shared.problem(), Worker(), 0).groups)
+    assert timeline(shared, plan).step_s == timeline(JOB, plan, Worker(0.5)).step_s > timeline(JOB, plan).step_s
+    # of a version before
+    data = {name: part for name, part in json.loads(JOB.to_json()).items() if name != "contention"}
+    assert Profile.from_json(json.dumps(data)) == JOB
+
+
+def test_one_host_has_no_latency_to_other_hosts():
+    for one in (replace(JOB, ranks=1), on_cluster(JOB, Cluster(8, 1e9, 8))):
+        alone = replace(one, ranks=8, gpus_per_host=8, local={"sum": Affine(), "broadcast": Affine()})
+        with pytest.raises(ValueError, match=r"^the profile was measured on one host: give --latency-us$"):
+            latency_of(alone)
+    with pytest.raises(ValueError, match=r"one host"):
+        latency_of(replace(JOB, ranks=1))
+
+
 def test_a_given_plan_is_simulated_as_it_is():
     groups = [replace(WAYS[0], slots=tuple(slot.name for slot in SLOTS))]
     found = {o.way: o.step_s for o in simulate(JOB, Cluster(8, 100 * MBIT), plan=gw.Plan(tuple(groups)))}
@@ -111,14 +132,17 @@ def test_clusters_that_cannot_be_are_refused(ranks: int, gpus: int):
 
 
 def test_local_steps_cost_their_share_of_a_round():
-    for ranks, gpus in ((8, 1), (16, 8)):
-        cluster = Cluster(ranks, 10 * MBIT, gpus)
-        found = {o.way: o.step_s for every in (1, 30, 60) for o in simulate(JOB, cluster, every=every)}
-        for way in names(CANDIDATES):
+    """Inside a host inner steps are DDP's or FSDP2's, whatever compression would make of them."""
+    free = replace(CANDIDATES[1], encode=Affine(), decode=Affine())
+    for ranks, gpus, job in ((8, 1, JOB), (16, 8, JOB), (16, 8, replace(JOB, candidates=(CANDIDATES[0], free)))):
+        cluster = Cluster(ranks, 10 * MBIT, gpus, inside_bytes_per_s=1e8)
+        found = {o.way: o.step_s for every in (1, 30, 60) for o in simulate(job, cluster, every=every)}
+        for way in names(job.candidates):
             thirty, sixty = found[f"{way} every 30"], found[f"{way} every 60"]
             assert 0 < sixty < thirty < found[way]
             inside_s = 2 * sixty - thirty  # thirty = inside + round / 30, sixty = inside + round / 60
-            dense_inside_s = min(o.step_s for o in simulate(JOB, Cluster(gpus, 1, gpus))) if gpus > 1 else 0.018
+            host = [o for o in simulate(job, replace(cluster, ranks=gpus)) if o.way == "FP32"] if gpus > 1 else []
+            dense_inside_s = host[0].step_s if host else 0.018
             assert inside_s == pytest.approx(dense_inside_s, rel=0.02)
             round_s = 30 * (thirty - inside_s)
             wire_s = 0.9 * 4 * sum(slot.numel for slot in SLOTS) / (10 * MBIT) if "FP32" in way else 0.0
@@ -226,6 +250,9 @@ def broken(tmp_path: Path) -> dict[str, Path]:
         "no costs": json.dumps(data | {"collectives": {}}),
         "a list of costs": json.dumps(data | {"collectives": []}),
         "no candidates": json.dumps(data | {"candidates": []}),
+        "one host": json.dumps(data | {"ranks": 1}),
+        "no gpus": json.dumps(data | {"gpus_per_host": 0}),
+        "steps": json.dumps(data | {"objective": "steps"}),
         "foreign": of_other_slots.to_json(),
         "a profile": JOB.to_json(),
         "with rules": replace(JOB, candidates=tuple(map(ruled, JOB.candidates))).to_json(),
@@ -243,6 +270,9 @@ MISTAKES = [
     (["simulate", "<a list of costs>"], "this is no profile"),
     (["simulate", "<no candidates>"], "the profile has no candidates"),
     (["simulate", "<foreign>"], "profile.json"),
+    (["simulate", "<one host>", "--ranks", "64", "--gpus-per-host", "8"], "on one host: give --latency-us"),
+    (["simulate", "<no gpus>"], "hosts have 1 GPU or more, not 0"),
+    (["simulate", "<steps>"], "objective 'steps' is neither 'progress', per second, nor 'step'"),
     (["simulate", "resnet50", "--latency-us", "-5"], "a message cannot take -5 µs"),
     (["simulate", "resnet50", "--latency-us", "nan"], "a message cannot take nan µs"),
     (["simulate", "resnet50", "--latency-us", "inf"], "a message cannot take inf µs"),

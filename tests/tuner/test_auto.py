@@ -229,7 +229,7 @@ def native_steps(running: Job, steps: int) -> None:
         for _ in range(steps):
             assert not runtime.open_step()
             if runtime.native_step_ended() == 0:
-                runtime.native_ended(0.01)
+                runtime.native_ended([0.01] * steps)
 
     raising(together(running.world, work))
 

@@ -11,7 +11,7 @@ from benchmarks.scheduler.noisy_choices import NOISES, SLOWER, Machine, PlayedJo
 from gradwire.plans import NATIVE, uniform
 from gradwire.tuner import CHOOSING_STEPS, messages
 from gradwire.tuner import trials as trials_module
-from gradwire.tuner.phases import BEFORE_TRIALS
+from gradwire.tuner.phases import BEFORE_TRIALS, TIMED, WARM
 from gradwire.tuner.trials import SETTLE, TRIED, Trials
 from gradwire.tuner.watch import LOOK_AFTER, LOOK_STEPS
 from tests.support.harness import SMALL, slots_of
@@ -190,6 +190,18 @@ HARD = (0.024, 0.0185, 0.020, 0.0205, 0.021, 0.0225)
 """Seconds of DDP and of five plans."""
 NOISE = NOISES["and a trend of 1 % a turn"]
 """Slow seconds and steps of heavy tails as well."""
+
+
+def test_a_turn_of_ddps_own_steps_counts_as_many_as_that_of_any_other_plan():
+    """Of a turn with a change of plan all were counted, and dense looked slower than it is."""
+    job = PlayedJob(Machine(NOISE, 0), (0.02, *[0.0198] * 5), shuffled(0))
+    trials, seen = job.auto._trials, job._seen(0.1, 2)
+    assert trials.current.native
+    assert job.auto._turn(seen) == gw.NativeRequest(SETTLE + TRIED, settle=SETTLE)
+    trials.before = trials.index
+    assert job.auto._turn(seen) == gw.NativeRequest(TRIED)
+    job.auto.begin(PLANS[0])
+    assert job.auto._time_dense(seen) == gw.NativeRequest(WARM + TIMED, settle=WARM)
 
 
 def far_off(looks: int) -> float:
