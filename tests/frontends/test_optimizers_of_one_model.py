@@ -130,3 +130,38 @@ def test_an_optimizer_under_no_sync_takes_no_part():
     own, other = raising(together(2, train))
     torch.testing.assert_close(own, other)
     assert len(own) == 3
+
+
+class Words(nn.Module):
+    """A sparse embedding that a pass may leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = nn.Embedding(6, 4, sparse=True), nn.Linear(4, 2)
+
+    def loss(self, words: Tensor | None) -> Tensor:
+        hidden = torch.ones(1, 4) if words is None else self.embedding(words)
+        return self.head(hidden).square().sum()
+
+
+def test_what_an_earlier_pass_has_left_of_a_sparse_gradient_counts_where_a_rank_has_no_rows_now():
+    transports, models = Threads.group(2), [Words(), Words()]
+
+    def train(rank: int) -> list[Tensor]:
+        model = models[rank]
+        gw.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), 0.1), model, gw.FP32(), find_unused_parameters=True,
+            transport=transports[rank],
+        )  # fmt: skip
+        model.loss(torch.tensor([rank, 2])).backward()
+        model.loss(None if rank else torch.tensor([3])).backward()
+        model.embedding.weight.grad = model.embedding.weight.grad.to_dense()
+        return [p.grad for p in model.parameters()]
+
+    alone = Words()
+    for words in (torch.tensor([0, 2]), torch.tensor([1, 2]), torch.tensor([3]), None):
+        (alone.loss(words) / 2).backward()
+    alone.embedding.weight.grad = alone.embedding.weight.grad.to_dense()
+    for gradients in raising(together(2, train)):
+        torch.testing.assert_close(gradients, [p.grad for p in alone.parameters()])
