@@ -132,6 +132,26 @@ def test_an_optimizer_under_no_sync_takes_no_part():
     assert len(own) == 3
 
 
+def test_a_compiled_model_has_the_names_of_the_model_inside():
+    transports, models = [Threads.group(2) for _ in range(2)], [Heads(), Heads()]
+
+    def wrap(rank: int) -> list[set[str]]:
+        model = models[rank]
+        compiled = torch.compile(model, backend="eager")
+        first = gw.DistributedOptimizer(
+            torch.optim.SGD(model.body.parameters(), 0.1), compiled, transport=transports[0][rank],
+            rules=[("body.weight", gw.BF16()), ("*", gw.FP32())],
+        )  # fmt: skip
+        second = gw.LocalSteps(
+            torch.optim.SGD(model.first.parameters(), 0.1), compiled, inner_steps=2, transport=transports[1][rank]
+        )
+        assert {str(g.compressor) for g in first.handle.plan.groups if "body.weight" in g.slots} == {"BF16()"}
+        return [{name for g in each.handle.plan.groups for name in g.slots} for each in (first, second)]
+
+    for names in raising(together(2, wrap)):
+        assert names == [{"body.weight", "body.bias"}, {"first.weight", "first.bias"}]
+
+
 class Words(nn.Module):
     """A sparse embedding that a pass may leave out."""
 

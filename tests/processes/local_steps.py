@@ -344,6 +344,21 @@ def a_mesh_that_does_not_fit_local_steps_is_named() -> None:
         lambda: gw.LocalSteps(inner(whole), whole, mesh=mesh),
     )
     refused(ValueError, "mesh= says where its replicas are", lambda: gw.LocalSteps(inner(shards), shards))
+    # shards that are not a replica's are nobody else's: no rank takes over rank 0's
+    blocks = network(seed=dist.get_rank())
+    fully_shard(blocks[2], mesh=mesh["shard"])
+    before = [p.detach().clone() for p in blocks[2].parameters()]
+    wrap, average = "call fully_shard(model) as well, and pass gw.LocalSteps", "use gw.attach(model, gw.PowerSGD"
+    for model in (blocks, torch.compile(blocks, backend="eager")):
+        for given in (mesh, None):
+            refused(ValueError, wrap, partial(gw.LocalSteps, inner(blocks), model, inner_steps=2, mesh=given))
+    for model in (blocks, shards, torch.compile(shards, backend="eager"), None):
+        held = inner(shards if model is None else model)
+        refused(ValueError, average, partial(gw.DistributedOptimizer, held, model, gw.FP32()))
+    assert all(map(torch.equal, (p.to_local() for p in before), (p.to_local() for p in blocks[2].parameters())))
+    # a compiled replica is the replica
+    optimizer = gw.LocalSteps(inner(shards), torch.compile(shards, backend="eager"), inner_steps=2, mesh=mesh)
+    assert "2.weight" in optimizer.state_dict()["local_steps"]["anchors"]
 
 
 def both_ranks_batches(step: int, host: int) -> tuple[Tensor, Tensor]:
