@@ -152,6 +152,44 @@ def test_a_compiled_model_has_the_names_of_the_model_inside():
         assert names == [{"body.weight", "body.bias"}, {"first.weight", "first.bias"}]
 
 
+@pytest.mark.parametrize("split", [lambda model: [model.parameters()], matrices_and_the_rest])
+def test_a_step_whose_backward_pass_failed_is_given_up_though_nothing_was_seen_since(split: Split):
+    """Neither the model's forward nor the wrapper's zero_grad: the next backward pass is the first thing that is."""
+    transports, models = [Threads.group(2) for _ in range(3)], [Heads(), Heads()]
+
+    def train(rank: int) -> list[Tensor]:
+        model = models[rank]
+        wrapped(model, split, transports, rank)
+
+        def step(number: int) -> None:
+            model.zero_grad()
+            inputs = torch.randn(2, 4, generator=torch.Generator().manual_seed(10 * number + rank))
+            model.forward(inputs, 0).square().sum().backward()
+
+        step(0)
+        hook = model.body.weight.register_hook(fail)
+        if rank:
+            with pytest.raises(ZeroDivisionError):
+                step(1)
+        hook.remove()
+        if not rank:
+            step(1)
+        model.body.bias.requires_grad_(False)  # to which every optimizer's next step comes after the one given up
+        step(2)
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    alone = Heads()
+    alone.body.bias.requires_grad_(False)
+    inputs = [torch.randn(2, 4, generator=torch.Generator().manual_seed(20 + rank)) for rank in range(2)]
+    torch.stack([alone(each, 0).square().sum() for each in inputs]).mean().backward()
+    for gradients in raising(together(2, train)):
+        torch.testing.assert_close(gradients, [p.grad for p in alone.parameters() if p.grad is not None])
+
+
+def fail(gradient: Tensor) -> None:
+    raise ZeroDivisionError
+
+
 class Words(nn.Module):
     """A sparse embedding that a pass may leave out."""
 
