@@ -203,9 +203,11 @@ class LocalSteps(Wrapper):
         # the shards are the parameters; replaced by the shared ones inside
         reshard(self._model)
         with self._rounds.shared_parameters():
-            yield
-            # FSDP may have gathered parameters inside
-            reshard(self._model)
+            try:
+                yield
+            finally:
+                # FSDP may have gathered parameters inside
+                reshard(self._model)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters of the model, which take part in rounds from now on. Raises ValueError for others, and for

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -359,6 +360,29 @@ def a_mesh_that_does_not_fit_local_steps_is_named() -> None:
     # a compiled replica is the replica
     optimizer = gw.LocalSteps(inner(shards), torch.compile(shards, backend="eager"), inner_steps=2, mesh=mesh)
     assert "2.weight" in optimizer.state_dict()["local_steps"]["anchors"]
+
+
+def fail_after(model: nn.Module) -> None:
+    model(batch(0, 0)[0])
+    raise ZeroDivisionError
+
+
+@scenario(4)
+def after_an_error_among_shared_parameters_shards_train_on_from_their_own() -> None:
+    def losses(raises: bool) -> list[float]:
+        mesh = hosts_of_two()
+        model = sharded(mesh["shard"])
+        model.set_reshard_after_forward(False)
+        optimizer = gw.LocalSteps(inner(model), model, gw.FP32(), inner_steps=6, mesh=mesh)
+        train(model, 3, optimizer=optimizer)
+        if raises:
+            with pytest.raises(ZeroDivisionError), optimizer.shared_parameters(), torch.no_grad():
+                fail_after(model)
+        after = train(model, 2, first=3, optimizer=optimizer)
+        optimizer.handle.detach()
+        return after
+
+    assert losses(raises=True) == losses(raises=False)
 
 
 def both_ranks_batches(step: int, host: int) -> tuple[Tensor, Tensor]:
