@@ -131,7 +131,7 @@ class DDPFrontEnd:
 
     def skip(self) -> None:
         """Takes back the last step. Where DDP reduces by itself, it has no state."""
-        if self.runtime and not self._native:
+        if self.runtime and not (self._native or self._native_steps.made):
             self.runtime.skip()
 
     def placed(self) -> Mapping[str, Placed]:

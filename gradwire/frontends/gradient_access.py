@@ -50,10 +50,9 @@ class Whole:
         return parameter.grad
 
     def left(self, parameter: Tensor) -> Tensor:
-        if parameter in self._sparse:
-            return no_rows(parameter)
-        gradient = self.gradient(parameter)
-        return torch.zeros_like(parameter) if gradient is None else gradient.detach().clone()
+        if (gradient := self.gradient(parameter)) is not None:
+            return gradient.detach().clone()
+        return no_rows(parameter) if parameter in self._sparse else torch.zeros_like(parameter)
 
     def put(self, parameter: Tensor, gradient: Tensor) -> None:
         parameter.grad = gradient

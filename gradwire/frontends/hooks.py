@@ -32,8 +32,8 @@ class GradientHooks:
 
     1. The first gradient of a backward pass opens a step, and has autograd call `_backward_ends` at the pass's end.
        Where other parameters are `trained` than in the step before, the plan becomes one for these.
-    2. A forward pass, or `zero_grad` of a wrapped optimizer, gives up a step whose backward pass failed, for the other
-       ranks wait for it.
+    2. A forward pass, `zero_grad` of a wrapped optimizer, or the next pass, gives up a step whose backward pass failed,
+       for the other ranks wait for it.
     3. Each gradient is submitted; the worker reduces groups that are complete while backward goes on.
     4. At the end of backward, slots without a gradient are submitted as absent, which completes the last groups, and
        `finish` waits for the worker. When `backward()` returns, every gradient is the mean.
@@ -140,6 +140,11 @@ class GradientHooks:
         if self._under_way and not in_backward():
             self.give_up()
 
+    def _give_up_failed(self) -> None:
+        """Gives up such a step where the next backward pass is the first thing that is seen."""
+        if self._under_way and self._runtime and self._runtime.backward_failed():
+            self.give_up()
+
     def _forward_ends(self, module: nn.Module, arguments: Any, output: Any) -> None:
         if self._runtime and torch.is_grad_enabled():
             self._runtime.forward_ends()
@@ -169,7 +174,8 @@ class GradientHooks:
             return
         runtime = self._runtime
         assert runtime is not None
-        # the first gradient of the pass opens the step
+        # the first gradient of the pass opens the step, behind one whose pass failed
+        self._give_up_failed()
         if not self._under_way:
             self._backward_begins(runtime)
             self._update_warning.look(parameter)
@@ -178,7 +184,6 @@ class GradientHooks:
                 f"parameter {runtime.slots[slot].name!r} got two gradients in one backward; "
                 "call the model once, and use torch.utils.checkpoint with use_reentrant=False"
             )
-        # hand it over
         gradient = self._places.gradient(parameter)
         if gradient is None:  # a user's hook took it: this rank has none
             return
@@ -190,12 +195,9 @@ class GradientHooks:
         """Whether the wrapped optimizer holds a parameter, by a look in each backward pass."""
         if not self._looked:
             self._looked = True
-            when_backward_ends(self._look_again)
+            when_backward_ends(partial(setattr, self, "_looked", False))
             trained.look()
         return trained.has(parameter)
-
-    def _look_again(self) -> None:
-        self._looked = False
 
     def check_averaged(self) -> None:
         """Raises RuntimeError where the wrapped optimizer holds a parameter whose gradient is this rank's alone."""
@@ -203,13 +205,13 @@ class GradientHooks:
             self._trained.check_averaged()
 
     def _backward_begins(self, runtime: Runtime) -> None:
-        # the end of backward is known from its first gradient on
         when_backward_ends(self._backward_ends)
         self._open_step(runtime)
 
     def _open_step(self, runtime: Runtime) -> None:
         # frozen or thawed since the last step? all ranks meet, and get a plan for the new ones
         for each in self._of_model():
+            each._give_up_failed()
             if not each._under_way:
                 each.follow()
         runtime.open_step()
@@ -217,7 +219,6 @@ class GradientHooks:
         # a gradient of earlier micro-batches must belong to a slot that is still reduced
         self._check_accumulated(runtime)
         self._notes = runtime.wants_readiness()
-        # stand in for the forward pass that was not seen
         if not self._forward:  # the loss came from another method than forward
             runtime.forward_begins()
             runtime.forward_ends()
@@ -260,7 +261,10 @@ class GradientHooks:
         assert runtime is not None
         self._under_way = False
         # gradients of earlier micro-batches, for slots that this pass did not reach
-        gradients = {slot: self._accumulated_gradient(runtime, slot) for slot in runtime.missing()}
+        gradients = {
+            slot: self._places.gradient(self._parameter(runtime, slot)) if slot in self._accumulated else None
+            for slot in runtime.missing()
+        }
         self._accumulated.clear()
         unused = [slot for slot, gradient in gradients.items() if gradient is None]
         if unused and not self._find_unused:
@@ -291,10 +295,6 @@ class GradientHooks:
 
     def _of_model(self) -> "list[GradientHooks]":
         return list(_OF_MODEL[self._model])
-
-    def _accumulated_gradient(self, runtime: Runtime, slot: int) -> Tensor | None:
-        """The gradient of a slot that the last backward pass did not come to, if one before did."""
-        return self._places.gradient(self._parameter(runtime, slot)) if slot in self._accumulated else None
 
     def _parameter(self, runtime: Runtime, slot: int) -> nn.Parameter:
         return self._parameters[runtime.slots[slot].name]

@@ -35,6 +35,8 @@ from gradwire.options import Options, called_as, one_line
 from gradwire.plans import Plan
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
+from gradwire.torch_private.autograd import uncompiled
+from gradwire.torch_private.fully_shard import is_fsdp
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Outer(Options):
 KIND = "LocalSteps"
 OWN = ("inner_steps", "outer", "fragments", "delay", "mix", "eager", "mesh", "process_group")
 """Options of local steps alone."""
+SHARDED = "call fully_shard(model) as well, and pass gw.LocalSteps(optimizer, model, mesh=mesh)"
 DILOCO = Outer()
 
 
@@ -106,7 +109,8 @@ class LocalSteps(Wrapper):
         choices = Choices.of(compressor, OWN, **options)
         choices.check()
         _check_weight(choices, eager)
-        self.check(inner_optimizer, model, process_group)
+        model = uncompiled(model)
+        self.check(inner_optimizer, model, process_group, "" if is_fsdp(model) else SHARDED)
         _check_outer(outer)
         # the replica, and what this rank can refuse by itself
         replica, values = replica_of(model, mesh, process_group, inner_optimizer), values_of(model)
@@ -199,9 +203,11 @@ class LocalSteps(Wrapper):
         # the shards are the parameters; replaced by the shared ones inside
         reshard(self._model)
         with self._rounds.shared_parameters():
-            yield
-            # FSDP may have gathered parameters inside
-            reshard(self._model)
+            try:
+                yield
+            finally:
+                # FSDP may have gathered parameters inside
+                reshard(self._model)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters of the model, which take part in rounds from now on. Raises ValueError for others, and for

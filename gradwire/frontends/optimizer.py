@@ -22,6 +22,7 @@ from gradwire.frontends.values import share_values, values_of
 from gradwire.frontends.wrapper import Wrapper
 from gradwire.options import called_as
 from gradwire.plans import Plan
+from gradwire.torch_private.autograd import uncompiled
 from gradwire.transports import ProcessGroup
 
 KIND = "a DistributedOptimizer"
@@ -58,8 +59,9 @@ class DistributedOptimizer(Wrapper):
     ) -> None:
         choices = StepChoices.of(compressor, ["process_group"], **options)
         choices.check()
-        self.check(optimizer, nn.Module() if model is None else model, process_group)
-        model = HeldParameters(optimizer) if model is None else model
+        given = nn.Module() if model is None else uncompiled(model)
+        self.check(optimizer, given, process_group, "use gw.attach(model, gw.PowerSGD(rank=16), mesh=mesh)")
+        model = HeldParameters(optimizer) if model is None else given
         # all ranks: make a group, compare over the store, and only then take over rank 0's parameters. Where ranks
         # differ, all of them raise before any value was sent
         self._trained = trained = TrainedParameters(model, on_one_device(model), optimizer)

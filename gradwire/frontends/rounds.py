@@ -11,7 +11,7 @@ new one; its mean travels during the whole next round.
 All ranks send and receive after the same inner steps, so in the same order.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from gradwire.frontends.outer import OuterOptimizer, outer_facts, outer_of, oute
 from gradwire.frontends.paused import paused
 from gradwire.frontends.round_state import check_groups, check_progress
 from gradwire.frontends.stateful import Placed
+from gradwire.frontends.values import local
 from gradwire.runtime.intake import Point
 from gradwire.runtime.runtime import Runtime
 
@@ -184,9 +185,10 @@ class Rounds:
             fragment.merge(None)
 
     def _receive(self, fragment: Fragment) -> None:
-        # the mean is not finite on any replica: all go back to the anchors, unless it was lost
-        if not fragment.is_finite():
+        # the mean is not finite on any replica, if only on one shard: all go back to the anchors, unless it was lost
+        if not (finite := fragment.is_finite()):
             self.runtime.check_whole()
+        if not self._all_of(finite):
             self._skip()
             return
         # the outer step moves the anchors, parameters follow
@@ -196,7 +198,7 @@ class Rounds:
     def _skip(self) -> None:
         """Takes the round back on all replicas, which see by the mean that one of them was not finite."""
         for fragment in self.fragments:
-            go_back(fragment, self._parameters, self.inner)
+            go_back(fragment, self._parameters, self.inner, self._all_of)
 
     @contextmanager
     def shared_parameters(self) -> Iterator[None]:
@@ -276,13 +278,16 @@ class Rounds:
             _copy_each(self.fragments[index].sent, kept["sent"])
 
 
-def go_back(fragment: Fragment, parameters: Mapping[str, Tensor], inner: Optimizer) -> None:
-    """Resets parameters to the anchors, and inner state that is not finite."""
+def go_back(
+    fragment: Fragment, parameters: Mapping[str, Tensor], inner: Optimizer, all_of: Callable[[bool], bool] = bool
+) -> None:
+    """Resets parameters to the anchors, and inner state that is not finite on some shard."""
     fragment.reset()
     fragment.keep_sent()
     for parameter in (parameters[name] for name in fragment.parameters):
-        if not _is_finite(inner.state.get(parameter, {})):
-            del inner.state[parameter]
+        tensors = (local(v) for v in inner.state.get(parameter, {}).values() if isinstance(v, Tensor))
+        if not all_of(all(bool(tensor.isfinite().all()) for tensor in tensors)):
+            inner.state.pop(parameter, None)
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -292,7 +297,3 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _copy_each(targets: dict[str, Tensor], sources: dict[str, Tensor]) -> None:
     for name, target in targets.items():
         target.copy_(sources[name])
-
-
-def _is_finite(state: dict[str, Any]) -> bool:
-    return all(bool(v.isfinite().all()) for v in state.values() if isinstance(v, Tensor))

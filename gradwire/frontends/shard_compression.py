@@ -26,7 +26,13 @@ from gradwire.options import called_as, check_type
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.meeting import Agreement
 from gradwire.slots import Layout, real
-from gradwire.torch_private.fully_shard import fsdp_groups, fsdp_modules, is_fsdp, replace_collectives
+from gradwire.torch_private.fully_shard import (
+    fsdp_groups,
+    is_fsdp,
+    parameters_of_fsdp,
+    reduces_unused,
+    replace_collectives,
+)
 from gradwire.transports import Mesh, ProcessGroup
 
 EXACT = FP32()
@@ -85,13 +91,13 @@ def compress_shards(
     undo: list[Callable[[], None]] = []
     for group in fsdp_groups(model):
         # each has a residual of its own; buffers are shared
+        reduce_scatter.parameters = parameters_of_fsdp(group)
         own = [None if comm.is_exact else copy(comm) for comm in (reduce_scatter, all_gather)]
         undo.append(replace_collectives(group, *own))
         comms += filter(None, own)
-    if memory:
-        # so that a gradient's place never changes
-        for module in fsdp_modules(model):
-            module.set_reduce_scatter_unused_params(True, recurse=False)
+        if memory:
+            # so that a gradient's place never changes
+            undo.append(reduces_unused(group))
     return ShardCompression(comms, undo)
 
 
@@ -199,6 +205,9 @@ class ShardReduceScatter(_Comm):
 
     residual: Tensor | None = None
     """(ranks, n) the gradients that this rank has not sent."""
+    parameters: Sequence[Tensor] = ()
+    """Those of FSDP's group, of which some may be frozen."""
+    _trained: Sequence[bool] = ()
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
@@ -231,20 +240,23 @@ class ShardReduceScatter(_Comm):
         """Writes x (n,), and a memory's residual `kept` (n,), which is updated unless something is not finite."""
         vector = self._vector(x, row, context)
         # add the residual
+        state = {}
         if self._memory and kept is not None:
             state = {RESIDUAL: DoubleBuffer(kept, context.buffers.tensor("left", (len(x),)))}
             vector = self._memory.add(state, vector, context.layout, 1)
         # encode, and keep what was not sent
         self._codec.encode(vector, row.body[None], context.whole)
-        if kept is not None:
+        if self._memory and kept is not None:
             assert row.flags is not None
-            torch.where(row.flags.isnan(), kept, vector.next, out=kept)
+            self._memory.sent(state)
+            torch.where(row.flags.isnan(), kept, state[RESIDUAL].write, out=kept)
 
     def _remembered(self, world: int, n: int, device: torch.device) -> Tensor | None:
         # (ranks, n): made at the first step, when sizes are known
+        trained = [parameter.requires_grad for parameter in self.parameters]
         if self._memory and self.residual is None:
-            self.residual = torch.zeros(world, n, dtype=torch.float32, device=device)
-        if self.residual is not None and self.residual.shape != (world, n):
+            self.residual, self._trained = torch.zeros(world, n, dtype=torch.float32, device=device), trained
+        if self.residual is not None and (self.residual.shape, self._trained) != ((world, n), trained):
             raise ValueError(
                 "parameters were frozen or thawed, and memories are of others; call compress_shards() anew"
             )

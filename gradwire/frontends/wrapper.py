@@ -7,6 +7,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from gradwire.frontends.trained import held_by
+from gradwire.frontends.values import is_sharded
 from gradwire.options import check_type
 
 
@@ -45,9 +47,9 @@ class Wrapper(Optimizer):
         return getattr(self.inner, name)
 
     @classmethod
-    def check(cls, optimizer: object, model: Any, group: object) -> None:
+    def check(cls, optimizer: Any, model: Any, group: object, sharded: str) -> None:
         """Raises ValueError, naming the call that works, for arguments that are no optimizer, no model, or no process
-        group, and for a model whose gradients DDP averages."""
+        group, for a model whose gradients DDP averages, and for shards, where `sharded` says what to do with them."""
         call = f"gw.{cls.__name__}(optimizer, model, gw.TopK(0.01))"
         check_type("optimizer", optimizer, (Optimizer,), f"SGD(...) in {call}", optional=False)
         if isinstance(optimizer, Wrapper):
@@ -59,4 +61,7 @@ class Wrapper(Optimizer):
                 f"DistributedDataParallel averages gradients itself; pass gw.{cls.__name__} a model without it, or use "
                 "gw.attach(ddp, gw.TopK(0.01))"
             )
+        # nor shards, which rank 0's would overwrite
+        if sharded and any(map(is_sharded, [*model.parameters(), *held_by(optimizer)])):
+            raise ValueError(f"parameters are sharded, which gw.{cls.__name__} would take for whole ones; {sharded}")
         check_type("process_group", group, (dist.ProcessGroup,), "torch.distributed.new_group()")

@@ -104,7 +104,7 @@ class Runtime:
         self.is_immediate, self.lost, self.used = self._executor.is_immediate, self._executor.lost, self._steps.used.has
         self.fix_places, self.point, self.became_ready = intake.fix_places, intake.point, intake.became_ready
         self.forward_begins, self.forward_ends = intake.forward_begins, self._recorder.forward_ends
-        self.wants_readiness = intake.wants_readiness
+        self.wants_readiness, self.backward_failed = intake.wants_readiness, turns.backward_failed
         self.native_begins, self.mark = partial(self._executor.post, self._steps.close), self._executor.mark
         self.open_step, self.reduce, self.give_up, self.detach = turns.open_step, turns.reduce, turns.give_up, turns.end
 

@@ -50,10 +50,11 @@ class Job(Protocol):
 class _Backward:
     """A token of a backward pass, which autograd calls at the pass's end and drops where the pass fails."""
 
-    over = False
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self._ended = ended
 
     def __call__(self) -> None:
-        self.over = True
+        self._ended()
 
 
 class Turns:
@@ -96,6 +97,10 @@ class Turns:
         if self._lost:
             self._job.finish()
             self._lost = False
+
+    def backward_failed(self) -> bool:
+        """Whether the backward pass that opened the last step is gone, and did not come to its end."""
+        return self._backward is not None and self._backward() is None
 
     @contextmanager
     def call(
@@ -140,10 +145,14 @@ class Turns:
     def _open(self, groups: Sequence[int] | None) -> None:
         """Opens a step, and follows the backward pass that it belongs to, if any."""
         self._intake.open(groups)
+        self._backward = None
         if in_backward():
-            backward = _Backward()
+            backward = _Backward(self._backward_over)
             when_backward_ends(backward)
             self._backward = weakref.ref(backward)
+
+    def _backward_over(self) -> None:
+        self._backward = None
 
     def _abandon(self) -> None:
         """Completes a step whose backward pass failed, with zeros."""
@@ -154,8 +163,7 @@ class Turns:
     @property
     def _in_backward(self) -> bool:
         """Whether gradients of a step are still to come, or this thread is inside any backward pass."""
-        backward = self._backward and self._backward()
-        return in_backward() or (backward is not None and not backward.over)
+        return in_backward() or (self._backward is not None and not self.backward_failed())
 
     def _moment(self, call: str) -> Mapping[str, str]:
         """The moment of a call, which all ranks must share. Raises ValueError inside a backward pass."""

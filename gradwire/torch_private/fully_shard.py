@@ -1,6 +1,7 @@
 """FSDP2: fully_shard, and replicate, which is made of the same."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -96,6 +97,13 @@ class TimesReplicas:
         stream = self._group.device_handle.current_stream()
         if isinstance(stream, torch.Stream):
             summed.record_stream(stream)
+
+
+def reduces_unused(group: Any) -> Callable[[], None]:
+    """Has FSDP reduce zeros for those of one of `fsdp_groups` that got no gradient. Returns a function that undoes
+    that."""
+    before, group.reduce_scatter_unused_params = group.reduce_scatter_unused_params, True
+    return partial(setattr, group, "reduce_scatter_unused_params", before)
 
 
 def replace_collectives(group: Any, reduce_scatter: Any, all_gather: Any) -> Callable[[], None]:

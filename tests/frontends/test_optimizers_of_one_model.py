@@ -130,3 +130,96 @@ def test_an_optimizer_under_no_sync_takes_no_part():
     own, other = raising(together(2, train))
     torch.testing.assert_close(own, other)
     assert len(own) == 3
+
+
+def test_a_compiled_model_has_the_names_of_the_model_inside():
+    transports, models = [Threads.group(2) for _ in range(2)], [Heads(), Heads()]
+
+    def wrap(rank: int) -> list[set[str]]:
+        model = models[rank]
+        compiled = torch.compile(model, backend="eager")
+        first = gw.DistributedOptimizer(
+            torch.optim.SGD(model.body.parameters(), 0.1), compiled, transport=transports[0][rank],
+            rules=[("body.weight", gw.BF16()), ("*", gw.FP32())],
+        )  # fmt: skip
+        second = gw.LocalSteps(
+            torch.optim.SGD(model.first.parameters(), 0.1), compiled, inner_steps=2, transport=transports[1][rank]
+        )
+        assert {str(g.compressor) for g in first.handle.plan.groups if "body.weight" in g.slots} == {"BF16()"}
+        return [{name for g in each.handle.plan.groups for name in g.slots} for each in (first, second)]
+
+    for names in raising(together(2, wrap)):
+        assert names == [{"body.weight", "body.bias"}, {"first.weight", "first.bias"}]
+
+
+@pytest.mark.parametrize("split", [lambda model: [model.parameters()], matrices_and_the_rest])
+def test_a_step_whose_backward_pass_failed_is_given_up_though_nothing_was_seen_since(split: Split):
+    """Neither the model's forward nor the wrapper's zero_grad: the next backward pass is the first thing that is."""
+    transports, models = [Threads.group(2) for _ in range(3)], [Heads(), Heads()]
+
+    def train(rank: int) -> list[Tensor]:
+        model = models[rank]
+        wrapped(model, split, transports, rank)
+
+        def step(number: int) -> None:
+            model.zero_grad()
+            inputs = torch.randn(2, 4, generator=torch.Generator().manual_seed(10 * number + rank))
+            model.forward(inputs, 0).square().sum().backward()
+
+        step(0)
+        hook = model.body.weight.register_hook(fail)
+        if rank:
+            with pytest.raises(ZeroDivisionError):
+                step(1)
+        hook.remove()
+        if not rank:
+            step(1)
+        model.body.bias.requires_grad_(False)  # to which every optimizer's next step comes after the one given up
+        step(2)
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    alone = Heads()
+    alone.body.bias.requires_grad_(False)
+    inputs = [torch.randn(2, 4, generator=torch.Generator().manual_seed(20 + rank)) for rank in range(2)]
+    torch.stack([alone(each, 0).square().sum() for each in inputs]).mean().backward()
+    for gradients in raising(together(2, train)):
+        torch.testing.assert_close(gradients, [p.grad for p in alone.parameters() if p.grad is not None])
+
+
+def fail(gradient: Tensor) -> None:
+    raise ZeroDivisionError
+
+
+class Words(nn.Module):
+    """A sparse embedding that a pass may leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = nn.Embedding(6, 4, sparse=True), nn.Linear(4, 2)
+
+    def loss(self, words: Tensor | None) -> Tensor:
+        hidden = torch.ones(1, 4) if words is None else self.embedding(words)
+        return self.head(hidden).square().sum()
+
+
+def test_what_an_earlier_pass_has_left_of_a_sparse_gradient_counts_where_a_rank_has_no_rows_now():
+    transports, models = Threads.group(2), [Words(), Words()]
+
+    def train(rank: int) -> list[Tensor]:
+        model = models[rank]
+        gw.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), 0.1), model, gw.FP32(), find_unused_parameters=True,
+            transport=transports[rank],
+        )  # fmt: skip
+        model.loss(torch.tensor([rank, 2])).backward()
+        model.loss(None if rank else torch.tensor([3])).backward()
+        model.embedding.weight.grad = model.embedding.weight.grad.to_dense()
+        return [p.grad for p in model.parameters()]
+
+    alone = Words()
+    for words in (torch.tensor([0, 2]), torch.tensor([1, 2]), torch.tensor([3]), None):
+        (alone.loss(words) / 2).backward()
+    alone.embedding.weight.grad = alone.embedding.weight.grad.to_dense()
+    for gradients in raising(together(2, train)):
+        torch.testing.assert_close(gradients, [p.grad for p in alone.parameters()])

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -306,23 +307,32 @@ def what_is_not_finite_on_one_shard_is_no_part_of_its_replicas_eager_update() ->
     assert own_shards(model).isfinite().all()
 
 
+def spoil(weight: DTensor, stepped: torch.optim.Optimizer, *_: object) -> None:
+    for tensor in (weight, stepped.state[weight]["exp_avg"]):
+        tensor.to_local().data[3, 3] = torch.nan
+
+
 @scenario(4)
 def what_is_not_finite_on_one_shard_counts_for_no_replica() -> None:
     mesh = hosts_of_two()
-    model = sharded(mesh["shard"])
-    optimizer = gw.LocalSteps(inner(model), model, gw.TopK(0.1), inner_steps=6, mesh=mesh)
-    train(model, 12, optimizer=optimizer)
-    before = own_shards(model).clone()
-    train(model, 3, first=12, optimizer=optimizer)
-    with torch.no_grad():
+    for compressor in (gw.TopK(0.1), gw.FP32()):  # without a memory the runtime looks at no gradient
+        model = sharded(mesh["shard"])
+        optimizer = gw.LocalSteps(inner(model), model, compressor, inner_steps=6, mesh=mesh)
+        train(model, 12, optimizer=optimizer)
+        before = own_shards(model).clone()
+        train(model, 5, first=12, optimizer=optimizer)
+        if dist.get_rank() == 1:  # in the last inner step, so that no forward pass brings it to the other shard
+            hook = optimizer.inner.register_step_post_hook(partial(spoil, model[2].weight))
+        train(model, 1, first=17, optimizer=optimizer)
         if dist.get_rank() == 1:
-            model[2].weight.to_local()[3, 3] = torch.nan
-    train(model, 3, first=15, optimizer=optimizer)
-    assert torch.equal(own_shards(model), before)
-    train(model, 12, first=18, optimizer=optimizer)
-    assert own_shards(model).isfinite().all()
-    assert not torch.equal(own_shards(model), before)
-    assert same_on_all_ranks(torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()]))
+            hook.remove()
+        assert torch.equal(own_shards(model), before), compressor
+        assert (model[2].weight in optimizer.inner.state) == (dist.get_rank() > 1)  # shards of a replica agree
+        train(model, 12, first=18, optimizer=optimizer)
+        assert own_shards(model).isfinite().all()
+        assert not torch.equal(own_shards(model), before)
+        assert same_on_all_ranks(torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()]))
+        optimizer.handle.detach()
 
 
 @scenario(4)
@@ -335,6 +345,44 @@ def a_mesh_that_does_not_fit_local_steps_is_named() -> None:
         lambda: gw.LocalSteps(inner(whole), whole, mesh=mesh),
     )
     refused(ValueError, "mesh= says where its replicas are", lambda: gw.LocalSteps(inner(shards), shards))
+    # shards that are not a replica's are nobody else's: no rank takes over rank 0's
+    blocks = network(seed=dist.get_rank())
+    fully_shard(blocks[2], mesh=mesh["shard"])
+    before = [p.detach().clone() for p in blocks[2].parameters()]
+    wrap, average = "call fully_shard(model) as well, and pass gw.LocalSteps", "use gw.attach(model, gw.PowerSGD"
+    for model in (blocks, torch.compile(blocks, backend="eager")):
+        for given in (mesh, None):
+            refused(ValueError, wrap, partial(gw.LocalSteps, inner(blocks), model, inner_steps=2, mesh=given))
+    for model in (blocks, shards, torch.compile(shards, backend="eager"), None):
+        held = inner(shards if model is None else model)
+        refused(ValueError, average, partial(gw.DistributedOptimizer, held, model, gw.FP32()))
+    assert all(map(torch.equal, (p.to_local() for p in before), (p.to_local() for p in blocks[2].parameters())))
+    # a compiled replica is the replica
+    optimizer = gw.LocalSteps(inner(shards), torch.compile(shards, backend="eager"), inner_steps=2, mesh=mesh)
+    assert "2.weight" in optimizer.state_dict()["local_steps"]["anchors"]
+
+
+def fail_after(model: nn.Module) -> None:
+    model(batch(0, 0)[0])
+    raise ZeroDivisionError
+
+
+@scenario(4)
+def after_an_error_among_shared_parameters_shards_train_on_from_their_own() -> None:
+    def losses(raises: bool) -> list[float]:
+        mesh = hosts_of_two()
+        model = sharded(mesh["shard"])
+        model.set_reshard_after_forward(False)
+        optimizer = gw.LocalSteps(inner(model), model, gw.FP32(), inner_steps=6, mesh=mesh)
+        train(model, 3, optimizer=optimizer)
+        if raises:
+            with pytest.raises(ZeroDivisionError), optimizer.shared_parameters(), torch.no_grad():
+                fail_after(model)
+        after = train(model, 2, first=3, optimizer=optimizer)
+        optimizer.handle.detach()
+        return after
+
+    assert losses(raises=True) == losses(raises=False)
 
 
 def both_ranks_batches(step: int, host: int) -> tuple[Tensor, Tensor]:

@@ -282,6 +282,15 @@ def where_the_plan_is_native_steps_count_not_forward_passes() -> None:
 
 
 @scenario(2)
+def a_native_step_is_not_taken_back_though_no_forward_pass_was_seen() -> None:
+    ddp = DistributedDataParallel(network())
+    handle = gw.attach(ddp, gw.NATIVE)
+    ddp.forward(batch(0)[0]).sum().backward()
+    handle.skip()
+    assert handle.stats().steps == 1
+
+
+@scenario(2)
 def join_is_refused_where_the_plan_is_native() -> None:
     ddp = DistributedDataParallel(network())
     gw.attach(ddp, gw.FP32(), controller=Turns())

@@ -815,6 +815,35 @@ def what_a_reduce_scatter_loses_is_added_to_the_next() -> None:
         assert comm.residual.isfinite().all()
 
 
+@scenario(2)
+def a_memory_of_shards_ends_without_a_trace_and_is_of_what_was_trained() -> None:
+    model = fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), mesh=line())
+    model[1].requires_grad_(False)
+    (group,) = fsdp_groups(model)
+    compression = gw.compress_shards(model, gw.TopK(0.3), memory=gw.Residual())
+    model(torch.ones(2, 4)).sum().backward()
+    # others of the same size are not owed that
+    for layer, trained in zip(model, (False, True), strict=True):
+        layer.requires_grad_(trained)
+    refused(ValueError, "memories are of others", lambda: model(torch.ones(2, 4)).sum().backward())
+    compression.detach()
+    assert not group.reduce_scatter_unused_params
+
+
+@scenario(2)
+def a_memory_of_shards_grows_by_no_more_than_its_limit() -> None:
+    world, group, limits = dist.get_world_size(), dist.group.WORLD, (None, 2.0)
+    comms = [ShardReduceScatter(gw.TopK(0.05), {}, 0, gw.Residual(limit=limit)) for limit in limits]
+    for scale in (1.0, 1000.0):
+        before = [0 if comm.residual is None else comm.residual.norm(dim=1) for comm in comms]
+        for comm in comms:
+            mine = torch.randn(world * 300, generator=torch.Generator().manual_seed(0)) * scale
+            comm(torch.empty(300), mine, group, dist.ReduceOp.SUM)
+    free, limited = [comm.residual.norm(dim=1) for comm in comms]
+    assert (free > 100 * before[0]).all()
+    torch.testing.assert_close(limited, 2.0 * before[1])
+
+
 @scenario(4, long=True)
 def models_train_with_a_memory_of_what_shards_did_not_send() -> None:
     def run(codec: gw.Codec | None, memory: gw.Residual | None = None) -> float:
