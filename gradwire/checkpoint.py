@@ -110,6 +110,18 @@ class Unpacked:
                     "load what this model saved"
                 )
 
+    def sums(self, prefix: str) -> list[tuple[str, str]]:
+        """The keys of the parameters' tensors whose names begin so, each with its checksum."""
+        return [(key_of(name, key), _sum_of(t)) for name, key, t in _each(self.exported) if key.startswith(prefix)]
+
+    def without(self, keys: Collection[str]) -> "Unpacked":
+        """The state without these tensors of parameters."""
+        exported = {
+            name: {key: tensor for key, tensor in tensors.items() if key_of(name, key) not in keys}
+            for name, tensors in self.exported.items()
+        }
+        return replace(self, exported=exported)
+
     def check_rows(self) -> None:
         """Raises ValueError where a state of all ranks lacks some of them."""
         for name, key, tensor in _each(self.exported) if self.about.gathered else ():

@@ -10,6 +10,7 @@ from torch import Tensor
 from gradwire import checkpoint
 from gradwire.checkpoint import GROUP, SHARED, StateDict, Unpacked, pack
 from gradwire.collective import HOST, REPLICA, SHARD
+from gradwire.compressors import COMMON
 from gradwire.options import dtype_name, dtype_of
 from gradwire.runtime.active_plan import ActivePlan
 from gradwire.runtime.failures import AbsentRanks
@@ -76,10 +77,21 @@ class States:
         try:
             # all ranks meet here, and load all or none
             self._agreement.on(facts, "load_state_dict()")
+            return self._alike(read[0])
         except (ValueError, AbsentRanks):
             self._plans.restore(before)
             raise
-        return read[0]
+
+    def _alike(self, own: checkpoint.Unpacked) -> checkpoint.Unpacked:
+        """This rank's part without those tensors that groups have in common and that not all ranks which reduce them
+        together have alike, such as the leaders of hosts that are others now."""
+        facts = self._agreement.gather("load_state_dict()", {"common": json.dumps(own.sums(GROUP + COMMON))})
+        # the ranks that differ in their place on the axis "replica" alone
+        places = [self._mesh.place(rank) | {REPLICA: 0} for rank in range(self._mesh.ranks)]
+        mine = places[self._mesh.rank]
+        peers = [its for its, place in zip(facts, places, strict=True) if place == mine]
+        held = [set(map(tuple, json.loads(its["common"]))) for its in peers]
+        return own.without({key for key, _ in set.union(*held) - set.intersection(*held)})
 
     def take(self, read: checkpoint.Unpacked) -> None:
         """Goes on from the state that was read."""
