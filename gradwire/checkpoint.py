@@ -19,8 +19,8 @@ StateDict = dict[str, Tensor]
 
 "about" is JSON, see `About`, with the type, shape and checksum of every other tensor. In a parameter's name "/" is
 written "~1" and "~" "~0", as in JSON Pointer (RFC 6901). Tensors of the job have no parameter: "//<name>". Small ones
-that are equal on all ranks are named "shared/...". All others are a rank's own, and (ranks, *shape) in a state of all
-ranks: small ones, "group/...", and those of the parameter's shape."""
+that are equal on all ranks, or with shards on all replicas of one, are named "shared/...". All others are a rank's own,
+and (ranks, *shape) in a state of all ranks: small ones, "group/...", and those of the parameter's shape."""
 
 FORMAT = 1
 SEPARATOR, STEP, ABOUT = "//", "step", "about"
@@ -65,11 +65,13 @@ class Unpacked:
     about: About
 
     def facts(self, sharded: bool = False) -> dict[str, str]:
-        """The facts in which all ranks' states are equal; where they are `sharded`, small tensors may differ."""
-        exported = {} if sharded else self.exported
+        """The facts in which all ranks' states are equal; where they are `sharded`, small tensors may differ, and what
+        a controller has seen of shards."""
         # small tensors and the controller's state are the same on all ranks, and hashed
-        common = {key_of(name, key): t for name, key, t in _each(exported) if key.startswith(SHARED)}
+        common = {key_of(name, key): t for name, key, t in _each(self.exported) if key.startswith(SHARED)}
         common |= {SEPARATOR + key: tensor for key, tensor in self.job.items()}
+        if sharded:
+            common.clear()
         return {
             "the state's ranks": f"{'all of ' if self.about.gathered else ''}{self.about.ranks}",
             "the state's step": str(self.step),

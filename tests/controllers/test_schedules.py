@@ -179,7 +179,34 @@ def test_accordion_goes_on_on_a_gpu_from_a_state_that_lies_on_the_cpu():
         gpu.forget()
         after.reduced({"w": on_gpu(mean)}, on_gpu(torch.zeros(1)), 1.0)
     assert not gpu.syncs + gpu.pageable
-    assert torch.equal(real(after.state_dict()["sum w"]), 3 * mean)
+    assert torch.equal(real(after.state_dict()["shared/sum w"]), 3 * mean)
+
+
+def test_accordion_takes_fewer_ranks_for_no_drop_of_the_learning_rate():
+    before, after = start(lambda: accordion(interval=20), world=4), start(lambda: accordion(interval=20))
+    run(before, range(3))
+    after.load(gw.reshard(before.states(), 2))
+    run(after, range(3, 6))
+    assert after.controllers[0].decisions == []
+    for running in (before, after):
+        running.close()
+
+
+def test_accordion_keeps_the_layers_of_its_plan_alone():
+    """Some are frozen, or a plan with more of them was refused: regimes stay with their layers."""
+    first, second = plan_of(SLOTS, gw.TopK(0.5), gw.Residual(), gw.AllGather()).groups
+    controller, other = accordion(), accordion()
+    controller.begin(gw.Plan((first, second)))
+    controller.reduced({"second.weight": torch.ones(40, 30)}, torch.zeros(1), 1.0)
+    controller.begin(gw.Plan((second,)))
+    saved = controller.state_dict()
+    other.begin(gw.Plan((second,)))
+    other.load_state_dict(saved)
+    assert other.state_dict().keys() == saved.keys() == {"interval", "shared/sum second.weight"}
+    for more in (gw.Plan((first, second)), gw.Plan((second,))):
+        other.begin(more)
+        other.load_state_dict(saved)
+        assert other.state_dict().keys() == saved.keys()
 
 
 def test_scadles_sends_all_where_too_much_would_be_lost():
