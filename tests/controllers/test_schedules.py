@@ -79,6 +79,13 @@ def test_what_keeps_nothing_stays_as_it_is_in_a_warm_up_in_bits():
     assert [group.compressor for group in warm_up.begin(plan).groups] == [gw.Quantized(4), gw.BF16()]
 
 
+def test_groups_that_a_controller_does_not_touch_keep_their_communicator():
+    first, second = plan_of(SLOTS, gw.TopK(0.01), gw.Residual(), gw.AllGather()).groups
+    plan = gw.Plan((first, gw.Group(second.slots, gw.FP16(), gw.NoMemory(), gw.ScatterReduce())))
+    for controller in (gw.WarmUp(), gw.WarmUp(bits=8), accordion(), gw.GraVAC()):
+        assert controller.begin(plan).groups[-1] == plan.groups[-1]
+
+
 def test_the_papers_warm_up():
     """75 %, 93.75 %, 98.4 %, 99.6 % and then 99.9 % are left out."""
     warm_up = gw.WarmUp(steps=4)
