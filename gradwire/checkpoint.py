@@ -112,18 +112,6 @@ class Unpacked:
                     "load what this model saved"
                 )
 
-    def sums(self, prefix: str) -> list[tuple[str, str]]:
-        """The keys of the parameters' tensors whose names begin so, each with its checksum."""
-        return [(key_of(name, key), _sum_of(t)) for name, key, t in _each(self.exported) if key.startswith(prefix)]
-
-    def without(self, keys: Collection[str]) -> "Unpacked":
-        """The state without these tensors of parameters."""
-        exported = {
-            name: {key: tensor for key, tensor in tensors.items() if key_of(name, key) not in keys}
-            for name, tensors in self.exported.items()
-        }
-        return replace(self, exported=exported)
-
     def check_rows(self) -> None:
         """Raises ValueError where a state of all ranks lacks some of them."""
         for name, key, tensor in _each(self.exported) if self.about.gathered else ():
@@ -151,7 +139,7 @@ def pack(exported: Exported, job: Mapping[str, Tensor], step: int, about: About)
     everything = {**exported, "": job}
     tensors = {key_of(name, key): tensor.detach().clone() for name, key, tensor in _each(everything)}
     tensors[STEP] = torch.tensor(step, dtype=torch.int64, device="cpu")
-    kinds = {key: [_sum_of(tensor), *_kind(tensor)] for key, tensor in tensors.items()}
+    kinds = {key: [sum_of(tensor), *_kind(tensor)] for key, tensor in tensors.items()}
     return tensors | {ABOUT: letters(json.dumps({"format": FORMAT, **asdict(about), "tensors": kinds}))}
 
 
@@ -256,7 +244,7 @@ def _check_tensors(tensors: Mapping[str, Tensor], kinds: Mapping[str, Any]) -> N
         # of the same type and shape, with the same numbers
         if (kind := _kind(tensors[key])) != saved:
             raise ValueError(f"the state's {key!r} is {kind}, and was {saved} when it was saved; pass it as it was")
-        if _sum_of(tensors[key]) != saved_sum:
+        if sum_of(tensors[key]) != saved_sum:
             raise ValueError(f"the state's {key!r} has other numbers than were saved under this key; pass it as it was")
         # state of gradient size must be finite: it would spoil every later step
         if not key.startswith(SEPARATOR) and not tensors[key].isfinite().all():
@@ -274,7 +262,7 @@ def split(key: str) -> tuple[str, str]:
     return name.replace("~1", "/").replace("~0", "~"), kind
 
 
-def _sum_of(tensor: Tensor) -> str:
+def sum_of(tensor: Tensor) -> str:
     """A tensor's checksum as text, always of the same length, so that states have the same size."""
     return f"{int(checksum(tensor.contiguous())) % 2**64:016x}"
 

@@ -7,12 +7,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.checkpoint import SHARED
 from gradwire.compressors import Compressor
 from gradwire.controllers.controller import Controller, Decision, Observation, StepView, rate_dropped
 from gradwire.controllers.recompress import recompress, setting_of, with_options
 from gradwire.ops.gradients import Scalar, add_unless
 from gradwire.plans import Group, Plan
+
+SHARED = "shared/"
+"""Begins the names of tensors that the ranks of one shard have in common, in states."""
 
 
 @dataclass
@@ -126,7 +128,7 @@ class Accordion(Controller):
         began, self._rate = state["interval"].tolist()
         self._began = int(began)
         for name in self._layers:
-            norm, high = state.get(f"{SHARED}layer {name}", torch.zeros(2)).tolist()
+            norm, high = state.get(f"{SHARED}layer {name}", torch.zeros(2, dtype=torch.float64, device="cpu")).tolist()
             total = state.get(f"{SHARED}sum {name}")
             self._layers[name] = _Layer(norm, bool(high), None if total is None else total.clone())
 
