@@ -19,8 +19,8 @@ StateDict = dict[str, Tensor]
 
 "about" is JSON, see `About`, with the type, shape and checksum of every other tensor. In a parameter's name "/" is
 written "~1" and "~" "~0", as in JSON Pointer (RFC 6901). Tensors of the job have no parameter: "//<name>". Small ones
-that are equal on all ranks are named "shared/...". All others are a rank's own, and (ranks, *shape) in a state of all
-ranks: small ones, "group/...", and those of the parameter's shape."""
+that are equal on all ranks, or with shards on all replicas of one, are named "shared/...". All others are a rank's own,
+and (ranks, *shape) in a state of all ranks: small ones, "group/...", and those of the parameter's shape."""
 
 FORMAT = 1
 SEPARATOR, STEP, ABOUT = "//", "step", "about"
@@ -65,11 +65,13 @@ class Unpacked:
     about: About
 
     def facts(self, sharded: bool = False) -> dict[str, str]:
-        """The facts in which all ranks' states are equal; where they are `sharded`, small tensors may differ."""
-        exported = {} if sharded else self.exported
+        """The facts in which all ranks' states are equal; where they are `sharded`, small tensors may differ, and what
+        a controller has seen of shards."""
         # small tensors and the controller's state are the same on all ranks, and hashed
-        common = {key_of(name, key): t for name, key, t in _each(exported) if key.startswith(SHARED)}
+        common = {key_of(name, key): t for name, key, t in _each(self.exported) if key.startswith(SHARED)}
         common |= {SEPARATOR + key: tensor for key, tensor in self.job.items()}
+        if sharded:
+            common.clear()
         return {
             "the state's ranks": f"{'all of ' if self.about.gathered else ''}{self.about.ranks}",
             "the state's step": str(self.step),
@@ -137,7 +139,7 @@ def pack(exported: Exported, job: Mapping[str, Tensor], step: int, about: About)
     everything = {**exported, "": job}
     tensors = {key_of(name, key): tensor.detach().clone() for name, key, tensor in _each(everything)}
     tensors[STEP] = torch.tensor(step, dtype=torch.int64, device="cpu")
-    kinds = {key: [_sum_of(tensor), *_kind(tensor)] for key, tensor in tensors.items()}
+    kinds = {key: [sum_of(tensor), *_kind(tensor)] for key, tensor in tensors.items()}
     return tensors | {ABOUT: letters(json.dumps({"format": FORMAT, **asdict(about), "tensors": kinds}))}
 
 
@@ -242,7 +244,7 @@ def _check_tensors(tensors: Mapping[str, Tensor], kinds: Mapping[str, Any]) -> N
         # of the same type and shape, with the same numbers
         if (kind := _kind(tensors[key])) != saved:
             raise ValueError(f"the state's {key!r} is {kind}, and was {saved} when it was saved; pass it as it was")
-        if _sum_of(tensors[key]) != saved_sum:
+        if sum_of(tensors[key]) != saved_sum:
             raise ValueError(f"the state's {key!r} has other numbers than were saved under this key; pass it as it was")
         # state of gradient size must be finite: it would spoil every later step
         if not key.startswith(SEPARATOR) and not tensors[key].isfinite().all():
@@ -260,7 +262,7 @@ def split(key: str) -> tuple[str, str]:
     return name.replace("~1", "/").replace("~0", "~"), kind
 
 
-def _sum_of(tensor: Tensor) -> str:
+def sum_of(tensor: Tensor) -> str:
     """A tensor's checksum as text, always of the same length, so that states have the same size."""
     return f"{int(checksum(tensor.contiguous())) % 2**64:016x}"
 

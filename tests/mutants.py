@@ -234,7 +234,7 @@ FAULTS = [
     Fault("tuner/candidate_plans.py", "min(least, best.get(each.way.rule, least))", "least"),
     Fault("tuner/candidate_plans.py", "max(0.0, profile.forward_s + min(0.0, optimizer_s))", "profile.forward_s"),
     Fault("tuner/candidate_plans.py", "for group in reversed(plan.groups))", "for group in plan.groups)"),
-    Fault("tuner/auto.py", " or self._phase in (\"resting\", *COMPARING)", ""),
+    Fault("tuner/auto.py", " or self._phase in (\"resting\", \"profile\", *COMPARING)", ""),
     # integrations
     Fault("integrations/quorum_exchange.py", "step + 2 - len(states) if counts else step", "step"),
     Fault("integrations/quorum_exchange.py", "return own if last == now else memories_alone(own)", "return own"),

@@ -6,6 +6,7 @@ import re
 from contextlib import suppress
 from functools import partial
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire import checkpoint
+from gradwire.compressors.multi_level import MultiLevel
 from gradwire.frontends.idle import Idle
 from gradwire.plans import uniform
 from gradwire.predecessors import predecessors
@@ -264,6 +266,45 @@ def test_a_new_leader_of_a_host_has_the_bases_and_one_step_less_has_those_before
         # other ranks lead the groups: they go on from these bases
         running.install(gw.Plan(groups[::-1]))
         assert all(torch.equal(a, b) for own in running.state("shared/q") for a, b in zip(own, before[0], strict=True))
+
+
+LEVELS = MultiLevel(gw.TopK(0.1), further=4, min_share=0.0), gw.Residual(), gw.AllReduce()
+OWNERS = gw.TopK(0.1), gw.Residual(), gw.OkTopk(rebalance=1000, reuse=1000)
+
+
+def in_common(state: dict[str, Tensor]) -> dict[str, list[float]]:
+    """What the ranks that reduce a group together have in common of a state."""
+    return {key: tensor.tolist() for key, tensor in state.items() if "group/common/" in key}
+
+
+@pytest.mark.parametrize("parts", [LEVELS, OWNERS], ids=["levels", "owners"])
+def test_ranks_that_reduce_together_go_on_from_groups_tensors_that_they_all_have(parts: tuple[Any, Any, Any]):
+    plan = plan_of(SLOTS, *parts)
+    with job(plan, SLOTS, 4, transports=hosts(2, 2)) as running:
+        for step in range(3):
+            running.step(draw(SLOTS, 4, step))
+        # other ranks lead the groups; those before keep what is out of date
+        running.install(gw.Plan(plan.groups[::-1]))
+        running.step(draw(SLOTS, 4, 3, scale=9.0))
+        own = running.states()
+        whole = raising(together(4, lambda rank: running.runtimes[rank].state_dict(all_ranks=True)))[0]
+        expected = running.step(draw(SLOTS, 4, 4))[0]
+    # the same hosts: all go on bit for bit
+    with job(plan, SLOTS, 4, transports=hosts(2, 2)) as resumed:
+        resumed.load(own)
+        assert [*map(in_common, resumed.states())] == [*map(in_common, own)] != [{}] * 4
+        resumed.install(gw.Plan(plan.groups[::-1]))
+        for means in resumed.step(draw(SLOTS, 4, 4)):
+            assert all(torch.equal(a, b) for a, b in zip(means, expected, strict=True))
+    # ranks that now reduce together differ in some: all begin these anew
+    for saved in (own, [whole] * 4, gw.reshard(own, 4)):
+        with job(plan, SLOTS, 4) as other:
+            other.load(saved)
+            now = [*map(in_common, other.states())]
+            assert now == now[:1] * 4
+            assert saved is not own or not now[0]
+            by_rank = other.step(draw(SLOTS, 4, 4))
+            assert all(torch.equal(a, b) for means in by_rank[1:] for a, b in zip(means, by_rank[0], strict=True))
 
 
 def test_the_state_of_all_ranks_lies_on_the_cpu():

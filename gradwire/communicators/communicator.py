@@ -44,7 +44,8 @@ class Communicator(Options, Recordable, ABC):
         return 1
 
     def init_group(self) -> dict[str, Tensor]:
-        """The small tensors on the host that this algorithm keeps for a group: see `GroupContext.group`."""
+        """The small tensors on the host that this algorithm keeps for a group: see `GroupContext.group`. What is
+        equal on all ranks has a name that begins with `COMMON`."""
         return {}
 
     def phase(self, step: int, world: int) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.collective import AllToAll, Gather, framed
 from gradwire.communicators.communicator import SparseCommunicator
-from gradwire.compressors import GroupContext, Reduction, Sparse
+from gradwire.compressors import COMMON, GroupContext, Reduction, Sparse
 from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
 from gradwire.ops.lazy_sum import LazySum
@@ -20,6 +20,8 @@ from gradwire.wire import Wire, all_gather, all_to_all
 
 POINTS = 64
 """Quantiles of each rank's selection that are sent along: enough to find the bounds for any number of ranks."""
+
+QUANTILES, THRESHOLD = COMMON + "quantiles", COMMON + "threshold"
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ class OkTopk(SparseCommunicator):
 
     def init_group(self) -> dict[str, Tensor]:
         return {
-            "quantiles": torch.zeros(POINTS + 1, dtype=torch.int64, device="cpu"),
-            "threshold": torch.zeros(1, dtype=torch.float32, device="cpu"),
+            QUANTILES: torch.zeros(POINTS + 1, dtype=torch.int64, device="cpu"),
+            THRESHOLD: torch.zeros(1, dtype=torch.float32, device="cpu"),
         }
 
     def reduce_codec(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
@@ -89,13 +91,13 @@ class OkTopk(SparseCommunicator):
         # the next threshold: exact, or dropped where it no longer fits
         places, values = ops.unpack_entries(everyones.body, entries)
         if threshold is None:
-            context.group.stage("threshold", _keep_largest(values, k))
+            context.group.stage(THRESHOLD, _keep_largest(values, k))
         shared = counted(values)
         if shared is not None and not 2 / 3 <= shared / k <= 4 / 3:
-            context.group.stage("threshold", torch.zeros(1, dtype=torch.float32, device="cpu"))
+            context.group.stage(THRESHOLD, torch.zeros(1, dtype=torch.float32, device="cpu"))
         # the next bounds
         if rebalances:
-            context.group.stage("quantiles", _mean_quantiles(everyones.body[:, entries.nbytes :], n))
+            context.group.stage(QUANTILES, _mean_quantiles(everyones.body[:, entries.nbytes :], n))
         # decode: all indices differ, but for those of zeros
         out = mean.vector().zero_().index_add_(0, places, values)
         # keep the sums of this region that are not in the mean
@@ -107,7 +109,7 @@ class OkTopk(SparseCommunicator):
 
     def _threshold(self, x: Tensor, context: GroupContext) -> float | None:
         """The threshold of an earlier step, where it is reused."""
-        return usable(context.group["threshold"], x) if context.step % self.reuse else None
+        return usable(context.group[THRESHOLD], x) if context.step % self.reuse else None
 
 
 def _passing(region: Tensor, threshold: float | None, most: int) -> Tensor:
@@ -121,7 +123,7 @@ def _passing(region: Tensor, threshold: float | None, most: int) -> Tensor:
 
 def _bounds(n: int, context: GroupContext) -> list[int]:
     """The regions' bounds (N + 1,): between the quantiles of the last rebalancing, or even where there was none."""
-    quantiles, world = context.group["quantiles"].tolist(), context.world
+    quantiles, world = context.group[QUANTILES].tolist(), context.world
     if quantiles[-1] != n:
         return even(n, world)
     places = [divmod(rank * POINTS, world) for rank in range(world)]

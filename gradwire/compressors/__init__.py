@@ -14,7 +14,7 @@ from gradwire.compressors.compressor import (
     SimpleCodec,
     context_for,
 )
-from gradwire.compressors.context import DoubleBuffer, GroupContext, GroupState, Parts, SlotState
+from gradwire.compressors.context import COMMON, DoubleBuffer, GroupContext, GroupState, Parts, SlotState
 from gradwire.compressors.dct_top_k import DCTTopK
 from gradwire.compressors.dense import BF16, FP16, FP32, Cast
 from gradwire.compressors.dion import Dion
@@ -35,6 +35,7 @@ from gradwire.compressors.sparse import RandomK, Sparse, Sparsifier, TopK
 __all__ = [
     "ACPSGD",
     "BF16",
+    "COMMON",
     "DGC",
     "FP16",
     "FP32",

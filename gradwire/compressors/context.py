@@ -17,6 +17,10 @@ from gradwire.ops.workspace import Workspace
 from gradwire.slots import Layout
 from gradwire.torch_private.foreach import copy_each, largest_of
 
+COMMON = "common/"
+"""Begins the names of those tensors of a group that are equal on all ranks that reduce it together. Ranks of a loaded
+state that differ in one, or lack it, begin it anew, all of them."""
+
 
 class DoubleBuffer(NamedTuple):
     """State of gradient size in two buffers, which change places when a step is good."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.collective import Collective, Gather, Sum
 from gradwire.compressors.compressor import MultiRound, ReduceCodec, Reduction
-from gradwire.compressors.context import GroupContext
+from gradwire.compressors.context import COMMON, GroupContext
 from gradwire.compressors.sparse import Sparsifier, TopK
 from gradwire.ops.host import to_device
 from gradwire.ops.lazy_sum import LazySum
@@ -20,6 +20,8 @@ from gradwire.ops.mean import Mean
 DENSE, FIRST, SECOND = range(3)
 TAIL = 3
 """Numbers behind each payload: the norms of everything and of both levels."""
+
+NORMS = COMMON + "norms"
 
 Measure = Literal["energy", "magnitude"]
 """The norm in which levels are compared: the sum of squares, or of absolute values."""
@@ -84,7 +86,7 @@ class MultiLevel(MultiRound):
         return self.codec.local_arithmetic
 
     def init_group(self) -> dict[str, Tensor]:
-        return self.codec.init_group() | {"norms": torch.full((TAIL,), torch.nan, dtype=torch.float32, device="cpu")}
+        return self.codec.init_group() | {NORMS: torch.full((TAIL,), torch.nan, dtype=torch.float32, device="cpu")}
 
     def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, reduce_codec: ReduceCodec) -> Reduction:
         x = vector.total()
@@ -99,18 +101,18 @@ class MultiLevel(MultiRound):
             reduce = self._reduce_values if self.codec.summable else self._reduce_entries
             sums = yield from reduce(x, mean, levels[level - 1], norms, context)
         # the next step's level follows from the sums of norms
-        context.group.stage("norms", self._smoothed(sums, context))
+        context.group.stage(NORMS, self._smoothed(sums, context))
 
     def _smoothed(self, sums: Tensor, context: GroupContext) -> Tensor:
         """The moving averages of the norms' sums (3,), which begin with the first ones."""
-        before = context.group["norms"]
+        before = context.group[NORMS]
         if self.smoothing == 1 or before.isnan().any():
             return sums
         return torch.lerp(to_device(before, context.device), sums, self.smoothing)
 
     def level(self, context: GroupContext) -> int:
         """The level that this step sends: DENSE, FIRST or SECOND; FIRST in the first step, which has NaN for norms."""
-        whole, first, second = context.group["norms"].tolist()
+        whole, first, second = context.group[NORMS].tolist()
         if isnan(whole):
             return FIRST
         least = self.min_share * whole

@@ -13,6 +13,9 @@ from gradwire.controllers.recompress import recompress, setting_of, with_options
 from gradwire.ops.gradients import Scalar, add_unless
 from gradwire.plans import Group, Plan
 
+SHARED = "shared/"
+"""Begins the names of tensors that the ranks of one shard have in common, in states."""
+
 
 @dataclass
 class Accordion(Controller):
@@ -78,10 +81,9 @@ class Accordion(Controller):
 
     def begin(self, plan: Plan) -> Plan:
         self._origin = plan
-        for group in plan.groups:
-            if setting_of(group.compressor) in ("ratio", "rank"):
-                for name in group.slots:
-                    self._layers.setdefault(name, _Layer())
+        # the layers of this plan alone; those that were there before go on
+        changed = [group for group in plan.groups if setting_of(group.compressor) in ("ratio", "rank")]
+        self._layers = {name: self._layers.get(name, _Layer()) for group in changed for name in group.slots}
         return _with(plan, self._value)
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:
@@ -94,7 +96,7 @@ class Accordion(Controller):
 
     def decide(self, seen: Observation) -> Plan | None:
         # compare the learning rate with the largest so far
-        rate, before = float(seen.sums[0]), self._rate
+        rate, before = float(seen.sums[0]) / seen.ranks, self._rate
         self._rate = max(rate, before)
         # close the interval, early where the rate has dropped
         if rate_dropped(rate, before):
@@ -109,18 +111,25 @@ class Accordion(Controller):
         return None if plan == seen.plan else plan
 
     def state_dict(self) -> dict[str, Tensor]:
-        names = sorted(self._layers)
-        numbers = torch.tensor([self._began, self._rate], dtype=torch.float64, device="cpu")
-        layers = [self._layers[name] for name in names]
-        known = torch.tensor([[layer.norm, layer.high] for layer in layers], dtype=torch.float64, device="cpu")
-        sums = {f"sum {name}": layer.sum for name, layer in zip(names, layers, strict=True) if layer.sum is not None}
-        return {"accordion": numbers, "layers": known} | sums
+        # by layer: of this rank's shard, where there are shards
+        interval = torch.tensor([self._began, self._rate], dtype=torch.float64, device="cpu")
+        known = [(name, layer) for name, layer in self._layers.items() if layer.norm or layer.high]
+        summed = [(name, layer.sum) for name, layer in self._layers.items() if layer.sum is not None]
+        return {
+            "interval": interval,
+            **{
+                f"{SHARED}layer {name}": torch.tensor([layer.norm, layer.high], dtype=torch.float64, device="cpu")
+                for name, layer in known
+            },
+            **{f"{SHARED}sum {name}": total for name, total in summed},
+        }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        began, self._rate = state["accordion"].tolist()
+        began, self._rate = state["interval"].tolist()
         self._began = int(began)
-        for name, (norm, high) in zip(sorted(self._layers), state["layers"].tolist(), strict=True):
-            total = state.get(f"sum {name}")
+        for name in self._layers:
+            norm, high = state.get(f"{SHARED}layer {name}", torch.zeros(2, dtype=torch.float64, device="cpu")).tolist()
+            total = state.get(f"{SHARED}sum {name}")
             self._layers[name] = _Layer(norm, bool(high), None if total is None else total.clone())
 
     def _close(self, seen: Observation, reason: str, dropped: bool) -> None:

@@ -166,12 +166,12 @@ class CAT(Controller):
     def decide(self, seen: Observation) -> Plan | None:
         # update the model with this step
         whole, first, second, seconds, sent, dense_bytes = seen.sums.tolist()
-        timed, self._sent = self._sent, sent  # the seconds are those of the step before
+        timed, self._sent = self._sent, sent / seen.ranks  # the seconds are those of the step before
         self._stayed += 1
         if not (isfinite(whole + dense_bytes) and whole > 0):
             return None
         if seconds > 0 and self._stayed > 2:  # the first are those of the factor before, of its new plan and norms
-            self._time(seen.step, seconds / seen.ranks, timed / seen.ranks)
+            self._time(seen.step, seconds / seen.ranks, timed)
         # shares of the least factor and of this one; the levels hold both
         shown = self._shown[self._index]
         self._shown[0].share, shown.share = max(first / whole, 1e-9), max(second / whole, 1e-9)

@@ -130,19 +130,19 @@ class GraVAC(Controller):
             self._losses.clear()
 
     def decide(self, seen: Observation) -> Plan | None:
-        row = Observed(*seen.sums.tolist())
+        row = Observed(*(seen.sums.double() / seen.ranks).tolist())
         self._window.add(row)
         # explore anew where the training has changed, else when a window is full
-        rate = row.learning_rate / seen.ranks
+        rate = row.learning_rate
         if rate_dropped(rate, self._reference.rate):
             self._reference.rate = rate
             self._factors.explore()
             self._begin_search(seen, f"the learning rate dropped: explore from {self._factors.factor:g}x")
-        elif self._steps_take_longer(seen.ranks):
+        elif self._steps_take_longer():
             # half of these steps at least do: the last quarter of the window
-            seconds = self._window.latest_seconds(seen.ranks, self.window // 4)
+            seconds = self._window.latest_seconds(self.window // 4)
             self._factors.explore()
-            text = self._factors.judge(self._window.summarize(seen.ranks).held, seconds)
+            text = self._factors.judge(self._window.summarize().held, seconds)
             self._begin_search(seen, f"steps take longer: {text}")
         elif self._window.full:
             self._close_window(seen)
@@ -157,7 +157,7 @@ class GraVAC(Controller):
             reference.factor, guard.loss, guard.error, guard.residual,
             *factors.factors, *factors.shares, *factors.seconds,
         ]  # fmt: skip
-        return {"window": self._window.to_tensor(), "search": torch.tensor(numbers, dtype=torch.float64, device="cpu")}
+        return {"steps": self._window.to_tensor(), "search": torch.tensor(numbers, dtype=torch.float64, device="cpu")}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         index, frozen, compute_s, *numbers = state["search"].tolist()
@@ -169,7 +169,7 @@ class GraVAC(Controller):
                 f"it was saved with the factors {_listed(saved)}, these are {_listed(factors.factors)}: "
                 "pass min_factor, max_factor and scaling as they were"
             )
-        self._window.load(state["window"])
+        self._window.load(state["steps"])
         factors.index, factors.frozen, factors.compute_s = int(index), bool(frozen), compute_s
         factors.shares, factors.seconds = shares, seconds
         self._reference, self._guard = Reference(*reference), Guard(*guard)
@@ -180,10 +180,10 @@ class GraVAC(Controller):
             self._origin, factors.smaller, factors.factor, self._reading, factors.least_gain, self.smoothing
         )
 
-    def _steps_take_longer(self, ranks: int) -> bool:
+    def _steps_take_longer(self) -> bool:
         """Whether the steps of the last half window take longer, and not because many of them sent a smaller factor."""
         half, expected = self.window // 2, self._reference.factor
-        if not self._window.latest_seconds(ranks, half) > TIME_DRIFT * self._reference.seconds:
+        if not self._window.latest_seconds(half) > TIME_DRIFT * self._reference.seconds:
             return False
         return self._window.latest_factor(half) > FELL_BACK * (self._factors.factor if isnan(expected) else expected)
 
@@ -195,7 +195,7 @@ class GraVAC(Controller):
 
     def _close_window(self, seen: Observation) -> None:
         """Moves on after a full window."""
-        summary, before = self._window.summarize(seen.ranks), (self._factors.factor, self._factors.frozen)
+        summary, before = self._window.summarize(), (self._factors.factor, self._factors.frozen)
         # gain per second in this window
         gain = self._reading.of(summary.sent)
         throughput = gain / summary.seconds

@@ -20,18 +20,19 @@ def _parts(group: Group, compressor_of: Callable[[Group, str], Compressor]) -> l
     for name in group.slots:
         names.setdefault(compressor_of(group, name), []).append(name)
     return [
-        replace(
-            group, slots=tuple(own), compressor=compressor, communicator=_communicator(group.communicator, compressor)
-        )
+        replace(group, slots=tuple(own), compressor=compressor, communicator=_communicator(group, compressor))
         for compressor, own in names.items()
     ]
 
 
-def _communicator(communicator: Communicator, compressor: Compressor) -> Communicator:
-    """All-reduce for summable codecs, else the group's own where it takes the compressor, else the default."""
+def _communicator(group: Group, compressor: Compressor) -> Communicator:
+    """The group's own where nothing changes; all-reduce for summable codecs; else its own where that takes the
+    compressor, else the default."""
+    if compressor == group.compressor:
+        return group.communicator
     if compressor.summable and not compressor.sparse:
         return AllReduce()
-    return communicator if communicator.takes(compressor) else default_communicator(compressor)
+    return group.communicator if group.communicator.takes(compressor) else default_communicator(compressor)
 
 
 def has(compressor: Compressor, option: str) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Observed(NamedTuple):
-    """One step's numbers, summed over the ranks."""
+    """One step's numbers, as means over the ranks, so that they are read alike by any number of them."""
 
     whole: float
     """The norm of gradient and residual."""
@@ -27,7 +27,7 @@ class Observed(NamedTuple):
     learning_rate: float
     loss: float
     losses: float
-    """How many ranks reported a loss."""
+    """The share of ranks that reported a loss."""
 
 
 class Summary(NamedTuple):
@@ -66,22 +66,21 @@ class Window:
         """Whether it has all its steps."""
         return len(self.rows) >= self.steps
 
-    def latest_seconds(self, ranks: int, steps: int) -> float:
+    def latest_seconds(self, steps: int) -> float:
         """The median of the last `steps`, NaN before there are so many."""
-        return median(row.seconds / ranks for row in self.rows[-steps:]) if len(self.rows) >= steps else nan
+        return median(row.seconds for row in self.rows[-steps:]) if len(self.rows) >= steps else nan
 
     def latest_factor(self, steps: int) -> float:
         """All elements over those that the last `steps` sent."""
         sent, elements = (sum(each) for each in zip(*(row[3:5] for row in self.rows[-steps:]), strict=True))
         return elements / sent if sent else 1.0
 
-    def summarize(self, ranks: int) -> Summary:
+    def summarize(self) -> Summary:
         """The window's averages: sums over steps before any division, so that steps count by their norms."""
         # leave out steps that settle, then sum
         rows = self.rows[self.steps // 4 :]
         whole, held, sent, sent_elements, elements, *_ = map(sum, zip(*rows, strict=True))
-        # each step's means over the ranks
-        seconds = [row.seconds / ranks for row in rows if row.seconds > 0]
+        seconds = [row.seconds for row in rows if row.seconds > 0]
         losses = [row.loss / row.losses for row in rows if row.losses]
         return Summary(
             *((part / whole if whole else 1.0) for part in (held, sent)),

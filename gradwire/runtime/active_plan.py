@@ -92,9 +92,8 @@ class ActivePlan:
     def replace(self, agreed: Plan, asked: Plan) -> None:
         """Puts in force the plan that ranks agreed on, for the one that a user asked for."""
         self._remake, self._chosen = None, asked
-        if agreed.native:
-            # what the controller has decided or asked for is of no use now
-            self._control.restart(self.trained)
+        # what the controller has decided or asked for is of the plan before
+        self._control.restart(self.trained)
         self._replace(agreed)
 
     def agreed_for(self, trained: Collection[str]) -> Plan:

@@ -88,6 +88,11 @@ class Control:
         self._tracing = None
         self._sums.clear()
 
+    def drop(self) -> None:
+        """Drops the sums of a step that does not count after all."""
+        self._numbers.zero_()
+        self._collected = False
+
     @property
     def looks(self) -> bool:
         """Whether the controller looks at what is encoded."""

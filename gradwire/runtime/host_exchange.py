@@ -121,6 +121,7 @@ class HostExchange(GroupExchange):
         before = part.numbers_of(kept, self.context.scratch)
         # a residual of this rank, from a plan in which it was the leader: it goes out with the sum
         given.finish(gradient.onto(before, x, self._hosts), weight).total()
+        after.zero_()
         # but not that of absent slots
         if given.absent:
             left = torch.zeros_like(x)

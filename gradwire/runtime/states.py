@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from gradwire import checkpoint
-from gradwire.checkpoint import GROUP, SHARED, StateDict, Unpacked, pack
+from gradwire.checkpoint import GROUP, SHARED, StateDict, Unpacked, pack, sum_of
 from gradwire.collective import HOST, REPLICA, SHARD
+from gradwire.compressors import COMMON
 from gradwire.options import dtype_name, dtype_of
 from gradwire.runtime.active_plan import ActivePlan
 from gradwire.runtime.failures import AbsentRanks
@@ -76,10 +77,26 @@ class States:
         try:
             # all ranks meet here, and load all or none
             self._agreement.on(facts, "load_state_dict()")
+            return self._alike(read[0])
         except (ValueError, AbsentRanks):
             self._plans.restore(before)
             raise
-        return read[0]
+
+    def _alike(self, own: checkpoint.Unpacked) -> checkpoint.Unpacked:
+        """This rank's part without those tensors that groups have in common and that not all ranks which reduce them
+        together have alike, such as the leaders of hosts that are others now."""
+        facts = self._agreement.gather("load_state_dict()", {"common": json.dumps(_common(own))})
+        # the ranks that differ in their place on the axis "replica" alone
+        places = [self._mesh.place(rank) | {REPLICA: 0} for rank in range(self._mesh.ranks)]
+        mine = places[self._mesh.rank]
+        peers = [its for its, place in zip(facts, places, strict=True) if place == mine]
+        held = [set(map(tuple, json.loads(its["common"]))) for its in peers]
+        unlike = {(name, key) for name, key, _ in set.union(*held) - set.intersection(*held)}
+        exported = {
+            name: {key: tensor for key, tensor in tensors.items() if (name, key) not in unlike}
+            for name, tensors in own.exported.items()
+        }
+        return replace(own, exported=exported)
 
     def take(self, read: checkpoint.Unpacked) -> None:
         """Goes on from the state that was read."""
@@ -120,6 +137,16 @@ def gather(own: Unpacked, slots: Sequence[Slot], mesh: Mesh, agreement: Agreemen
         _add_small([json.loads(its["small"]) for its in facts], exported)
     job = {name: tensor.cpu() for name, tensor in own.job.items()}
     return pack(exported, job, own.step, replace(own.about, gathered=True))
+
+
+def _common(own: Unpacked) -> list[tuple[str, str, str]]:
+    """By parameter and name the checksums of what ranks that reduce a group together have in common."""
+    return [
+        (name, key, sum_of(tensor))
+        for name, tensors in own.exported.items()
+        for key, tensor in tensors.items()
+        if key.startswith(GROUP + COMMON)
+    ]
 
 
 def _kinds(own: Unpacked) -> list[str]:

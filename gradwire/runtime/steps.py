@@ -171,12 +171,12 @@ class Steps:
             if self.promised:  # the vote on the step before did not come
                 for exchange in self._active:
                     exchange.forget()
+                self.control.drop()
                 self.promised = False
         self.opened, self._active = opened, [self.exchanges[group] for group in groups]
         self.float_residuals.begin(groups)
         self.executor.waits.step_begins()
         self.pipeline.recorder.step_begins(self.control.times)
-        # agree on the sum of weights, which every payload needs
         self._weights.agree(weight)
         self.machine.begin(groups, [exchange.rounds for exchange in self.exchanges])
 

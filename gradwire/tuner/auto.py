@@ -122,8 +122,8 @@ class Auto(Controller):
         if plan.native:  # a user has DDP reduce by itself
             self._phase = "resting"
             return plan
-        # anew for other parameters, which tried plans lack, and where steps would count for another plan
-        if slots_of(plan) != slots_of(self.dense_plan or plan) or self._phase in ("resting", *COMPARING):
+        # anew for other parameters, which tried plans lack, or where steps would count for another plan, or never come
+        if slots_of(plan) != slots_of(self.dense_plan or plan) or self._phase in ("resting", "profile", *COMPARING):
             self._forget()
         self.dense_plan = plan
         return plan

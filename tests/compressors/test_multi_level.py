@@ -69,7 +69,7 @@ def test_norms_are_the_formulas_moving_averages():
         norms = compressor.observed(context)[0].clone()  # of one rank also their sums
         averages = norms if averages is None else 0.32 * norms + 0.68 * averages
         context.group.commit()
-        torch.testing.assert_close(context.group["norms"], averages)
+        torch.testing.assert_close(context.group["common/norms"], averages)
 
 
 def level_of(op: Collective, compressor: gw.MultiLevel, n: int) -> str:

@@ -239,6 +239,22 @@ def test_a_decision_for_other_slots_is_dropped_with_them():
         assert [slot.name for slot in controls[0].slots] == names[1:]
 
 
+def test_a_decision_that_is_not_in_force_yet_gives_way_to_a_users_plan():
+    users = plan_with(gw.TopK(0.2))
+    with job(plan_with(SPARSE), SLOTS, 2, controllers=[Once(), Once()]) as running:
+        for number in range(2):
+            running.step(draw(SLOTS, 2, number))
+        assert running.runtimes[0]._active._control.decided == plan_with(DENSER)
+        # one that is refused leaves it
+        with pytest.raises(ValueError, match="lacks the model's parameter"):
+            running.install(gw.Plan(users.groups[:1]))
+        assert running.runtimes[0]._active._control.decided == plan_with(DENSER)
+        running.install(users)
+        for number in range(2, 5):
+            running.step(draw(SLOTS, 2, number))
+            assert [runtime.plan for runtime in running.runtimes] == [users] * 2
+
+
 def test_a_controller_that_changes_every_ratio_moves_and_makes_nothing():
     class Changes(gw.Controller):
         """Another ratio as often as can be."""

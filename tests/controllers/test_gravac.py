@@ -269,7 +269,7 @@ def test_steps_that_send_more_for_their_gain_are_no_slower_link(sent: int, slowe
     controller._reference = gravac.Reference(share=0.05, seconds=1.0, rate=0.1, factor=80.0)
     for _ in range(4):
         controller._window.add(Observed(1.0, 0.05, 0.05, sent, 800, 2.0, 0.1, 0.0, 0))
-    assert controller._steps_take_longer(1) == slower
+    assert controller._steps_take_longer() == slower
 
 
 @pytest.mark.parametrize("drop", [6, 10, 14, 18, 22])
@@ -374,6 +374,18 @@ def test_a_run_that_was_cut_within_a_window_goes_on_bit_for_bit(cut: int):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
     assert first.controllers[0].decisions + second.controllers[0].decisions == whole.controllers[0].decisions
     for running in (whole, first, second):
+        running.close()
+
+
+def test_steps_of_more_ranks_before_take_as_long_as_those_of_fewer_after():
+    before, after = controlled(4), controlled(2)
+    run(before, range(6))
+    after.load(gw.reshard(before.states(), 2))
+    run(after, range(6, 7))
+    rows = after.controllers[0]._window.rows  # pyright: ignore
+    assert [row.seconds for row in rows[1:6]] == [1.0] * 5
+    assert {row.elements for row in rows[:6]} == {sum(slot.numel for slot in SLOTS)}
+    for running in (before, after):
         running.close()
 
 

@@ -79,6 +79,13 @@ def test_what_keeps_nothing_stays_as_it_is_in_a_warm_up_in_bits():
     assert [group.compressor for group in warm_up.begin(plan).groups] == [gw.Quantized(4), gw.BF16()]
 
 
+def test_groups_that_a_controller_does_not_touch_keep_their_communicator():
+    first, second = plan_of(SLOTS, gw.TopK(0.01), gw.Residual(), gw.AllGather()).groups
+    plan = gw.Plan((first, gw.Group(second.slots, gw.FP16(), gw.NoMemory(), gw.ScatterReduce())))
+    for controller in (gw.WarmUp(), gw.WarmUp(bits=8), accordion(), gw.GraVAC()):
+        assert controller.begin(plan).groups[-1] == plan.groups[-1]
+
+
 def test_the_papers_warm_up():
     """75 %, 93.75 %, 98.4 %, 99.6 % and then 99.9 % are left out."""
     warm_up = gw.WarmUp(steps=4)
@@ -179,7 +186,34 @@ def test_accordion_goes_on_on_a_gpu_from_a_state_that_lies_on_the_cpu():
         gpu.forget()
         after.reduced({"w": on_gpu(mean)}, on_gpu(torch.zeros(1)), 1.0)
     assert not gpu.syncs + gpu.pageable
-    assert torch.equal(real(after.state_dict()["sum w"]), 3 * mean)
+    assert torch.equal(real(after.state_dict()["shared/sum w"]), 3 * mean)
+
+
+def test_accordion_takes_fewer_ranks_for_no_drop_of_the_learning_rate():
+    before, after = start(lambda: accordion(interval=20), world=4), start(lambda: accordion(interval=20))
+    run(before, range(3))
+    after.load(gw.reshard(before.states(), 2))
+    run(after, range(3, 6))
+    assert after.controllers[0].decisions == []
+    for running in (before, after):
+        running.close()
+
+
+def test_accordion_keeps_the_layers_of_its_plan_alone():
+    """Some are frozen, or a plan with more of them was refused: regimes stay with their layers."""
+    first, second = plan_of(SLOTS, gw.TopK(0.5), gw.Residual(), gw.AllGather()).groups
+    controller, other = accordion(), accordion()
+    controller.begin(gw.Plan((first, second)))
+    controller.reduced({"second.weight": torch.ones(40, 30)}, torch.zeros(1), 1.0)
+    controller.begin(gw.Plan((second,)))
+    saved = controller.state_dict()
+    other.begin(gw.Plan((second,)))
+    other.load_state_dict(saved)
+    assert other.state_dict().keys() == saved.keys() == {"interval", "shared/sum second.weight"}
+    for more in (gw.Plan((first, second)), gw.Plan((second,))):
+        other.begin(more)
+        other.load_state_dict(saved)
+        assert other.state_dict().keys() == saved.keys()
 
 
 def test_scadles_sends_all_where_too_much_would_be_lost():

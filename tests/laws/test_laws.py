@@ -446,6 +446,25 @@ def test_hosts_keep_their_memory_when_another_rank_takes_a_group_over():
         close([r + m for r, m in zip(kept(running), means[0], strict=True)], expected, 2e-6)
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_hosts_send_a_residual_once_where_a_plan_comes_back(groups: int):
+    """A plan without memory, by which another rank leads, sends what its leader before has kept."""
+    case, dense = Case(gw.TopK(0.05), gw.Residual(), gw.AllGather(), 0), (gw.FP32(), gw.NoMemory(), gw.AllReduce())
+    with start(case, SMALL_SLOTS, 4, transports=hosts(2, 2)) as running:
+        first = running.runtimes[0].plan
+        names = [group.slots for group in first.groups[::-1]]
+        parts = names if groups == 2 else [tuple(slot.name for slot in SMALL_SLOTS)]
+        second = gw.Plan(tuple(gw.Group(part, *dense) for part in parts))
+        given, sent = total(zeros(SMALL_SLOTS, 1)), total(zeros(SMALL_SLOTS, 1))
+        for step, plan in enumerate((first, first, second, first, second, first)):
+            running.install(plan)
+            grads = draw(SMALL_SLOTS, 4, step)
+            means = running.step(grads)[0]
+            given = [before + grad / 4 for before, grad in zip(given, total(grads), strict=True)]
+            sent = [before + mean for before, mean in zip(sent, means, strict=True)]
+            close([s + r for s, r in zip(sent, kept(running), strict=True)], given, 2e-6)
+
+
 def taken_over(case: Case, running: Job, flat: Job) -> None:
     """Two hosts go on as two ranks do."""
     still = zeros(SMALL_SLOTS, 2)

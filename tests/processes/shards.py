@@ -446,6 +446,34 @@ def what_memories_keep_adds_up_to_the_same_on_another_mesh() -> None:
         handle.detach()
 
 
+@scenario(4)
+def accordion_goes_on_from_what_each_shard_has_seen() -> None:
+    scheduler = Halving()
+
+    def attached(shape: tuple[int, int]) -> tuple[Branches, gw.Handle]:
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+        model = wrapped(mesh["shard"])
+        controller = gw.Accordion(0.5, 0.1, scheduler, interval=3, threshold=0.9)
+        return model, gw.attach(model, gw.TopK(0.5), mesh=mesh, controller=controller)
+
+    model, handle = attached((2, 2))
+    steps(model, torch.optim.SGD(model.parameters(), lr=0.0), range(8))
+    path, saved = folder(), handle.state_dict()
+    dcp.save({"gradwire": handle.stateful()}, checkpoint_id=path)
+    _, resumed = attached((2, 2))
+    resumed.load_state_dict(saved)
+    _, other = attached((2, 2))
+    dcp.load({"gradwire": other.stateful(path)}, checkpoint_id=path)
+    for loaded in (resumed.state_dict(), other.state_dict()):
+        assert loaded.keys() == saved.keys()
+        assert all(torch.equal(loaded[key], tensor) for key, tensor in saved.items())
+    # other shards: what was seen of these begins anew, and the plan stays
+    changed, fewer = attached((4, 1))
+    dcp.load({"gradwire": fewer.stateful(path)}, checkpoint_id=path)
+    assert fewer.plan == handle.plan
+    steps(changed, torch.optim.SGD(changed.parameters(), lr=0.0), range(8, 12))
+
+
 @scenario(4, long=True)
 def a_single_replica_keeps_a_controllers_state_for_later_ones() -> None:
     def attached(shape: tuple[int, int], steps: int = 20) -> tuple[Branches, gw.Handle]:

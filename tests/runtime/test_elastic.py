@@ -6,6 +6,7 @@ from time import sleep
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 import gradwire as gw
 from gradwire.runtime.replicas import from_first
@@ -107,6 +108,32 @@ def test_a_step_that_is_voted_on_counts_when_it_is_committed(case):
         assert [int(state["step"]) for state in own] == [WHOLE, WHOLE + 1]
         for state in own:
             torch.testing.assert_close(kept(state), kept(states[int(state["step"])][rank]), rtol=0, atol=0)
+
+
+class Counts(gw.Controller):
+    """Counts the ranks of each step that counts."""
+
+    numbers = 1
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def observe(self, seen: gw.StepView, numbers: Tensor) -> None:
+        numbers += 1
+
+    def decide(self, seen: gw.Observation) -> None:
+        self.seen.append(float(seen.sums))
+
+
+def test_a_step_that_was_not_voted_on_is_none_of_the_controllers():
+    plan, controllers = plan_of(SLOTS, *CASES[0]), [Counts() for _ in range(WORLD)]
+    with harness.job(plan, SLOTS, WORLD, elastic=True, voted=True, controllers=controllers) as running:
+        for grads in GRADS[:WHOLE]:
+            running.step(GRADS[WHOLE])  # nobody votes on that
+            running.step(grads)
+            for runtime in running.runtimes:
+                runtime.commit()
+    assert [controller.seen for controller in controllers] == [[WORLD] * WHOLE] * WORLD
 
 
 def test_what_rank_0_has_is_told_to_all():

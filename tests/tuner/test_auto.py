@@ -263,6 +263,16 @@ def test_a_plan_of_the_users_ends_trials_that_it_would_be_taken_for():
         assert auto._phase == after
 
 
+def test_a_plan_of_the_users_ends_a_profile_which_is_asked_for_again():
+    running = automatic_job(2, [gw.TopK(0.1)])
+    train(running, range(WARM + TIMED + 3))
+    assert running.controllers[0].status == "choosing a plan (profile)"
+    running.install(DENSE)
+    assert running.controllers[0].status == "choosing a plan (begin)"
+    assert choose(running, WARM + TIMED + 3) <= 2 * MOST_STEPS
+    running.close()
+
+
 def test_a_native_turn_is_made_whole_again_after_a_resume():
     first, second = (automatic_job(2, [gw.TopK(0.1)], can_be_native=True) for _ in range(2))
     train(first, range(2))
