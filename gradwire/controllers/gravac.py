@@ -4,7 +4,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, isnan, nan
-from statistics import fmean
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -17,6 +16,8 @@ from gradwire.controllers.gain import Gain, Reading, delay_of
 from gradwire.controllers.guard import Guard
 from gradwire.controllers.two_levels import check_levels, levels_of, with_levels
 from gradwire.controllers.window import Observed, Summary, Window
+from gradwire.ops.host import number_in
+from gradwire.ops.vectors import Scalar
 from gradwire.plans import Plan
 
 logger = logging.getLogger("gradwire")
@@ -100,7 +101,9 @@ class GraVAC(Controller):
         self._reference = Reference()
         self._origin = Plan(())
         self._marked_s: float | None = None
-        self._losses: list[float] = []
+        # losses of this step; and those read in the step before, whose memory a GPU may only now have read
+        self._losses: list[Scalar] = []
+        self._losses_read: list[Scalar] = []
 
     def check(self, plan: Plan) -> None:
         check_levels(plan, "GraVAC")
@@ -110,8 +113,10 @@ class GraVAC(Controller):
         return self._plan()
 
     def report(self, loss: float | Tensor) -> None:
-        """Notes this step's training loss, before its backward pass; on all ranks, or on some."""
-        self._losses.append(float(loss.detach() if isinstance(loss, Tensor) else loss))
+        """Notes this step's training loss, before its backward pass, without waiting for a GPU; on all ranks, or on
+        some."""
+        # from a GPU a copy, of the loss as it is now
+        self._losses.append(number_in(loss.detach().clone()) if isinstance(loss, Tensor) else float(loss))
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:
         # norms and elements of all groups
@@ -126,8 +131,8 @@ class GraVAC(Controller):
         # learning rate and loss
         numbers[6] = self.scheduler.get_last_lr()[0] if self.scheduler else 0.0
         if self._losses:
-            numbers[7], numbers[8] = fmean(self._losses), 1
-            self._losses.clear()
+            numbers[7], numbers[8] = sum(self._losses) / len(self._losses), 1
+        self._losses, self._losses_read = [], self._losses
 
     def decide(self, seen: Observation) -> Plan | None:
         row = Observed(*(seen.sums.double() / seen.ranks).tolist())

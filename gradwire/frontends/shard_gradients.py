@@ -8,7 +8,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from gradwire.frontends.values import is_sharded, local, or_zero
-from gradwire.torch_private.fully_shard import TimesReplicas, fsdp_accumulates, fsdp_sums, parameters_of_fsdp
+from gradwire.torch_private.fully_shard import (
+    TimesReplicas,
+    fsdp_accumulates,
+    fsdp_is_hooked,
+    fsdp_sums,
+    parameters_of_fsdp,
+)
 
 
 class Shards:
@@ -19,12 +25,14 @@ class Shards:
         self._group: dict[Tensor, Any] = {
             parameter: group for group in groups for parameter in parameters_of_fsdp(group)
         }
-        self._summed = [group for group in groups if fsdp_sums(group)]
+        self._groups, self._summed = groups, [group for group in groups if fsdp_sums(group)]
         self._replicas = replicas
 
     def hook_in(self) -> Sequence[TimesReplicas]:
-        # so that means over replicas are sums; what p.grad has of earlier backward passes is one already
-        return [TimesReplicas(group, self._replicas) for group in self._summed]
+        # so that means over replicas are sums; what p.grad has of earlier backward passes is one already. All groups
+        # or none: hooked ones end on a stream of their own, and an exchange waits for that of its last gradient alone
+        hooked = self._summed or any(fsdp_is_hooked(group) for group in self._groups)
+        return [TimesReplicas(group, self._replicas) for group in self._groups] if hooked else []
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         if fsdp_sums(group := self._group[parameter]) and group not in self._summed:

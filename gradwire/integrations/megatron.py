@@ -59,7 +59,7 @@ class MegatronGradients(GradientHooks):
 
     def __init__(self, model: MegatronModel, parameters: dict[str, nn.Parameter]) -> None:
         super().__init__(parameters, model.module, _MainGradients(), find_unused=False)
-        self._own = model
+        self._own, self._addresses = model, list[int]()
 
     def hook_in(self, runtime: Runtime) -> None:
         self.hook_forward(runtime)
@@ -95,6 +95,9 @@ class MegatronGradients(GradientHooks):
     def _open_step(self, runtime: Runtime) -> None:
         if why := self._own.left_out():
             runtime.refuse(why)
+        if (now := self._own.addresses()) != self._addresses:
+            self._addresses = now
+            runtime.fix_places(True)
         self._own.read_scale()
         super()._open_step(runtime)
 

@@ -108,6 +108,10 @@ class MegatronModel:
             for bucket, gradients in zip(self._buckets, before, strict=True):
                 bucket.grad_data.copy_(gradients)
 
+    def addresses(self) -> list[int]:
+        """Where gradients lie: elsewhere once `restore_grad_buffers` has taken memory for them anew."""
+        return [bucket.grad_data.data_ptr() for bucket in self._buckets]
+
     def read_scale(self) -> None:
         """Reads the factor that schedules multiply losses by, for the step that begins."""
         if scaled := self._ddp.config.grad_scale_func:

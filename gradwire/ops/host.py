@@ -9,12 +9,12 @@ NOT_YET = 77
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A copy of a host's tensor on a device, without waiting for it."""
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+    return tensor if on_host(device) else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def to_host(tensor: Tensor) -> Tensor:
     """A copy on the host. From a GPU it comes once all work that the current stream has so far is done."""
-    if tensor.device.type == "cpu":
+    if on_host(tensor.device):
         return tensor.detach().clone()
     pinned = torch.full(tensor.shape, NOT_YET, dtype=tensor.dtype, device="cpu", pin_memory=True)
     return pinned.copy_(tensor, non_blocking=True)

@@ -1,6 +1,6 @@
 """Times of a step: totals by name always, and every span while a trace is recorded."""
 
-from collections import Counter, deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from itertools import pairwise
 from threading import Lock
@@ -16,19 +16,32 @@ EVERY = 16
 """On a GPU one of so many steps is timed, once so many have been: a group's six events take Python time."""
 
 
+@dataclass(slots=True)
+class TimedStep:
+    """A step whose groups are timed."""
+
+    stands_for: int = 1
+    """Itself, and the steps behind it that are not timed."""
+
+
 class Clock:
-    """Total seconds by name, for any thread. On a GPU a span lies between two events and is read later."""
+    """Total seconds by name, for any thread; those of a step once for each step that it stands for. On a GPU a span
+    lies between two events and is read later."""
 
     def __init__(self) -> None:
         # spans that a GPU may not have come to yet, the oldest first
-        self._totals: Counter[str] = Counter()
-        self._open: deque[tuple[str, Moment, Moment, int]] = deque()
+        self._open: deque[tuple[str, Moment, Moment, TimedStep | None]] = deque()
+        # what was read: of steps that stand for no more than they do; and of the newest, which may
+        self._totals: defaultdict[str, float] = defaultdict(float)
+        self._newest: defaultdict[str, float] = defaultdict(float)
+        self._step = TimedStep()
         self._reading = Lock()
 
-    def add(self, name: str, start: Moment, end: Moment, times: int = 1) -> None:
-        """Adds the span from `start` to `end` to `name`, so many times."""
+    def add(self, name: str, start: Moment, end: Moment, step: TimedStep | None = None) -> None:
+        """Adds the span from `start` to `end` to `name`: of a step, none older than that of the span before, or of
+        none."""
         with self._reading:
-            self._open.append((name, start, end, times))
+            self._open.append((name, start, end, step))
             # waits for nothing
             if len(self._open) >= BATCH and is_over(self._open[BATCH - 1][2]):
                 for _ in range(BATCH):
@@ -39,18 +52,27 @@ class Clock:
         with self._reading:
             while self._open and is_over(self._open[0][2]):
                 self._close()
-            return self._totals[name]
+            return self._total(name)
 
     def totals(self) -> dict[str, float]:
         """Seconds by name; waits for spans that are still open on a GPU."""
         with self._reading:
             while self._open:
                 self._close()
-            return dict(self._totals)
+            return {name: self._total(name) for name in {**self._totals, **self._newest}}
+
+    def _total(self, name: str) -> float:
+        return self._totals[name] + self._step.stands_for * self._newest[name]
 
     def _close(self) -> None:
-        name, start, end, times = self._open.popleft()
-        self._totals[name] += times * elapsed_s(start, end)  # pyright: ignore[reportArgumentType]
+        name, start, end, step = self._open.popleft()
+        if step and step is not self._step:
+            # the one before stands for no more
+            for each in self._newest:
+                self._totals[each] = self._total(each)
+            self._newest.clear()
+            self._step = step
+        (self._newest if step else self._totals)[name] += elapsed_s(start, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +167,7 @@ class Trace:
 
 class Recorder:
     """A rank's totals, and its trace while there is one. The thread that trains adds forward passes and gradients, the
-    worker the rest. On a GPU the groups of one step in EVERY are timed, and stand for those of all."""
+    worker the rest. On a GPU the groups of one step in EVERY are timed, and stand for those of the steps behind it."""
 
     doing: str
     """Where the training thread is before a step's first gradient, for errors."""
@@ -155,17 +177,17 @@ class Recorder:
         self._clock = Clock()
         self._trace: Trace | None = None
         self.doing = BETWEEN
-        # steps so far; for how many of them this one is timed, 0 where it is not; and the sum of these
-        self._steps, self._stands_for, self._timed = 0, 1, 0
+        # steps so far; whether this one is timed; and the last one that is
+        self._steps, self._is_timed, self._step = 0, True, TimedStep()
 
     def step_begins(self, is_timed: bool) -> None:
         """Chooses whether the groups of a step are timed, unless that is asked for. On the worker."""
         number, self._steps = self._steps, self._steps + 1
-        if is_timed or self._trace or number < self._every:
-            self._stands_for = 1
+        self._is_timed = is_timed or self.traces or number < self._every or number % self._every == 0
+        if self._is_timed:
+            self._step = TimedStep()
         else:
-            self._stands_for = 0 if number % self._every else self._every
-        self._timed += self._stands_for
+            self._step.stands_for += 1
 
     def trace(self, steps: int) -> Trace:
         """Records the next `steps` whole steps."""
@@ -173,10 +195,9 @@ class Recorder:
         return self._trace
 
     def totals(self) -> dict[str, float]:
-        """Seconds by lane: of groups as if those of all steps so far were timed, so that any two readings may be
-        compared."""
-        scale = self._steps / self._timed if self._timed else 1.0
-        return {lane: seconds * (1.0 if lane == "wait" else scale) for lane, seconds in self._clock.totals().items()}
+        """Seconds by lane: of groups as if those of all steps so far were timed. They never fall, so that any two
+        readings may be compared."""
+        return self._clock.totals()
 
     def so_far(self, lane: str) -> float:
         """Seconds of a lane that are known to be over, without waiting for a GPU."""
@@ -184,21 +205,21 @@ class Recorder:
 
     def waited(self, start: Moment) -> None:
         """Adds the time from `start` until now for which training waits for the means."""
-        self._add("wait", start, 1)
+        self._add("wait", start, None)
 
     def now(self) -> Moment:
         """Where a group's span begins, if this step is timed."""
-        return self.mark() if self._stands_for else EPOCH
+        return self.mark() if self._is_timed else EPOCH
 
     def add(self, lane: str, start: Moment, group: int, label: str = "", wire_bytes: int = 0) -> Moment:
         """Adds a group's span that ends now, if this step is timed; returns its end."""
-        return self._add(lane, start, self._stands_for, group, label, wire_bytes) if self._stands_for else EPOCH
+        return self._add(lane, start, self._step, group, label, wire_bytes) if self._is_timed else EPOCH
 
     def _add(
-        self, lane: str, start: Moment, times: int, group: int = -1, label: str = "", wire_bytes: int = 0
-    ) -> Moment:  # fmt: skip
+        self, lane: str, start: Moment, step: TimedStep | None, group: int = -1, label: str = "", wire_bytes: int = 0
+    ) -> Moment:
         end = self.mark()
-        self._clock.add(lane, start, end, times)
+        self._clock.add(lane, start, end, step)
         if trace := self._trace:  # the thread that trains may end it at any time
             trace.add(RecordedSpan(lane, start, end, group, label, wire_bytes))
         return end

@@ -76,6 +76,11 @@ def fsdp_sums(group: Any) -> bool:
     return group.gradient_divide_factor is not None
 
 
+def fsdp_is_hooked(group: Any) -> bool:
+    """Whether a hook is called with what FSDP has reduced, which then ends on another stream than without one."""
+    return group._all_reduce_hook is not None
+
+
 class TimesReplicas:
     """Has FSDP multiply what it has summed over one of `fsdp_groups`' shards by a number, where `fsdp_sums`, before it
     adds that to gradients of earlier backward passes; a hook of the user's runs first."""

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.controllers import gravac
+from gradwire.controllers import StepView, gravac
 from gradwire.controllers.factor_search import FactorSearch, spaced
 from gradwire.controllers.gain import LEAST_ENERGY, Gain, Reading, share_of
 from gradwire.controllers.guard import Guard
 from gradwire.controllers.window import Observed
 from tests.support.harness import Clock, Job, draw, plan_of, slots_of, total
+from tests.support.pretend_cuda import on_gpu, pretended_cuda, real
 
 SLOTS = slots_of({"first.weight": torch.empty(60, 50), "second.weight": torch.empty(40, 30)})
 READINGS: list[Gain] = ["delay", "energy", "norm"]
@@ -350,6 +351,19 @@ def test_a_sudden_rise_of_the_loss_steps_back_and_says_so(caplog, clock):
     assert "step back to" in caplog.text
     assert factors[-1] < factors[27]
     running.close()
+
+
+def test_a_loss_on_a_gpu_is_noted_as_it_was_without_waiting_for_it():
+    controller = gw.GraVAC()
+    with pretended_cuda() as gpu, torch.no_grad():
+        numbers = on_gpu(torch.zeros(controller.numbers))
+        for number in (2.0, 5.0):
+            loss = on_gpu(torch.tensor(number))
+            controller.report(loss)
+            loss.mul_(0)
+        controller.observe(StepView(0, [], 0, 0.0), numbers)
+        assert not gpu.syncs
+    assert real(numbers)[7:].tolist() == [3.5, 1]
 
 
 def test_the_guard_knows_noise_from_a_rise():

@@ -235,6 +235,28 @@ def a_factor_of_the_users_is_followed() -> None:
 
 
 @scenario(4)
+def one_hooked_group_has_fsdp_hook_all_so_that_they_end_on_one_stream() -> None:
+    mesh, mine = meshes()[0], []
+    for factor, hook, hooked in ((None, None, False), (8.0, None, True), (None, mine.append, True)):
+        native, ours = (wrapped(on) for on in (mesh, mesh["shard"]))
+        for model in (native, ours):
+            if factor:
+                model.side.set_force_sum_reduction_for_comms(True)
+                model.side.set_gradient_divide_factor(factor)
+        if hook:
+            ours.side.set_all_reduce_hook(hook)
+        handle = gw.attach(ours, as_fsdp_groups(native, gw.FP32()), mesh=mesh)
+        groups = fsdp_groups(ours)
+        assert [group._all_reduce_hook is not None for group in groups] == len(groups) * [hooked]
+        for model in (native, ours):
+            loss_of(model, 0).backward()
+        assert equal(gradients(ours), gradients(native))
+        handle.detach()
+        assert [group._all_reduce_hook for group in groups if group._all_reduce_hook] == ([hook] if hook else [])
+    assert len(mine) == 1
+
+
+@scenario(4)
 def each_of_several_backward_passes_of_a_step_counts_once() -> None:
     for mesh, factor in product(meshes(), (None, 8.0)):
         native, ours, sparse = (divided_by(wrapped(on), factor) for on in (mesh, mesh["shard"], mesh))

@@ -177,6 +177,36 @@ def compressed_training_learns() -> None:
 
 
 @scenario(2)
+def gradients_lie_where_they_did_until_megatron_gives_their_memory_back() -> None:
+    for configuration in ({}, OVERLAPPED):
+        theirs = Training(**configuration).steps(6)
+        training = Training(**configuration)
+        handle = attach(training.ddp, gw.FP32())
+        training.steps(4)
+        before = addresses(training)
+        assert fixed(handle) <= before
+        # as offload_grad_buffers and restore_grad_buffers do; others take the memory between them
+        for buffer in training.ddp.buffers:
+            buffer.offload_to_cpu(move_params=False)
+        others = [torch.zeros(buffer.grad_data_size) for buffer in training.ddp.buffers for _ in range(8)]
+        for buffer in training.ddp.buffers:
+            buffer.reload_from_cpu(move_params=False)
+        assert addresses(training) != before, len(others)
+        assert torch.equal(training.steps(2), theirs)
+        assert fixed(handle) <= addresses(training)
+
+
+def addresses(training: Training) -> set[int]:
+    return {parameter.main_grad.data_ptr() for parameter in training.ddp.parameters()}
+
+
+def fixed(handle: gw.Handle) -> set[int]:
+    """Where the gradients of each group lie in every step; raises AttributeError where they do not."""
+    runtime: Any = handle._runtime
+    return {tensor.data_ptr() for group in runtime._steps.store.groups for tensor in group.fixed.tensors}
+
+
+@scenario(2)
 def a_step_that_is_paused_accumulated_or_skipped_leaves_memories_as_they_were() -> None:
     for configuration in ({}, OVERLAPPED):
         training = Training(**configuration)

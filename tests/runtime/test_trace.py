@@ -1,6 +1,7 @@
 """Recorded steps: every gradient, collective and wait of a real step, in order and inside it."""
 
 from collections import Counter
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import profile
 
 import gradwire as gw
+from gradwire.runtime.executor import EPOCH
 from gradwire.runtime.executor import HostMoment as at
 from gradwire.runtime.trace import EVERY, RecordedSpan, Recorder, Trace
 from gradwire.schedule.timeline import Timeline
@@ -157,6 +159,38 @@ def test_on_a_gpu_totals_may_be_compared_after_any_steps():
         recorder.add("encode", recorder.now(), 0)
         seconds.append(recorder.totals()["encode"])
     assert seconds == [pytest.approx(step) for step in range(3 * EVERY + 1)]
+
+
+def step_of(recorder: Recorder, seconds: float, is_timed: bool = False) -> float:
+    """A step whose encoding takes so many seconds; returns the total behind it."""
+    recorder.step_begins(is_timed)
+    if recorder.now() is not EPOCH:
+        recorder.add("encode", at(recorder.mark() + 1 - seconds), 0)
+    return recorder.totals()["encode"]
+
+
+def test_on_a_gpu_a_slow_first_step_counts_once():
+    executor: Any = Later()
+    recorder = Recorder(executor, 0)
+    seconds = [300.0, 3.0, 3.0, 3.0, 3.0, *(2 * EVERY - 5) * [1.0]]
+    totals = [step_of(recorder, each) for each in seconds]
+    assert totals == pytest.approx(list(accumulate(seconds)))
+
+
+def test_on_a_gpu_totals_never_fall_and_a_step_under_way_halves_none():
+    executor: Any = Later()
+    recorder = Recorder(executor, 0)
+    totals = [0.0]
+    # a slow step among those that stand for others, quick ones behind it, and one that a controller asked for
+    for number in range(5 * EVERY):
+        seconds = 100.0 if number == 2 * EVERY else 1.0
+        if number == 4 * EVERY:  # one that begins in the middle of a reading
+            recorder.step_begins(False)
+            totals.append(recorder.totals()["encode"])
+            assert totals[-1] == totals[-2]
+        else:
+            totals.append(step_of(recorder, seconds, is_timed=number == 3 * EVERY + 4))
+    assert totals == sorted(totals)
 
 
 def test_a_trace_ends_by_itself_after_its_steps():

@@ -42,11 +42,30 @@ ADDING = {"next": F, "old": F, "gradient": "*bf16", "nonfinite": F, "decay": "fp
 TABLE = {"table": "*i64", "count": "i32"}
 LISTS = {"x": F, "state": WORDS, "keys": WORDS, "places": "*i16", "counts": WORDS, "n": "i32", "k": "i32"}
 READS = {"TILES": selecting.LANES // 64, "SLOTS": 64}
+LONG = {
+    casts.cast_kernel: ("n", "length", "stride"), sums.add_kernel: ("n",), sums.mask_kernel: ("n",),
+    rounding.round_kernel: ("n",),
+}  # fmt: skip
+"""Kernels for more than 2^31 elements, and the numbers that are beyond it then."""
+WITH_ONES = []
+"""Kernels that were built for numbers that are 1."""
 CODES = [nearest(4), nearest(3), qsgd(), shared_exponent(), sign(), one_bit()]
 
 
 def compiled(kernel, arguments: dict[str, str], constants: dict[str, int], capability: int, warps: int = 4) -> None:
-    """Prints the kernel's name, with what tells its builds apart, registers per thread and bytes that are spilled."""
+    """Prints the kernel's name, with what tells its builds apart, registers per thread and bytes that are spilled. The
+    same of its build for numbers beyond 2^31, and once of that for numbers that are 1, which Triton makes constants."""
+    built(kernel, arguments, constants, capability, warps)
+    if kernel in LONG:
+        built(kernel, arguments | dict.fromkeys(LONG[kernel], "i64"), constants, capability, warps)
+    numbers = [name for name in kernel.arg_names if arguments.get(name) == "i32" and name != "salt"]
+    if numbers and kernel not in WITH_ONES:
+        WITH_ONES.append(kernel)
+        rest = {name: kind for name, kind in arguments.items() if name not in numbers}
+        built(kernel, rest, constants | dict.fromkeys(numbers, 1), capability, warps)
+
+
+def built(kernel, arguments: dict[str, str], constants: dict[str, int], capability: int, warps: int) -> None:
     signature = {name: arguments.get(name, "constexpr") for name in kernel.arg_names}
     places_of = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source, target = ASTSource(kernel, signature, places_of), GPUTarget("cuda", capability, 32)
