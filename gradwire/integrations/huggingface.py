@@ -41,8 +41,8 @@ class CompressionCallback(TrainerCallback):
         assert model is not None
         # a trainer may train several times; one handle for each model
         if model is not self._model:
-            self._options.setdefault("scaler", self._trainer.accelerator.scaler)
-            self.handle, self._model = attach_whole(model, self._compressor, **self._options), model
+            scaler = self._trainer.accelerator.scaler
+            self.handle, self._model = attach_whole(model, self._compressor, self._options, scaler), model
         # the state of the checkpoint that training resumes from
         if self._from and self.handle:
             self._load(Path(self._from), self.handle, state.is_world_process_zero)

@@ -35,8 +35,8 @@ class GradientCompression(lightning.Callback):
         assert model is not None
         # once for each model: Lightning may train several times
         if model is not self._model:
-            self._options.setdefault("scaler", getattr(trainer.precision_plugin, "scaler", None))
-            self.handle = attach_whole(model, self._compressor, **self._options)
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            self.handle = attach_whole(model, self._compressor, self._options, scaler)
             self._model = model
             for optimizer in trainer.optimizers:
                 optimizer.register_step_post_hook(self._stepped)

@@ -4,6 +4,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib import import_module
 from logging import WARNING
 from pathlib import Path
@@ -213,8 +214,28 @@ def test_shards_are_refused_before_the_first_step(
     assert "\n" not in str(e.value)
 
 
+@pytest.mark.parametrize("name", ["lightning", "huggingface"])
+@pytest.mark.parametrize("given", [{}, {"scaler": "given"}])
+def test_the_scaler_is_that_of_the_present_training(name: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    """Where one in float32 comes first, and one in float16 after it."""
+    pytest.importorskip({"huggingface": "transformers"}.get(name, name))
+    trainer: Any = import_module(f"gradwire.integrations.{name}")
+    scalers: list[Any] = []
+    monkeypatch.setattr(framework, "attach", lambda *_, scaler, **__: scalers.append(scaler))
+    holder = Mock(optimizers=[], ckpt_path=None)
+    if name == "lightning":
+        begin = partial(trainer.GradientCompression("topk", **given).on_train_start, holder, None)
+    else:
+        begin = partial(trainer.CompressionCallback(holder, "topk", **given).on_train_begin, None, Mock(), None)
+    for scaler in (None, "new"):
+        holder.scaler = holder.accelerator.scaler = holder.precision_plugin.scaler = scaler
+        holder.model_wrapped = holder.strategy.model = nn.Linear(2, 2)
+        begin()
+    assert scalers == ([given["scaler"]] * 2 if given else [None, "new"])
+
+
 def test_whole_models_are_attached_to(sharded: nn.Module, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(framework, "attach", lambda model, *arguments, **options: model)
     mesh = init_device_mesh("cpu", (4, 1), mesh_dim_names=("replicate", "shard"))
     for whole in (nn.Linear(3, 4), fully_shard(nn.Linear(3, 4), mesh=mesh)):
-        assert framework.attach_whole(whole) is whole
+        assert framework.attach_whole(whole, None, {}) is whole
