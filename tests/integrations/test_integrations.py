@@ -175,6 +175,59 @@ def test_a_checkpoint_of_lightnings_without_gradwires_state_is_spoken_of(
         assert (f"last.ckpt {says}" in caplog.text) == bool(path)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_fit_of_lightnings_begins_with_the_memories_of_its_own_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Not of one that `test` has read, nor of the fit before; what is restored in the middle counts at once."""
+    lightning = pytest.importorskip("lightning")
+    adapter = import_module("gradwire.integrations.lightning")
+    made: list[Mock] = []
+
+    def attach_whole(*_: Any) -> Mock:
+        made.append(Mock(**{"state_dict.return_value": {"of": len(made)}}))
+        return made[-1]
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def training_step(self, batch: Tensor, index: int) -> Tensor:
+            return self.layer(batch).sum()
+
+        def test_step(self, batch: Tensor, index: int) -> None: ...
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    class Restores(lightning.Callback):
+        """As the finder of learning rates does."""
+
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "restored")
+            trainer._checkpoint_connector.restore(tmp_path / "restored")
+
+        on_train_start = on_fit_start
+
+    def trainer(epochs: int, *others: Any) -> Any:
+        return lightning.Trainer(
+            accelerator="cpu", devices=1, max_epochs=epochs, logger=False, enable_progress_bar=False,
+            enable_model_summary=False, enable_checkpointing=False, callbacks=[compress, *others],
+        )  # fmt: skip
+
+    monkeypatch.setattr(adapter, "attach_whole", attach_whole)
+    compress, data, kept = adapter.GradientCompression("topk"), torch.utils.data.DataLoader(torch.ones(2, 2)), "kept"
+    first = trainer(1)
+    first.fit(Module(), data)
+    first.save_checkpoint(tmp_path / kept)
+    first.test(Module(), data, ckpt_path=tmp_path / kept, verbose=False)
+    trainer(1, Restores()).fit(Module(), data)
+    trainer(2).fit(Module(), data, ckpt_path=tmp_path / kept)
+    loaded = [[call.args for call in handle.load_state_dict.call_args_list] for handle in made]
+    assert loaded == [[], [({"of": 1},)], [({"of": 0},)]]
+
+
 @pytest.fixture
 def sharded(ray: ModuleType) -> Iterator[nn.Module]:
     """A model whose shards lie on two ranks of each replica, of which this process pretends to be the first."""
