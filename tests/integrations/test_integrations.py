@@ -24,6 +24,7 @@ import gradwire as gw
 from gradwire.frontends.idle import Nothing
 from gradwire.integrations import framework
 from gradwire.saving import save
+from tests.processes import trainers
 from tests.support import harness
 from tests.support.harness import SMALL, draw, plan_of, raising, slots_of, together
 from tests.support.ranks import run_python, run_ranks
@@ -86,7 +87,7 @@ def by_huggingface(rank: int, handle: gw.Handle, folder: Path) -> None:
     huggingface = pytest.importorskip("gradwire.integrations.huggingface")
     trainer = SimpleNamespace(
         train=lambda *_: None, model_wrapped=rank, accelerator=SimpleNamespace(scaler=None),
-        args=SimpleNamespace(output_dir=""),
+        args=SimpleNamespace(output_dir=""), _save_checkpoint=None, _get_output_dir=None,
     )  # fmt: skip
     callback = huggingface.CompressionCallback(trainer)
     callback.handle, callback._model = handle, rank
@@ -159,6 +160,30 @@ def test_ray_raises_on_all_workers_where_rank_0s_checkpoint_has_nothing_of_gradw
     with resumed(by_ray, tmp_path, lambda rank, file: None if rank else file.unlink()) as (errors, running):
         assert all(isinstance(error, ValueError) and FILE in str(error) for error in errors)
         check_residual(running, running.kept)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_checkpoint_of_the_trainers_has_gradwires_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """That of a search lies elsewhere, and one at SIGTERM is spoken of to no callback."""
+    transformers = pytest.importorskip("transformers")
+    adapter = import_module("gradwire.integrations.huggingface")
+    jit = import_module("transformers.trainer_jit_checkpoint")
+    monkeypatch.setattr(adapter, "attach_whole", lambda *_: gw.Handle(None, Nothing()))
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=2, save_steps=1, use_cpu=True, report_to=[], disable_tqdm=True
+    )
+    examples = [{"inputs": torch.ones(20), "labels": torch.tensor(1)}] * 16
+    trainer = transformers.Trainer(trainers.Net(0), arguments, train_dataset=examples)
+    trainer.add_callback(adapter.CompressionCallback(trainer, "topk"))
+    trainer.train()
+    # as a trial of a search goes on, and where SIGTERM has come
+    trainer.hp_search_backend = import_module("transformers.trainer_utils").HPSearchBackend.OPTUNA
+    trainer._trial, trainer.control.should_save = SimpleNamespace(number=3), True
+    trainer._maybe_log_save_evaluate(torch.zeros(()), None, trainer.model, trainer._trial, 0, None, 0.0)
+    trainer.state.global_step = 7
+    jit.CheckpointManager(trainer).execute_jit_checkpoint()
+    kept = {file.parent.relative_to(tmp_path).as_posix() for file in tmp_path.rglob(FILE)}
+    assert kept == {"checkpoint-1", "checkpoint-2", "run-3/checkpoint-2", "checkpoint-7"}
 
 
 def test_a_checkpoint_of_lightnings_without_gradwires_state_is_spoken_of(
