@@ -44,6 +44,13 @@ class Replacements:
         self._replaced.clear()
 
 
+def check_fits(refusals: Mapping[str, bool]) -> None:
+    """Raises ValueError with the first of these error messages that applies."""
+    for why, applies in refusals.items():
+        if applies:
+            raise ValueError(why)
+
+
 def check_has(owner: Any, names: Iterable[str], framework: str, tried: str) -> None:
     """Raises ValueError, naming the version of the `framework` that was tried, where `owner` lacks an attribute."""
     if missing := [name for name in names if not hasattr(owner, name)]:
