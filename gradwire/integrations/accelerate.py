@@ -18,8 +18,7 @@ def compress(
 ) -> Handle:
     """Compresses the gradients of a model from `accelerator.prepare`; `save_state` and `load_state` include its state.
     The `options` are those of `gradwire.attach`, which says what it raises."""
-    options.setdefault("scaler", accelerator.scaler)
-    handle = attach_whole(model, compressor, **options)
+    handle = attach_whole(model, compressor, options, accelerator.scaler)
     accelerator.register_for_checkpointing(CheckpointedHandle(handle))
     return handle
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from importlib import import_module
 from inspect import signature
 from itertools import chain
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.frontends.trained import on_one_device
-from gradwire.integrations.framework import Replacements, check_has
+from gradwire.integrations.framework import Replacements, check_fits, check_has
 from gradwire.options import check_type
 from gradwire.torch_private.process_groups import world_size
 
@@ -24,7 +25,10 @@ OF_ENGINE = (
     "is_gradient_accumulation_boundary", "load_checkpoint", "no_sync", "pipeline_parallelism", "save_checkpoint",
     "torch_autocast_dtype", "zenflow", "zero_optimization", "zero_optimization_stage", "zero_overlap_comm",
 )  # fmt: skip
-OF_ZERO = ("average_tensor", "bit16_groups", "buffered_reduce_fallback", "loss_scale")
+OF_ZERO = (
+    "average_tensor", "bit16_groups", "buffered_reduce_fallback", "dtype", "loss_scale", "use_grad_accum_attribute",
+)  # fmt: skip
+_check_has = partial(check_has, framework=f"DeepSpeed {deepspeed.__version__}", tried=TRIED)
 OWN_COMPRESSION = {"OnebitAdam", "OnebitLamb", "ZeroOneAdam"}
 """DeepSpeed's optimizers that exchange compressed momenta in place of gradients."""
 
@@ -37,10 +41,10 @@ class TrainingEngine:
     def __init__(self, engine: Any) -> None:
         check_type("engine", engine, (deepspeed.DeepSpeedEngine,), "deepspeed.initialize(...)[0]", optional=False)
         _check_has(engine, OF_ENGINE)
-        if refusal := next((why for why, holds in _refusals(engine).items() if holds), None):
-            raise ValueError(refusal)
+        check_fits(_refusals(engine))
         if engine.zero_optimization():
             _check_has(engine.optimizer, OF_ZERO)
+            check_fits(_refusals_of_zero(engine))
         self._engine = engine
         self._replacements = Replacements()
         # of its parameters ZeRO steps those that were trained when it was made
@@ -142,10 +146,6 @@ def _no_sum(*arguments: Any, **options: Any) -> None:
     """Leaves gradients as they are."""
 
 
-def _check_has(owner: Any, names: Iterable[str]) -> None:
-    check_has(owner, names, f"DeepSpeed {deepspeed.__version__}", TRIED)
-
-
 def _refusals(engine: Any) -> Mapping[str, bool]:
     """Error messages for engines whose gradients Gradwire cannot reduce, and whether each applies to this one."""
     # how the engine keeps gradients, and who holds the model
@@ -166,4 +166,13 @@ def _refusals(engine: Any) -> Mapping[str, bool]:
         "ZenFlow reduces by itself; leave it out": engine.zenflow,
         "DeepCompile reduces by itself; leave it out": engine.is_deepcompile_enabled(),
         f"{optimizer} compresses by itself; use another optimizer, such as AdamW": optimizer in OWN_COMPRESSION,
+    }
+
+
+def _refusals_of_zero(engine: Any) -> Mapping[str, bool]:
+    """The same, by what ZeRO has made of the parameters."""
+    own, configured = engine.optimizer.dtype, engine.get_data_types()[0]
+    return {
+        f"parameters are {own}, the configuration says {configured}, and ZeRO then sums gradients elsewhere than in "
+        'p.grad; make both one: set "bf16": {"enabled": true}, say': engine.optimizer.use_grad_accum_attribute,
     }

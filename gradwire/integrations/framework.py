@@ -1,7 +1,7 @@
 """Helpers for the adapters: attach to a whole model, replace methods of a framework's objects, and check that these
 objects have the attributes that the adapters use."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -12,15 +12,18 @@ from gradwire.plans import Plan
 from gradwire.torch_private.fully_shard import is_cut
 
 
-def attach_whole(model: nn.Module, compressor: Compressor | Plan | str | None = None, **options: Any) -> Handle:
-    """`gradwire.attach` under a trainer in whose checkpoints rank 0 saves for all ranks. Also raises ValueError for a
-    sharded model, because rank 0 has its own shards alone."""
+def attach_whole(
+    model: nn.Module, compressor: Compressor | Plan | str | None, options: Mapping[str, Any], scaler: Any = None
+) -> Handle:
+    """`gradwire.attach` under a trainer in whose checkpoints rank 0 saves for all ranks, with the trainer's present
+    `scaler`, unless the `options` have one. Also raises ValueError for a sharded model, because rank 0 has its own
+    shards alone."""
     if is_cut(model):
         raise ValueError(
             "this trainer's checkpoints have no place for the state of shards; use gw.attach(model, ...) and give "
             'dcp.save() {"gradwire": handle.stateful()}'
         )
-    return attach(model, compressor, **options)
+    return attach(model, compressor, **{"scaler": scaler, **options})
 
 
 class Replacements:
@@ -39,6 +42,13 @@ class Replacements:
         for owner, name in self._replaced:
             delattr(owner, name)
         self._replaced.clear()
+
+
+def check_fits(refusals: Mapping[str, bool]) -> None:
+    """Raises ValueError with the first of these error messages that applies."""
+    for why, applies in refusals.items():
+        if applies:
+            raise ValueError(why)
 
 
 def check_has(owner: Any, names: Iterable[str], framework: str, tried: str) -> None:

@@ -2,8 +2,9 @@
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import transformers
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
@@ -11,9 +12,10 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
 from gradwire.integrations.first_rank import FILE, keep_file, load_read, read_file
-from gradwire.integrations.framework import attach_whole
+from gradwire.integrations.framework import attach_whole, check_has
 from gradwire.plans import Plan
 
+OF_TRAINER, TRIED = ("_get_output_dir", "_save_checkpoint", "train"), "5.23.0"
 _log = logging.getLogger("gradwire")
 
 
@@ -29,9 +31,11 @@ class CompressionCallback(TrainerCallback):
         self._trainer, self._compressor, self._options = trainer, compressor, options
         self._model: nn.Module | None = None
         self._from: str | None = None
-        self._train = trainer.train
-        # the Trainer tells no callback from where it resumes: `train` is asked for it
-        trainer.train = self._noting_checkpoint
+        # the Trainer tells no callback from where it resumes, nor of every checkpoint, nor where it lies
+        check_has(trainer, OF_TRAINER, f"transformers {transformers.__version__}", TRIED)
+        own: Any = trainer
+        self._train, self._save_checkpoint = trainer.train, own._save_checkpoint
+        own.train, own._save_checkpoint = self._noting_checkpoint, self._saving_memories
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -41,17 +45,11 @@ class CompressionCallback(TrainerCallback):
         assert model is not None
         # a trainer may train several times; one handle for each model
         if model is not self._model:
-            self._options.setdefault("scaler", self._trainer.accelerator.scaler)
-            self.handle, self._model = attach_whole(model, self._compressor, **self._options), model
+            scaler = self._trainer.accelerator.scaler
+            self.handle, self._model = attach_whole(model, self._compressor, self._options, scaler), model
         # the state of the checkpoint that training resumes from
         if self._from and self.handle:
             self._load(Path(self._from), self.handle, state.is_world_process_zero)
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Saves the state of all ranks beside what the trainer has saved."""
-        assert self.handle
-        folder = Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        keep_file(self.handle, folder, state.is_world_process_zero)
 
     def _noting_checkpoint(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """`trainer.train`, noting the checkpoint it resumes from, which callbacks are not given."""
@@ -59,6 +57,14 @@ class CompressionCallback(TrainerCallback):
         last = get_last_checkpoint(self._trainer.args.output_dir) if resume_from_checkpoint is True else None
         self._from = last or (str(resume_from_checkpoint) if resume_from_checkpoint else None)
         return self._train(resume_from_checkpoint, *args, **kwargs)
+
+    def _saving_memories(self, model: nn.Module, trial: Any) -> None:
+        """The trainer's `_save_checkpoint`, and the state of all ranks beside what it has saved."""
+        self._save_checkpoint(model, trial)
+        assert self.handle
+        own, state = cast(Any, self._trainer), self._trainer.state
+        folder = Path(own._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        keep_file(self.handle, folder, state.is_world_process_zero)
 
     def _load(self, folder: Path, handle: Handle, first: bool) -> None:
         path = folder / FILE

@@ -26,17 +26,23 @@ class GradientCompression(lightning.Callback):
         self.handle: Handle | None = None
         self._compressor, self._options = compressor, options
         self._model: nn.Module | None = None
+        self._stage, self._unused = "", False
         self._loaded: StateDict = {}
-        self._unused = False
+
+    def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
+        """Notes what begins, before a checkpoint is read. A new training has nothing of the one before."""
+        self._stage = stage
+        if stage == "fit":
+            self.handle, self._model, self._loaded = None, None, {}
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Attaches to the strategy's model, which exists by now, and loads a checkpoint's state."""
         model = trainer.strategy.model
         assert model is not None
-        # once for each model: Lightning may train several times
+        # once for each model: searches begin several times in one training
         if model is not self._model:
-            self._options.setdefault("scaler", getattr(trainer.precision_plugin, "scaler", None))
-            self.handle = attach_whole(model, self._compressor, **self._options)
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            self.handle = attach_whole(model, self._compressor, self._options, scaler)
             self._model = model
             for optimizer in trainer.optimizers:
                 optimizer.register_step_post_hook(self._stepped)
@@ -62,11 +68,15 @@ class GradientCompression(lightning.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The state of all ranks, which Lightning has all call this."""
-        return self.handle.state_dict(all_ranks=True) if self.handle else {}
+        return self.handle.state_dict(all_ranks=True) if self.handle else self._loaded
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps the state until there is a DDP: Lightning reads checkpoints before."""
-        self._loaded = state_dict
+        """Loads the state, or keeps it until there is a DDP: Lightning reads the checkpoint of a training before. That
+        of an evaluation is not one to train on from."""
+        if self._stage == "fit" and self.handle:
+            self.handle.load_state_dict(state_dict)
+        elif self._stage == "fit":
+            self._loaded = state_dict
 
 
 class CompressedDDP(DDPStrategy):

@@ -1,6 +1,6 @@
 """Megatron-core's DistributedDataParallel: all attributes of it that Gradwire uses, none of which are promised."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib import import_module
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradwire.integrations.framework import Replacements, check_has
+from gradwire.integrations.framework import Replacements, check_fits, check_has
 from gradwire.ops.host import number_in
 from gradwire.ops.vectors import Scalar
 from gradwire.options import one_line
@@ -19,6 +19,7 @@ from gradwire.torch_private.process_groups import world_size
 megatron: Any = import_module("megatron.core")
 distributed: Any = import_module("megatron.core.distributed")
 TRIED = "0.16.1"
+_check_has = partial(check_has, framework=f"megatron-core {megatron.__version__}", tried=TRIED)
 OF_DDP = (
     "bucket_groups", "config", "ddp_config", "dp_group", "expert_parallel_bucket_groups", "finish_grad_sync", "no_sync",
     "param_to_bucket_group", "zero_grad_buffer",
@@ -55,8 +56,7 @@ class MegatronModel:
                 "config, ddp_config, model), of a list of them its only one"
             )
         _check_has(ddp, OF_DDP)
-        if refusal := next((why for why, holds in _refusals(ddp).items() if holds), None):
-            raise ValueError(refusal)
+        check_fits(_refusals(ddp))
         for group in ddp.bucket_groups:
             _check_has(group, OF_GROUP)
             _check_has(group.buckets[0], OF_BUCKET)
@@ -164,10 +164,6 @@ class MegatronModel:
 
 def _start(ready: Callable[[BucketGroup], None], group: BucketGroup, force_all_reduce: bool | None = False) -> None:
     ready(group)
-
-
-def _check_has(owner: Any, names: Iterable[str]) -> None:
-    check_has(owner, names, f"megatron-core {megatron.__version__}", TRIED)
 
 
 def _refusals(ddp: Any) -> Mapping[str, bool]:

@@ -22,6 +22,7 @@ from gradwire.frontends import Handle
 from gradwire.frontends.handing_on import go_on, memories_alone, without_memories
 from gradwire.frontends.handle import FrontEnd
 from gradwire.frontends.idle import Nothing
+from gradwire.integrations.framework import check_fits
 from gradwire.runtime.failures import Interrupted
 from gradwire.runtime.runtime import Runtime
 from gradwire.transports import Mesh, ProcessGroup
@@ -40,8 +41,7 @@ class QuorumExchange:
         state: Mapping[str, Any] | None,
         has: Collection[str] = (),
     ) -> None:
-        if manager._use_async_quorum:
-            raise ValueError("replicas must be equal before the forward pass; pass Manager(use_async_quorum=False)")
+        check_fits(_refusals(manager))
         self._manager, self._make, self._least = manager, make, least
         self.handle = Handle(None, Nothing())
         self.runtime: Runtime | None = None
@@ -158,6 +158,24 @@ class QuorumExchange:
         self._healed = state
         if not self._has_met:
             self._states = {}
+
+
+def _refusals(manager: Any) -> Mapping[str, bool]:
+    """Error messages for managers that Gradwire cannot follow, and whether each applies to this one."""
+    # torchft's, by name: this module does without it
+    kinds = {kind.__name__ for kind in type(manager._pg).__mro__}
+    return {
+        "replicas must be equal before the forward pass; pass Manager(use_async_quorum=False)": (
+            manager._use_async_quorum
+        ),
+        "means are those of all replicas, without spares; leave out Manager(world_size_mode=...)": (
+            manager._replica_world_size_mode.name != "DYNAMIC"
+        ),
+        "replicas meet beside a process group of this process, not "
+        f"{type(manager._pg).__name__}; pass Manager(pg=ProcessGroupGloo()), or ProcessGroupNCCL()": (
+            not kinds & {"ProcessGroupGloo", "ProcessGroupNCCL"}
+        ),
+    }
 
 
 def _shard(manager: Any) -> str:

@@ -33,7 +33,7 @@ def compress(
             return read_file(folder)
 
     # all workers attach, then load what was saved
-    handle = attach_whole(model, compressor, **options)
+    handle = attach_whole(model, compressor, options)
     load_read(handle, _is_first(), read)
     return handle
 

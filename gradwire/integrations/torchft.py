@@ -47,7 +47,8 @@ class Optimizer(torchft.Optimizer):
     gave on this rank after the step from which the manager goes on.
 
     Raises ValueError for what `attach` refuses, for a manager with `use_async_quorum`, with which replicas are not yet
-    equal when the forward pass begins, for a replica of several ranks whose model is whole, and for another step's
+    equal when the forward pass begins, or with spares, or with another process group than ProcessGroupGloo or
+    ProcessGroupNCCL, for a replica of several ranks whose model is whole, and for another step's
     state; RuntimeError, from backward or `step`, for a parameter that was thawed since, or frozen, unless
     `find_unused_parameters`.
     """

@@ -4,6 +4,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib import import_module
 from logging import WARNING
 from pathlib import Path
@@ -23,6 +24,7 @@ import gradwire as gw
 from gradwire.frontends.idle import Nothing
 from gradwire.integrations import framework
 from gradwire.saving import save
+from tests.processes import trainers
 from tests.support import harness
 from tests.support.harness import SMALL, draw, plan_of, raising, slots_of, together
 from tests.support.ranks import run_python, run_ranks
@@ -85,7 +87,7 @@ def by_huggingface(rank: int, handle: gw.Handle, folder: Path) -> None:
     huggingface = pytest.importorskip("gradwire.integrations.huggingface")
     trainer = SimpleNamespace(
         train=lambda *_: None, model_wrapped=rank, accelerator=SimpleNamespace(scaler=None),
-        args=SimpleNamespace(output_dir=""),
+        args=SimpleNamespace(output_dir=""), _save_checkpoint=None, _get_output_dir=None,
     )  # fmt: skip
     callback = huggingface.CompressionCallback(trainer)
     callback.handle, callback._model = handle, rank
@@ -160,6 +162,30 @@ def test_ray_raises_on_all_workers_where_rank_0s_checkpoint_has_nothing_of_gradw
         check_residual(running, running.kept)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_every_checkpoint_of_the_trainers_has_gradwires_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """That of a search lies elsewhere, and one at SIGTERM is spoken of to no callback."""
+    transformers = pytest.importorskip("transformers")
+    adapter = import_module("gradwire.integrations.huggingface")
+    jit = import_module("transformers.trainer_jit_checkpoint")
+    monkeypatch.setattr(adapter, "attach_whole", lambda *_: gw.Handle(None, Nothing()))
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=2, save_steps=1, use_cpu=True, report_to=[], disable_tqdm=True
+    )
+    examples = [{"inputs": torch.ones(20), "labels": torch.tensor(1)}] * 16
+    trainer = transformers.Trainer(trainers.Net(0), arguments, train_dataset=examples)
+    trainer.add_callback(adapter.CompressionCallback(trainer, "topk"))
+    trainer.train()
+    # as a trial of a search goes on, and where SIGTERM has come
+    trainer.hp_search_backend = import_module("transformers.trainer_utils").HPSearchBackend.OPTUNA
+    trainer._trial, trainer.control.should_save = SimpleNamespace(number=3), True
+    trainer._maybe_log_save_evaluate(torch.zeros(()), None, trainer.model, trainer._trial, 0, None, 0.0)
+    trainer.state.global_step = 7
+    jit.CheckpointManager(trainer).execute_jit_checkpoint()
+    kept = {file.parent.relative_to(tmp_path).as_posix() for file in tmp_path.rglob(FILE)}
+    assert kept == {"checkpoint-1", "checkpoint-2", "run-3/checkpoint-2", "checkpoint-7"}
+
+
 def test_a_checkpoint_of_lightnings_without_gradwires_state_is_spoken_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -172,6 +198,59 @@ def test_a_checkpoint_of_lightnings_without_gradwires_state_is_spoken_of(
         with caplog.at_level(WARNING):
             callback.on_train_start(trainer, None)
         assert (f"last.ckpt {says}" in caplog.text) == bool(path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_fit_of_lightnings_begins_with_the_memories_of_its_own_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Not of one that `test` has read, nor of the fit before; what is restored in the middle counts at once."""
+    lightning = pytest.importorskip("lightning")
+    adapter = import_module("gradwire.integrations.lightning")
+    made: list[Mock] = []
+
+    def attach_whole(*_: Any) -> Mock:
+        made.append(Mock(**{"state_dict.return_value": {"of": len(made)}}))
+        return made[-1]
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def training_step(self, batch: Tensor, index: int) -> Tensor:
+            return self.layer(batch).sum()
+
+        def test_step(self, batch: Tensor, index: int) -> None: ...
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    class Restores(lightning.Callback):
+        """As the finder of learning rates does."""
+
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "restored")
+            trainer._checkpoint_connector.restore(tmp_path / "restored")
+
+        on_train_start = on_fit_start
+
+    def trainer(epochs: int, *others: Any) -> Any:
+        return lightning.Trainer(
+            accelerator="cpu", devices=1, max_epochs=epochs, logger=False, enable_progress_bar=False,
+            enable_model_summary=False, enable_checkpointing=False, callbacks=[compress, *others],
+        )  # fmt: skip
+
+    monkeypatch.setattr(adapter, "attach_whole", attach_whole)
+    compress, data, kept = adapter.GradientCompression("topk"), torch.utils.data.DataLoader(torch.ones(2, 2)), "kept"
+    first = trainer(1)
+    first.fit(Module(), data)
+    first.save_checkpoint(tmp_path / kept)
+    first.test(Module(), data, ckpt_path=tmp_path / kept, verbose=False)
+    trainer(1, Restores()).fit(Module(), data)
+    trainer(2).fit(Module(), data, ckpt_path=tmp_path / kept)
+    loaded = [[call.args for call in handle.load_state_dict.call_args_list] for handle in made]
+    assert loaded == [[], [({"of": 1},)], [({"of": 0},)]]
 
 
 @pytest.fixture
@@ -213,8 +292,28 @@ def test_shards_are_refused_before_the_first_step(
     assert "\n" not in str(e.value)
 
 
+@pytest.mark.parametrize("name", ["lightning", "huggingface"])
+@pytest.mark.parametrize("given", [{}, {"scaler": "given"}])
+def test_the_scaler_is_that_of_the_present_training(name: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    """Where one in float32 comes first, and one in float16 after it."""
+    pytest.importorskip({"huggingface": "transformers"}.get(name, name))
+    trainer: Any = import_module(f"gradwire.integrations.{name}")
+    scalers: list[Any] = []
+    monkeypatch.setattr(framework, "attach", lambda *_, scaler, **__: scalers.append(scaler))
+    holder = Mock(optimizers=[], ckpt_path=None)
+    if name == "lightning":
+        begin = partial(trainer.GradientCompression("topk", **given).on_train_start, holder, None)
+    else:
+        begin = partial(trainer.CompressionCallback(holder, "topk", **given).on_train_begin, None, Mock(), None)
+    for scaler in (None, "new"):
+        holder.scaler = holder.accelerator.scaler = holder.precision_plugin.scaler = scaler
+        holder.model_wrapped = holder.strategy.model = nn.Linear(2, 2)
+        begin()
+    assert scalers == ([given["scaler"]] * 2 if given else [None, "new"])
+
+
 def test_whole_models_are_attached_to(sharded: nn.Module, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(framework, "attach", lambda model, *arguments, **options: model)
     mesh = init_device_mesh("cpu", (4, 1), mesh_dim_names=("replicate", "shard"))
     for whole in (nn.Linear(3, 4), fully_shard(nn.Linear(3, 4), mesh=mesh)):
-        assert framework.attach_whole(whole) is whole
+        assert framework.attach_whole(whole, None, {}) is whole

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,12 +35,18 @@ def end_once_it_is_counted(runtime: Runtime) -> None:
     runtime._active.step_ended = lambda: end(runtime)
 
 
+class ProcessGroupGloo:
+    """torchft's."""
+
+
 class Manager:
     """torchft's, of which all vote yes; `meanwhile` is what happens until the votes are there."""
 
     _use_async_quorum, _quorum_id, _group_rank, _group_world_size = False, 1, 0, 1
+    _replica_world_size_mode = SimpleNamespace(name="DYNAMIC")
 
     def __init__(self, meanwhile: Callable[[], None]) -> None:
+        self._pg: Any = ProcessGroupGloo()
         self._meanwhile, self.step, self.reported = meanwhile, 0, list[Exception]()
 
     def current_step(self) -> int:

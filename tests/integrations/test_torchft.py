@@ -152,7 +152,13 @@ def test_replicas_go_on_from_checkpoints_as_if_nothing_had_been(ranks: int, loca
 
 
 def manager_like(**differs: Any) -> Any:
-    usual = {"_use_async_quorum": False, "_group_rank": 0, "_group_world_size": 1, "current_step": lambda: 0}
+    from torchft import ProcessGroupGloo
+    from torchft.manager import WorldSizeMode
+
+    usual = {
+        "_use_async_quorum": False, "_group_rank": 0, "_group_world_size": 1, "current_step": lambda: 0,
+        "_replica_world_size_mode": WorldSizeMode.DYNAMIC, "_pg": ProcessGroupGloo(),
+    }  # fmt: skip
     return SimpleNamespace(**usual | differs)
 
 
@@ -176,11 +182,22 @@ def test_states_of_another_step_or_of_something_else_are_refused():
 
 
 def test_managers_that_do_not_fit_are_refused():
+    from torchft.manager import WorldSizeMode
+    from torchft.process_group import ErrorSwallowingProcessGroupWrapper, ProcessGroupBabyGloo, ProcessGroupGloo
+
     from gradwire.integrations.torchft import Optimizer
 
     model = torch.nn.Linear(2, 2)
     inner = torch.optim.SGD(model.parameters())
+    takes = r"; pass Manager\(pg=ProcessGroupGloo\(\)\), or ProcessGroupNCCL\(\)"
+    swallowing = ErrorSwallowingProcessGroupWrapper(ProcessGroupGloo())
     for manager, says in [
+        (
+            manager_like(_replica_world_size_mode=WorldSizeMode.FIXED_WITH_SPARES),
+            r"leave out Manager\(world_size_mode=",
+        ),
+        (manager_like(_pg=ProcessGroupBabyGloo()), "not ProcessGroupBabyGloo" + takes),
+        (manager_like(_pg=swallowing), "not ErrorSwallowingProcessGroupWrapper" + takes),
         (manager_like(_use_async_quorum=True), r"pass Manager\(use_async_quorum=False\)"),
         (manager_like(_group_world_size=2), r"a replica of 2 ranks .*; call fully_shard\(model\) first"),
     ]:

@@ -51,13 +51,16 @@ def residual_of(handle: gw.Handle) -> Tensor:
     return total
 
 
-def watch(file: Path) -> None:
-    """Has the first save of all ranks leave there what memories held, and every load compared with that."""
+def watch(file: Path) -> list[Tensor]:
+    """Has the first save of all ranks leave there what memories held, and every load compared with that; gives what
+    was loaded."""
+    loaded: list[Tensor] = []
     load, save = gw.Handle.load_state_dict, gw.Handle.state_dict
 
     def load_state_dict(handle, state):
         load(handle, state)
-        torch.testing.assert_close(residual_of(handle), torch.load(file))
+        loaded.append(residual_of(handle))
+        torch.testing.assert_close(loaded[-1], torch.load(file))
 
     def state_dict(handle, all_ranks=False):
         state = save(handle, all_ranks)
@@ -70,6 +73,7 @@ def watch(file: Path) -> None:
         return state
 
     gw.Handle.load_state_dict, gw.Handle.state_dict = load_state_dict, state_dict
+    return loaded
 
 
 def with_accelerate(folder: Path, model: Net, resume: bool) -> None:
@@ -161,12 +165,14 @@ def weights_of(name: str, folder: Path, seed: int, resume: bool) -> Tensor:
 def main(name: str, home: str, phase: str) -> None:
     torch.set_num_threads(1)
     folder = Path(home)
-    watch(folder / "residual.pt")
+    loaded = watch(folder / "residual.pt")
     if phase == "resume":
         weights_of(name, folder, 1, resume=True)
-        return
-    whole = weights_of(name, folder, 0, resume=False)
-    torch.testing.assert_close(weights_of(name, folder, 1, resume=True), whole, rtol=0, atol=0)
+    else:
+        whole = weights_of(name, folder, 0, resume=False)
+        assert not loaded
+        torch.testing.assert_close(weights_of(name, folder, 1, resume=True), whole, rtol=0, atol=0)
+    assert len(loaded) == 1
 
 
 if __name__ == "__main__":

@@ -342,6 +342,13 @@ def engines_without_whole_gradients_are_refused() -> None:
 
 
 @scenario(1)
+def parameters_of_another_type_than_the_configurations_are_refused() -> None:
+    """Of them ZeRO sums gradients elsewhere than in `p.grad`."""
+    engine = engine_of(ZERO1, network().bfloat16())
+    refused(ValueError, 'set "bf16": {"enabled": true}', lambda: attach(engine, "topk:0.1"))
+
+
+@scenario(1)
 def one_rank_trains_and_keeps_state() -> None:
     engine = engine_of(ZERO1)
     handle = attach(engine, "topk:0.05")
