@@ -135,10 +135,9 @@ class LocalSteps(Wrapper):
         made = parts.fragments(runtime.plan, schedule)
         with ExitStack() as on_error:
             on_error.callback(runtime.close)
-            self._rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)
+            self._rounds = rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)
             on_error.pop_all()
-        taken = partial(getattr, self._rounds, "taken")
-        self.handle = Handle(runtime, self._rounds, waits=not (delay or eager), inner_steps=taken)
+        self.handle = Handle(runtime, rounds, waits=not (delay or eager), inner_steps=lambda: rounds.taken)
         own(replica.trained.held().values(), runtime, KIND)
         self._wrap(inner_optimizer)
 
