@@ -118,6 +118,18 @@ def test_epochs_are_the_loaders_and_differ() -> None:
     assert both[both[:, 0].argsort()].flatten().tolist() == list(range(24))
 
 
+def noisy():
+    model, _, loss = make()
+    return model, lambda rank, world: ([torch.rand(2, 2)] for _ in range(3)), loss, lambda: [[torch.rand(2, 2)]]
+
+
+def test_what_is_read_before_a_training_goes_on_leaves_its_generator_alone() -> None:
+    task, before = Own(function=named(noisy)), torch.get_rng_state()
+    task.batches(0, 1, 0, 5)
+    task.held_out_batch(torch.tensor([0]))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def generated():
     model, _, loss = make()
     return model, lambda rank, world: ((torch.full((2, 2), float(n)),) for n in range(3)), loss

@@ -94,6 +94,34 @@ def test_a_training_goes_on_as_if_nothing_had_happened(tmp_path: Path, ranks: in
         assert whole[-1][2] is not None
 
 
+# Crops by torch's generator, from which dropout draws too.
+OWN = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Noisy(Dataset):
+    def __len__(self):
+        return 14
+
+    def __getitem__(self, number):
+        return number + torch.rand(4)
+
+def make():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+    batches = lambda rank, world: DataLoader(Noisy(), batch_size=2, shuffle=True)
+    return model, batches, lambda model, batch: model(batch).square().mean()
+"""
+
+
+def test_a_model_of_ones_own_with_random_data_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    training = ["own", [f"function={tmp_path}/mine.py:make"], {"steps": 12}, "topk:0.1"]
+    launch(["-c", SCRIPT, str(tmp_path), json.dumps([training])], 1)
+    ((whole, cut),) = json.loads((tmp_path / "outcomes.json").read_text())
+    assert len(whole) == 12
+    assert whole == cut
+
+
 def test_a_training_in_float16_learns_and_goes_on_with_its_scale(tmp_path: Path) -> None:
     ((_, (whole, cut)),) = outcomes(tmp_path, 2, ["topk:0.1"], autocast="fp16")
     assert whole == cut
