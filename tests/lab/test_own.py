@@ -186,6 +186,17 @@ def number(): return torch.nn.Linear(1, 1), lambda rank, world: 3, loss
 """
 
 
+def nothing_held_out():
+    return *make(), lambda: []
+
+
+def test_held_out_batches_that_are_none_are_named_before_ranks_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "dense", "--model", f"{__file__}:nothing_held_out"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "nothing_held_out: held_out() gives no batch: give one or more, or leave held_out out" in err
+
+
 @pytest.mark.parametrize("command", ["train", "bench", "plan"])
 @pytest.mark.parametrize(("function", "message"), MISTAKES.values(), ids=MISTAKES)
 def test_mistakes_get_one_line(

@@ -152,6 +152,8 @@ def _held_out(function: str) -> list[Any]:
         return []
     with _drawing_from(0):
         batches = list(_iterable(held_out(), "held_out()", function))
+    if not batches:
+        raise ValueError(f"{function}: held_out() gives no batch: give one or more, or leave held_out out")
     return batches
 
 
