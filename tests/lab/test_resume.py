@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gradwire.cli import main
 from gradwire.lab.configuration import parse_all
 from gradwire.lab.experiments.comparison import Comparison
 from gradwire.lab.experiments.recipe import Recipe
-from gradwire.lab.experiments.resumable import keep
+from gradwire.lab.experiments.resumable import METRICS, keep, records_kept
 from gradwire.lab.jobs import checkpoints
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launch import launch
+from gradwire.lab.results import Record, Totals, append, read_lines
+from gradwire.report.scalars import Scalars
 from tests.support.small_files import write_ptb
 from tests.support.warm import program
 
@@ -189,6 +192,45 @@ def test_configurations_never_share_a_folder(tmp_path: Path) -> None:
     texts = ["dense", "topk:0.01;numel<4096=bf16", "topk:0.01;numel>4096=bf16"]
     homes = [Path(spec.home).name for _, spec in compared(*texts).specs(tmp_path)]
     assert homes == ["dense", "2-topk-0.01-numel-4096=bf16", "3-topk-0.01-numel-4096=bf16"]
+
+
+def test_a_long_configuration_has_a_folder_that_can_be_made(tmp_path: Path) -> None:
+    rules = "".join(f";layer{number}.*=topk:0.01" for number in range(40))
+    texts = [f"topk:0.1{rules}", f"topk:0.1{rules};last=bf16"]
+    homes = [Path(spec.home) for _, spec in compared(*texts).specs(tmp_path)]
+    for home in homes:
+        home.mkdir()
+    assert len({home.name for home in homes}) == 2
+    assert homes == [Path(spec.home) for _, spec in compared(*texts).specs(tmp_path)]
+
+
+def test_records_are_whole_while_later_ones_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed run that was killed then had lost all of them."""
+    totals = Totals(1.0, 2.0, None, 0.0, 0.0, 0.0, 0.0)
+    for step in (5, 8):
+        append(tmp_path / METRICS, Record(step, 1.0, 0.5, totals).to_line())
+    checkpoints.write(tmp_path, 5, checkpoints.SHARED, {"model": {}})
+
+    def killed(source: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            records_kept(tmp_path)
+    assert [record.step for record in records_kept(tmp_path)] == [5]
+    assert [line["step"] for line, _ in read_lines(tmp_path / METRICS)] == [5]
+
+
+def test_tensorboard_has_each_step_of_a_resumed_run_once(tmp_path: Path) -> None:
+    totals = Totals(1.0, 2.0, None, 0.0, 0.0, 0.0, 0.0)
+    for last, steps in ((0, (5, 8)), (5, (6, 8, 9))):
+        with Scalars(tmp_path, last) as scalars:
+            for step in steps:
+                scalars.add(Record(step, 1.0, 0.5, totals))
+    seen = EventAccumulator(str(tmp_path))
+    seen.Reload()
+    assert [event.step for event in seen.Scalars("train/loss")] == [5, 6, 8, 9]
 
 
 def test_the_parts_of_a_suite_are_named_where_all_of_it_is_resumed(
