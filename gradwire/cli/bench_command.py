@@ -58,7 +58,7 @@ def bench_played(
     ranks, and what a training costs if that is asked for."""
     with mistakes():
         # what can be refused is refused before ranks start
-        if json_file or model["ranks"] or model["link"]:
+        if json_file or model["ranks"] is not None or model["link"]:
             raise ValueError("--play says ranks and link, and writes played.json: leave --hosts, --link and --json out")
         played = PlaySpec.read(**vars(play), typed=True)
         setup = Setup(**model | {"ranks": played.cluster.ranks, "link": LOOPBACK, "play": played})

@@ -187,6 +187,8 @@ def simulate(
 
     trained = task, model, folder, options
     with mistakes():
+        if play.play and pictures != Pictures():
+            raise ValueError("--play draws nothing: leave --pdf and --svg out")
         if play.play and (ranks or link or every > 1):
             raise ValueError("--play says ranks and link, and plays every step: leave --ranks, --link and --every out")
         if not play.play and any((*trained, seed, device != "cpu")):

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from signal import SIG_DFL, SIGHUP, SIGTERM, getsignal, signal
 
 import typer
@@ -16,6 +17,8 @@ from gradwire.lab.network.network import NetworkUnavailable
 def run(arguments: list[str] | None) -> int:
     """Runs a command, without one `--help`; returns its exit code."""
     wanted = sys.argv[1:] if arguments is None else arguments
+    if empty := _empty(wanted):
+        return _fail(f"{empty} is empty: give a value, or leave it out", 2)
     # run it, and turn errors into one line and an exit code
     spell_out()
     with _ended_in_order():
@@ -27,6 +30,16 @@ def run(arguments: list[str] | None) -> int:
             return _fail(str(mistake), 2)
         except (OSError, RankFailed) as failure:
             return _fail(str(failure), 1)
+
+
+def _empty(arguments: list[str]) -> str | None:
+    """The first of the arguments without a value, as one of a variable that is not set; None where all have one."""
+    for before, argument in pairwise(["", *arguments]):
+        if argument == "":
+            return before if before.startswith("--") else "an argument"
+        if argument.startswith("--") and argument.endswith("="):
+            return argument[:-1]
+    return None
 
 
 @contextmanager

@@ -150,7 +150,7 @@ def _train(configuration: Configuration, spec: TrainSpec, steps: int, ranks: Run
     home.mkdir(parents=True, exist_ok=True)
     run.records += records_kept(home)
     bar = progress.add_task(run.configuration, total=steps, note="starting")
-    with Scalars(home) as scalars:
+    with Scalars(home, run.last.step if run.records else 0) as scalars:
 
         def follow(line: dict[str, Any]) -> None:
             record = Record.from_line(line)

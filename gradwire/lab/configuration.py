@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass, replace
+from hashlib import sha256
 from typing import Any
 
 from torch import nn
@@ -82,7 +83,9 @@ class Configuration:
 
     @property
     def slug(self) -> str:
-        return re.sub(r"[^\w.=]+", "-", self.text)
+        """The name of its folder; one that no disk takes is cut, and told apart by a hash."""
+        name = re.sub(r"[^\w.=]+", "-", self.text)
+        return name if len(name.encode()) <= 250 else f"{name[:50]}-{sha256(self.text.encode()).hexdigest()[:8]}"
 
     def fresh_controller(self, scheduler: Any) -> Controller | None:
         """A copy of the controller without state, which reads the learning rate from `scheduler`."""

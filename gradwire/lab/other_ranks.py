@@ -1,7 +1,6 @@
 """The ranks that are not there where one rank is played, and how they differ from it."""
 
 from dataclasses import dataclass
-from math import inf
 
 import numpy as np
 
@@ -20,10 +19,10 @@ class OtherRanks:
     """How many times as long one of them computes."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.jitter < inf:
-            raise ValueError(f"jitter {self.jitter} is no share of a step's computing: give 0 or more, such as 0.05")
-        if not 1 <= self.slow_rank < inf:
-            raise ValueError(f"a slow rank computes 1 or more times as long, such as 1.2, not {self.slow_rank}")
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"jitter {self.jitter} is no share of a step's computing: give 0 to 1, such as 0.05")
+        if not 1 <= self.slow_rank <= 1000:
+            raise ValueError(f"a slow rank computes 1 to 1000 times as long, such as 1.2, not {self.slow_rank}")
 
     @property
     def late(self) -> bool:

@@ -10,10 +10,11 @@ from gradwire.lab.results import Record
 
 
 class Scalars:
-    """Writes records as TensorBoard scalars into `folder`; at times of training alone."""
+    """Writes records as TensorBoard scalars into `folder`; at times of training alone. A resumed run has
+    records up to step `last` there already, and those after it come again."""
 
-    def __init__(self, folder: Path) -> None:
-        self._writer = SummaryWriter(str(folder))
+    def __init__(self, folder: Path, last: int) -> None:
+        self._writer = SummaryWriter(str(folder), purge_step=last + 1)
         self._start_s = time.time()
 
     def __enter__(self) -> Self:

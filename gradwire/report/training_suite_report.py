@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.lab.configuration import parse
-from gradwire.lab.results import LARGER_IS_BETTER, Run
+from gradwire.lab.results import Run
 from gradwire.report import page
 from gradwire.report.report_files import write_json, write_text
 from gradwire.report.text_table import TextTable, diverged, figure, times
+from gradwire.report.verdict import as_good
 
 _NOTE = """Seconds to dense: of training until the held-out metric was first within 0.5 points of accuracy, or 1 % of
 loss, of what the dense run ended with, as seen at some 25 evaluations in a run. Fewer elements: of what adapts, by the
 last decision. Fewer bytes: than plain DDP. Bytes are the mean over the ranks; for plain DDP they are those of its ring
 all-reduce."""
-_WITHIN_ACCURACY, _WITHIN_LOSS = 0.005, 0.01
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,8 @@ class TrainedTask:
 
     def seconds_to_dense(self, run: Run) -> float | None:
         """Seconds until `run` first reached the dense run's final figure."""
-        # the figure to reach, as a number that is better when larger
         dense = self._metric(self.runs[0].last.held_out)
-        larger = self.metric in LARGER_IS_BETTER
-        least = dense - _WITHIN_ACCURACY if larger else -dense * (1 + _WITHIN_LOSS)
-        sign = 1 if larger else -1
-        reached = (r.wall_s for r in run.evaluated if sign * self._metric(r.held_out) >= least)
+        reached = (r.wall_s for r in run.evaluated if as_good(dense, self._metric(r.held_out), self.metric))
         return next(reached, None)
 
     def rows(self) -> list[dict[str, Any]]:

@@ -13,6 +13,9 @@ _POINTS, _SHARE = 0.005, 0.01
 def of_training(runs: Sequence[Run], metric: str) -> str:
     """A sentence on the fastest of the runs that are as good as the first."""
     first, *others = runs
+    if diverged(first):
+        rest = f": there is nothing to compare the other {len(others)} with" if others else ""
+        return f"{first.configuration} diverged{rest}."
     if not others:
         return f"{first.configuration} reached {shown(metric)} {_reached(first, metric):.3f}."
     # of the runs that are faster, the fastest that is as good
@@ -20,7 +23,7 @@ def of_training(runs: Sequence[Run], metric: str) -> str:
     fast = sorted((run for run in finished if _speed(first, run) > 1), key=lambda run: -_speed(first, run))
     if not finished or not fast:
         return f"None of {len(others)} was faster than {first.configuration}."
-    good = [run for run in fast if _as_good(first, run, metric)]
+    good = [run for run in fast if as_good(_reached(first, metric), _reached(run, metric), metric)]
     if good:
         return _sentence(first, good[0], metric)
     return (
@@ -36,8 +39,10 @@ def _sentence(first: Run, run: Run, metric: str) -> str:
     # accuracies change by points, losses and perplexities by per cent
     if metric in LARGER_IS_BETTER:
         change = f"{100 * (after - before):+.1f} points"
+    elif before:
+        change = f"{100 * (after - before) / abs(before):+.1f} %"
     else:
-        change = f"{100 * (after / before - 1):+.1f} %"
+        change = f"from 0 to {figure(after)}"
     return f"{run.configuration}: {gain}, {shown(metric)} {change}."
 
 
@@ -49,8 +54,8 @@ def _reached(run: Run, metric: str) -> float:
     return (run.last.held_out or {}).get(metric, nan)
 
 
-def _as_good(first: Run, run: Run, metric: str) -> bool:
-    before, after = _reached(first, metric), _reached(run, metric)
+def as_good(before: float, after: float, metric: str) -> bool:
+    """Whether a figure is as good as the first run's, or nearly."""
     if metric in LARGER_IS_BETTER:
         return after >= before - _POINTS
     return after <= before + _SHARE * abs(before)

@@ -122,6 +122,7 @@ assert "torch" not in sys.modules
         "bench dense --model gpt": "there is no model 'gpt': did you mean gpt2?",
         "doctor --device tpu": "--device': device is cpu or cuda, not 'tpu'",
         "simulate resnet50 --link 1gbit,2": "'2' is not a link",
+        "bench dense --play=": "--play is empty",
         "train dense --stepps 3": "No such option",
         "trian dense": "No such command",
     }

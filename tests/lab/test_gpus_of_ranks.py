@@ -45,6 +45,12 @@ def test_ranks_that_share_a_gpu_talk_over_gloo(names: str, expected: str):
         assert [each.result(20) for each in found] == [expected] * world
 
 
+@pytest.mark.parametrize(("told", "hosts"), [({"LOCAL_WORLD_SIZE": 4}, 2), ({"SLURM_STEP_NUM_NODES": 4}, 4), ({}, 8)])
+def test_hosts_of_ranks_that_were_started_beforehand_are_told(told, hosts, monkeypatch: pytest.MonkeyPatch):
+    _set(monkeypatch, RANK=0, WORLD_SIZE=8, **told)
+    assert LabCluster(8).hosts == hosts
+
+
 def test_a_rank_that_sees_one_gpu_alone_has_it_everywhere(monkeypatch: pytest.MonkeyPatch):
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

@@ -163,6 +163,17 @@ def test_signal_handlers_are_left_as_they_were() -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+@pytest.mark.parametrize("ignored", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_is_ignored_ends_no_rank(ignored: signal.Signals) -> None:
+    """SIGHUP under nohup, SIGINT of what a script starts with `&`."""
+    before = signal.signal(ignored, signal.SIG_IGN)
+    try:
+        launch(["-c", f"import os; os.kill(os.getppid(), {ignored:d})"], 1)
+        assert signal.getsignal(ignored) == signal.SIG_IGN
+    finally:
+        signal.signal(ignored, before)
+
+
 @pytest.mark.parametrize("kill", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_no_rank_outlives_the_launcher(tmp_path: Path, kill: signal.Signals) -> None:
     command = [sys.executable, "-c", LAUNCHER, SLEEP, str(tmp_path)]

@@ -118,6 +118,18 @@ def test_epochs_are_the_loaders_and_differ() -> None:
     assert both[both[:, 0].argsort()].flatten().tolist() == list(range(24))
 
 
+def noisy():
+    model, _, loss = make()
+    return model, lambda rank, world: ([torch.rand(2, 2)] for _ in range(3)), loss, lambda: [[torch.rand(2, 2)]]
+
+
+def test_what_is_read_before_a_training_goes_on_leaves_its_generator_alone() -> None:
+    task, before = Own(function=named(noisy)), torch.get_rng_state()
+    task.batches(0, 1, 0, 5)
+    task.held_out_batch(torch.tensor([0]))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def generated():
     model, _, loss = make()
     return model, lambda rank, world: ((torch.full((2, 2), float(n)),) for n in range(3)), loss
@@ -172,6 +184,17 @@ def loader(): return torch.nn.Linear(1, 1), [], loss
 def no_batch(): return torch.nn.Linear(1, 1), lambda rank, world: [], loss
 def number(): return torch.nn.Linear(1, 1), lambda rank, world: 3, loss
 """
+
+
+def nothing_held_out():
+    return *make(), lambda: []
+
+
+def test_held_out_batches_that_are_none_are_named_before_ranks_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "dense", "--model", f"{__file__}:nothing_held_out"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "nothing_held_out: held_out() gives no batch: give one or more, or leave held_out out" in err
 
 
 @pytest.mark.parametrize("command", ["train", "bench", "plan"])

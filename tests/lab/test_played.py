@@ -46,6 +46,29 @@ def make():
     return torch.nn.Linear(64, 64, bias=False), batches, lambda model, batch: model(batch).square().mean()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "dense", "--play", ""], "--play is empty: give a value, or leave it out"),
+        (["simulate", "resnet50", "--ranks", ""], "--ranks is empty"),
+        (["bench", ""], "an argument is empty"),
+        (["bench", "dense", "--play", "8@1gbit", "--hosts", "0"], "leave --hosts, --link and --json out"),
+        (["bench", "dense", "--play", "8@1gbit", "--jitter", "1.5"], "give 0 to 1, such as 0.05"),
+        (["bench", "dense", "--play", "8@1gbit", "--slow-rank", "1e9"], "1 to 1000 times as long, such as 1.2"),
+        (
+            ["simulate", "resnet50", "--play", "8@1gbit", "--task", "lm", "--svg"],
+            "draws nothing: leave --pdf and --svg",
+        ),
+        (["bench", "dense", "--svg"], "only --suite and --play write a folder"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(arguments: list[str], message: str, capsys) -> None:
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err
+
+
 def test_hosts_of_two_are_played_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +151,7 @@ CLUSTERS = [
     (["--play", "8@1gbit", "--inside", "8gbit"], "a host of 1 GPU has no links inside: leave --inside out"),
     (["--play", "12@1gbit", "--gpus-per-host", "8"], "12 ranks do not fill hosts of 8 GPUs"),
     (["--play", "8@1gbit", "--jitter", "-1"], "jitter -1.0 is no share"),
-    (["--play", "8@1gbit", "--slow-rank", "0.5"], "1 or more times as long"),
+    (["--play", "8@1gbit", "--slow-rank", "0.5"], "1 to 1000 times as long"),
 ]
 COMMANDS = (["bench", "dense"], ["plan"], ["simulate", "resnet50"])
 MISTAKES = [

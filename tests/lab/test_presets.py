@@ -176,6 +176,17 @@ def test_what_is_given_replaces_the_presets_own() -> None:
     assert training.configurations == preset("gravac-lstm").configurations
 
 
+def test_drops_and_warm_up_keep_their_share_of_a_length_in_the_other_unit() -> None:
+    images, cifar = preset("cupcake-resnet50-imagenet"), preset("gravac-resnet101")
+    shorter = images.altered(steps=1200).recipe
+    assert (shorter.drops, shorter.warm_up, shorter.epochs) == ([300, 600, 800], 50, None)
+    assert cifar.altered(epochs=84).recipe.drops == [18, 28]
+    # in its own unit, and where they are given, they are as they are said
+    assert images.altered(epochs=40).recipe == replace(images.recipe, epochs=40)
+    given = images.altered(steps=1200, schedule="drop:9", warm_up=3.0).recipe
+    assert (given.drops, given.warm_up) == ([9], 3)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

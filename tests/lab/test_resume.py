@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gradwire.cli import main
 from gradwire.lab.configuration import parse_all
 from gradwire.lab.experiments.comparison import Comparison
 from gradwire.lab.experiments.recipe import Recipe
-from gradwire.lab.experiments.resumable import keep
+from gradwire.lab.experiments.resumable import METRICS, keep, records_kept
 from gradwire.lab.jobs import checkpoints
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launch import launch
+from gradwire.lab.results import Record, Totals, append, read_lines
+from gradwire.report.scalars import Scalars
 from tests.support.small_files import write_ptb
 from tests.support.warm import program
 
@@ -94,6 +97,34 @@ def test_a_training_goes_on_as_if_nothing_had_happened(tmp_path: Path, ranks: in
         assert whole[-1][2] is not None
 
 
+# Crops by torch's generator, from which dropout draws too.
+OWN = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Noisy(Dataset):
+    def __len__(self):
+        return 14
+
+    def __getitem__(self, number):
+        return number + torch.rand(4)
+
+def make():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+    batches = lambda rank, world: DataLoader(Noisy(), batch_size=2, shuffle=True)
+    return model, batches, lambda model, batch: model(batch).square().mean()
+"""
+
+
+def test_a_model_of_ones_own_with_random_data_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    training = ["own", [f"function={tmp_path}/mine.py:make"], {"steps": 12}, "topk:0.1"]
+    launch(["-c", SCRIPT, str(tmp_path), json.dumps([training])], 1)
+    ((whole, cut),) = json.loads((tmp_path / "outcomes.json").read_text())
+    assert len(whole) == 12
+    assert whole == cut
+
+
 def test_a_training_in_float16_learns_and_goes_on_with_its_scale(tmp_path: Path) -> None:
     ((_, (whole, cut)),) = outcomes(tmp_path, 2, ["topk:0.1"], autocast="fp16")
     assert whole == cut
@@ -161,6 +192,45 @@ def test_configurations_never_share_a_folder(tmp_path: Path) -> None:
     texts = ["dense", "topk:0.01;numel<4096=bf16", "topk:0.01;numel>4096=bf16"]
     homes = [Path(spec.home).name for _, spec in compared(*texts).specs(tmp_path)]
     assert homes == ["dense", "2-topk-0.01-numel-4096=bf16", "3-topk-0.01-numel-4096=bf16"]
+
+
+def test_a_long_configuration_has_a_folder_that_can_be_made(tmp_path: Path) -> None:
+    rules = "".join(f";layer{number}.*=topk:0.01" for number in range(40))
+    texts = [f"topk:0.1{rules}", f"topk:0.1{rules};last=bf16"]
+    homes = [Path(spec.home) for _, spec in compared(*texts).specs(tmp_path)]
+    for home in homes:
+        home.mkdir()
+    assert len({home.name for home in homes}) == 2
+    assert homes == [Path(spec.home) for _, spec in compared(*texts).specs(tmp_path)]
+
+
+def test_records_are_whole_while_later_ones_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed run that was killed then had lost all of them."""
+    totals = Totals(1.0, 2.0, None, 0.0, 0.0, 0.0, 0.0)
+    for step in (5, 8):
+        append(tmp_path / METRICS, Record(step, 1.0, 0.5, totals).to_line())
+    checkpoints.write(tmp_path, 5, checkpoints.SHARED, {"model": {}})
+
+    def killed(source: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            records_kept(tmp_path)
+    assert [record.step for record in records_kept(tmp_path)] == [5]
+    assert [line["step"] for line, _ in read_lines(tmp_path / METRICS)] == [5]
+
+
+def test_tensorboard_has_each_step_of_a_resumed_run_once(tmp_path: Path) -> None:
+    totals = Totals(1.0, 2.0, None, 0.0, 0.0, 0.0, 0.0)
+    for last, steps in ((0, (5, 8)), (5, (6, 8, 9))):
+        with Scalars(tmp_path, last) as scalars:
+            for step in steps:
+                scalars.add(Record(step, 1.0, 0.5, totals))
+    seen = EventAccumulator(str(tmp_path))
+    seen.Reload()
+    assert [event.step for event in seen.Scalars("train/loss")] == [5, 6, 8, 9]
 
 
 def test_the_parts_of_a_suite_are_named_where_all_of_it_is_resumed(

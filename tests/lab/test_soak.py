@@ -1,7 +1,9 @@
 """Long runs under faults: the same seed draws the same faults, broken laws are seen, and a short run holds them."""
 
 import json
+import os
 from itertools import islice
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,8 @@ from hypothesis import strategies as st
 from gradwire.cli import main
 from gradwire.lab.soak.faults import KINDS, faults, read_kinds
 from gradwire.lab.soak.laws import Laws
-from gradwire.lab.soak.soak import soaking
+from gradwire.lab.soak.rank_processes import RankProcess
+from gradwire.lab.soak.soak import Soak, soaking
 from gradwire.lab.soak.soaked_model import BY_CHECKPOINT
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -66,6 +69,39 @@ def test_what_is_loaded_is_to_be_what_was_saved():
     loaded = {"resumed": 3, "loaded": True, "job": "j", **KEPT, "life": "b"}
     assert broken(saved, loaded) == []
     assert "another model than was saved" in broken(saved, {**loaded, "model": "n"})[0]
+
+
+class DeadlyHost:
+    """A host whose ranks have ended before they are told what to do."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def start(self, name, heard, **_):
+        (read, orders), (reports, write) = os.pipe(), os.pipe()
+        os.close(read)
+        os.close(write)
+        rank = RankProcess(name, 0, 0, (orders, reports), heard)
+        rank._reader.join()
+        return rank
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def deadly(tmp_path, monkeypatch):
+    monkeypatch.setattr("gradwire.lab.soak.soak.HostProcess", DeadlyHost)
+    with soaking(2, None, 1, tmp_path) as job:
+        yield job
+
+
+def test_a_rank_that_has_ended_holds_no_pipes(deadly: Soak) -> None:
+    """A soak of an hour ran out of descriptors."""
+    for _ in range(2):
+        deadly._start("rank", 0)
+    before = len([*Path("/proc/self/fd").iterdir()])
+    for _ in range(20):
+        deadly._start("rank", 0)
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 
 @pytest.mark.long

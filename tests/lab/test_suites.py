@@ -174,8 +174,13 @@ def test_a_suite_runs_on_ranks_that_were_started_beforehand_over_their_own_netwo
 def test_a_model_that_the_machine_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_setup.os, "sysconf", lambda name: 1 << 16)
     setup = Setup(model="lstm", ranks=32)
-    with pytest.raises(ValueError, match="lstm with 66 M parameters on 32 ranks needs over 39 GB, this machine has 4"):
+    said = r"lstm with 66 M parameters on 32 ranks needs over 39 GiB, this machine has 4: take .* or --layers$"
+    with pytest.raises(ValueError, match=said):
         setup.cluster("cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(Setup, "parameters", lambda setup: 1 << 40)
+        with pytest.raises(ValueError, match=r"take fewer ranks$"):
+            Setup(model="mine.py:make", ranks=2).cluster("cpu")
     Setup(model="lstm", ranks=2).cluster("cpu")
 
 

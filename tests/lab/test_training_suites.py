@@ -67,6 +67,7 @@ def run(configuration: str, metrics: list[float], key: str) -> Run:
         ("accuracy", [0.5, 0.8, 0.9], [0.7, 0.896, 0.7], 2),
         ("loss", [3, 2, 1], [3, 1.009, 2], 2),
         ("loss", [1], [2], None),
+        ("loss", [-1, -2], [-1, -1.99], 2),
     ],
 )
 def test_the_time_to_the_metric_of_dense(metric: str, dense, other, expected) -> None:

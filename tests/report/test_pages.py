@@ -130,12 +130,27 @@ def test_phones_get_pictures_with_panels_below_each_other(tab: Page, written: di
     assert tab.value(shape) > 1.5
 
 
+def ended(dense: float, other: float) -> list[Run]:
+    """Two runs by their last held-out loss; the second is four times as fast."""
+    losses = zip([("dense", 8), ("topk", 2)], (dense, other), strict=True)
+    return [Run(name, [replace(made_up(name, s, 1e6).last, held_out={"loss": loss})]) for (name, s), loss in losses]
+
+
 VERDICTS = [
     (RUNS, "accuracy", "topk:0.01+residual: 4.00× faster than dense, held-out accuracy +0.0 points."),
     (RUNS, "loss", "topk:0.01+residual: 4.00× faster than dense, held-out loss +0.0 %."),
     (RUNS[:1], "loss", "dense reached held-out loss 1.500."),
     (RUNS[::-1], "loss", "None of 1 was faster than topk:0.01+residual."),
     ([RUNS[0], diverging("signsgd", [5.0, 6, 7, float("nan")])], "loss", "None of 1 was faster than dense."),
+    ([diverging("dense", [5.0, 6, 7, float("nan")])], "loss", "dense diverged."),
+    (
+        [diverging("dense", [5.0, 6, 7, float("nan")]), RUNS[1]],
+        "loss",
+        "dense diverged: there is nothing to compare the other 1 with.",
+    ),
+    (ended(0.0, 0.0), "loss", "topk: 4.00× faster than dense, held-out loss from 0 to 0."),
+    (ended(0.0, -1.0), "loss", "topk: 4.00× faster than dense, held-out loss from 0 to -1.00."),
+    (ended(-2.0, -2.5), "loss", "topk: 4.00× faster than dense, held-out loss -25.0 %."),
 ]
 
 

@@ -161,6 +161,15 @@ def test_curves_show_all_where_nothing_diverges() -> None:
     assert high > 6
 
 
+@pytest.mark.parametrize("first", [0.0, -1.0])
+def test_losses_from_0_down_are_not_cut(first: float) -> None:
+    runs = [diverging("elbo", [first, -2.0, 3.0, -3.0])]
+    for picture in (pictures.curves(runs, "loss", ""), decisions.draw(runs)):
+        low, high = picture.axes[0].get_ylim()
+        assert low < -3
+        assert high > 3
+
+
 def test_a_run_that_was_never_evaluated_is_told_all_the_same(tmp_path: Path) -> None:
     run = Run("topk:0.01", [replace(record, held_out=None) for record in RUNS[1].records])
     assert text_table.training([run], "loss").rows[0][1] == "-"

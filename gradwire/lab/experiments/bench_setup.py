@@ -150,5 +150,6 @@ def _check_memory(setup: Setup, running: int) -> None:
     if needed > present:
         raise ValueError(
             f"{setup.model} with {setup.parameters() / 1e6:.0f} M parameters on {running} ranks needs over "
-            f"{needed >> 30} GB, this machine has {present >> 30}: take fewer --hosts or --layers"
+            f"{needed >> 30} GiB, this machine has {present >> 30}: take fewer ranks"
+            f"{', or --layers' if setup.model in MODELS else ''}"
         )

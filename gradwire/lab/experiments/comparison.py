@@ -65,9 +65,11 @@ class Comparison:
             raise ValueError(
                 f"{stateful[0]} has state that no checkpoint of the lab holds: leave it or --checkpoint-every out"
             )
-        # what would fail on the ranks: a task without data, a length without steps, a plan of another model
+        # what would fail on the ranks: a task without data or what it holds out, a length without steps, a plan of
+        # another model
         task = self.make_task()
         next(task.batches(0, self.ranks, self.seed))
+        task.held_out_size  # noqa: B018
         self.course  # noqa: B018
         self.recipe.optimizer_of(task)
         check_plans(self.configurations, lambda: task.build_model(self.seed))

@@ -76,6 +76,19 @@ class Recipe:
         except ValueError:
             raise unknown("schedule", self.schedule, SCHEDULES) from None
 
+    def of_length(self, unit: str, length: int) -> dict[str, Any]:
+        """The parts of the recipe that a length in `unit`, steps or epochs, changes: one in the other unit leaves drops
+        and warm-up their share of it."""
+        changed: dict[str, Any] = {"steps": None, "epochs": None, unit: length}
+        if (before := self.epochs if unit == "steps" else self.steps) is None:
+            return changed
+        share = length / before
+        if self.drops:
+            changed["schedule"] = _DROP + ",".join(f"{share * drop:g}" for drop in self.drops)
+        if self.warm_up:
+            changed["warm_up"] = share * self.warm_up
+        return changed
+
     def course(self, task: Task, world: int) -> "Course":
         """The steps of a training on `world` ranks. Raises ValueError for a task without epochs that needs them."""
         if self.epochs is None:

@@ -48,7 +48,7 @@ class Training:
 
     def altered(self, *, options: Sequence[str] = (), configurations: Sequence[str] = (), **recipe: Any) -> "Training":
         """This training with other options, configurations, and parts of the recipe, where they are not None; steps
-        take the place of epochs, and epochs of steps."""
+        take the place of epochs, and epochs of steps, of which drops and warm-up then have the same share."""
         # an option that is given again replaces the first
         named = {option.partition("=")[0]: option for option in options}
         merged = {option.partition("=")[0]: option for option in self.options} | named
@@ -56,8 +56,9 @@ class Training:
         if "pretrained" in named and "tokenizer" not in named:
             merged.pop("tokenizer", None)
         given = {name: value for name, value in recipe.items() if value is not None}
-        if len(given.keys() & {"steps", "epochs"}) == 1:
-            given = {"steps": None, "epochs": None} | given
+        if len(units := given.keys() & {"steps", "epochs"}) == 1:
+            (unit,) = units
+            given = self.recipe.of_length(unit, given[unit]) | given
         # a learning rate of one's own does not grow with the ranks
         return replace(
             self,

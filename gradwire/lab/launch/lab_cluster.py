@@ -60,6 +60,11 @@ class LabCluster:
 
     @property
     def hosts(self) -> int:
+        """Emulated ones; of ranks that were started beforehand their own, as torchrun or Slurm says."""
+        if is_launched() and "LOCAL_WORLD_SIZE" in os.environ:
+            return self.ranks // int(os.environ["LOCAL_WORLD_SIZE"])
+        if is_launched() and "SLURM_STEP_NUM_NODES" in os.environ:
+            return int(os.environ["SLURM_STEP_NUM_NODES"])
         return self.ranks // self.shard
 
     def __str__(self) -> str:

@@ -63,7 +63,7 @@ def launch(
     shared = _shared_environment() | _meeting_place(network, store) | (env or {})
     # each rank enters its host, and dies with this process
     try:
-        with tempfile.TemporaryDirectory(prefix="gradwire-") as log_dir, _restored_signal_handlers():
+        with tempfile.TemporaryDirectory(prefix="gradwire-") as log_dir, _restored_signal_handlers() as handlers:
             context = start_processes(
                 name="rank",
                 entrypoint=sys.executable,
@@ -72,7 +72,7 @@ def launch(
                 logs_specs=DefaultLogsSpecs(log_dir, redirects=Std.ERR),
             )
             # from here on the first signal ends the ranks, in order
-            _end_at_the_first_signal()
+            _end_at_the_first_signal(handlers)
             _wait(context, timeout_s)
     except SignalException as stopped:
         # the ranks are gone: now do what this process does by itself
@@ -120,8 +120,9 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def _end_at_the_first_signal() -> None:
-    """Raise SignalException once; those that follow, as `timeout` sends two, do not disturb the end of the ranks."""
+def _end_at_the_first_signal(handlers: dict[signal.Signals, Any]) -> None:
+    """Raise SignalException once; those that follow, as `timeout` sends two, do not disturb the end of the ranks. What
+    was ignored before is so again: SIGHUP under nohup, SIGINT in a script's background."""
 
     def end(number: int, frame: object) -> None:
         # ignore all signals that follow
@@ -129,16 +130,16 @@ def _end_at_the_first_signal() -> None:
             signal.signal(each, signal.SIG_IGN)
         raise SignalException(f"got signal {number}", signal.Signals(number))
 
-    for number in _SIGNALS:
-        signal.signal(number, end)
+    for number, handler in handlers.items():
+        signal.signal(number, signal.SIG_IGN if handler == signal.SIG_IGN else end)
 
 
 @contextmanager
-def _restored_signal_handlers() -> Iterator[None]:
-    """Take back the handlers that `start_processes` sets for good."""
+def _restored_signal_handlers() -> Iterator[dict[signal.Signals, Any]]:
+    """Take back the handlers that `start_processes` sets for good. Gives those of before."""
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
-        yield
+        yield handlers
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -32,9 +32,10 @@ class RankProcess:
         self._reader.start()
 
     def _read(self, heard: "SimpleQueue[Heard]") -> None:
-        for line in self._reports:
-            if line.endswith("\n"):  # else it was killed in the middle of it
-                heard.put((self, json.loads(line)))
+        with self._reports:
+            for line in self._reports:
+                if line.endswith("\n"):  # else it was killed in the middle of it
+                    heard.put((self, json.loads(line)))
         self.ended = True
 
     def send(self, **facts: Any) -> None:
@@ -47,7 +48,6 @@ class RankProcess:
         """Kills the process, and reads its last reports."""
         self.signal(signal.SIGKILL)
         self._reader.join()
-        self._reports.close()
         with suppress(BrokenPipeError):
             self._orders.close()
 

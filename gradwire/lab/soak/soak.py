@@ -77,7 +77,7 @@ class Soak:
         self._numbers, self._episode, self._size, self._ranks = count(), -1, 2, 2
         self._lives = count()
         self._address = (network.address(0), 29500) if network else ("127.0.0.1", free_port())
-        # processes: all, and the ranks of this episode by host
+        # processes: all that may still run, and the ranks of this episode by host
         self._began, self._reports = monotonic(), list[str]()
         self._all: list[RankProcess] = []
         self._members: dict[int, RankProcess] = {}
@@ -109,6 +109,10 @@ class Soak:
     # Processes
 
     def _start(self, what: str, host: int, **facts: Any) -> RankProcess:
+        # those of before that have ended hold pipes
+        for gone in [rank for rank in self._all if rank.ended and rank not in self._members.values()]:
+            gone.end()
+            self._all.remove(gone)
         name = f"{what} {next(self._numbers)}"
         rank = self._host_processes[host].start(name, self._heard, what=what, address=self._address, **facts)
         self._all.append(rank)

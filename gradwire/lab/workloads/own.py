@@ -60,8 +60,13 @@ class Own(Task):
         return _make(self.function).model
 
     def batches(self, rank: int, world: int, seed: int, start: int = 0) -> Iterator[Any]:
-        """The function's batches, again and again; those before `start` are read and left out."""
-        return islice(self._endless(rank, world, seed), start, None)
+        """The function's batches, again and again. Those before `start` are read at once and left out; what they draw
+        changes nothing."""
+        batches = self._endless(rank, world, seed)
+        with torch.random.fork_rng(devices=[]):
+            for _ in islice(batches, start):
+                pass
+        return batches
 
     def _endless(self, rank: int, world: int, seed: int) -> Iterator[Any]:
         # the function's batches, begun anew when they end
@@ -142,8 +147,14 @@ def _make(function: str) -> Made:
 
 @cache
 def _held_out(function: str) -> list[Any]:
-    held_out = _first(function).held_out
-    return list(_iterable(held_out(), "held_out()", function)) if held_out else []
+    """Read once, and the same on all ranks, in a training that goes on as in one that was not interrupted."""
+    if (held_out := _first(function).held_out) is None:
+        return []
+    with _drawing_from(0):
+        batches = list(_iterable(held_out(), "held_out()", function))
+    if not batches:
+        raise ValueError(f"{function}: held_out() gives no batch: give one or more, or leave held_out out")
+    return batches
 
 
 def _iterable(value: Any, called: str, function: str) -> Iterable[Any]:
