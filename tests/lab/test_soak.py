@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from itertools import islice
 from pathlib import Path
 
@@ -102,6 +103,11 @@ def test_a_rank_that_has_ended_holds_no_pipes(deadly: Soak) -> None:
     for _ in range(20):
         deadly._start("rank", 0)
     assert len([*Path("/proc/self/fd").iterdir()]) == before
+
+
+def test_the_port_at_which_ranks_meet_is_held(deadly: Soak) -> None:
+    with socket.socket() as thief, pytest.raises(OSError, match="in use"):
+        thief.bind(deadly._address)
 
 
 @pytest.mark.long

@@ -8,7 +8,6 @@ from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPri
 from gradwire.lab.soak.checkpointed_rank import CheckpointedRank
 from gradwire.lab.soak.elastic_rank import ElasticRank
 from gradwire.lab.soak.fork_server import serve
-from gradwire.lab.soak.rank_messages import report
 from gradwire.lab.soak.soaked_model import IN_PLACE
 
 
@@ -18,7 +17,6 @@ def main() -> None:
     store = TCPStore(*facts["address"], is_master=facts["what"] == "store", wait_for_workers=False)
     # the store lives until its standard input closes; a rank until its orders end
     if facts["what"] == "store":
-        report(ready=True)
         sys.stdin.read()
     else:
         rank = ElasticRank if facts["front_end"] in IN_PLACE else CheckpointedRank

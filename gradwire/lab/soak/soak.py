@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import IO, Any
 
-from gradwire.lab.launch.launch import free_port
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
 from gradwire.lab.network.link import Link
 from gradwire.lab.network.network import Network
 from gradwire.lab.soak.elastic_rank import LAST_CALL_S
@@ -76,7 +77,12 @@ class Soak:
         # episodes, ranks and lives are counted: keys in the store are never used twice
         self._numbers, self._episode, self._size, self._ranks = count(), -1, 2, 2
         self._lives = count()
-        self._address = (network.address(0), 29500) if network else ("127.0.0.1", free_port())
+        # on loopback the store is this process's, so that no other takes its port; else a process's of the first host
+        if network:
+            self._store, self._address = None, (network.address(0), 29500)
+        else:
+            self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            self._address = ("127.0.0.1", self._store.port)
         # processes: all that may still run, and the ranks of this episode by host
         self._began, self._reports = monotonic(), list[str]()
         self._all: list[RankProcess] = []
@@ -88,7 +94,8 @@ class Soak:
         # wait until every host can fork
         for host in self._host_processes:
             host.load()
-        self._start("store", 0)
+        if not self._store:
+            self._start("store", 0)
         self._began = monotonic()
         # one fault after another, while the ranks train
         for fault in faults(self.came.seed, kinds):
