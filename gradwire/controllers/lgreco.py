@@ -199,7 +199,7 @@ class LGreCo(Controller):
         now = float(sizes[rows, chosen].sum()), float(errors[rows, chosen].sum())
         text = f"{now[0] / size:.3g} times the bytes at {now[1] / max(error, 1e-30):.3g} times the error"
         self.decisions.append(Decision(seen.next_step, text))
-        return _joined(recompress(self._origin, lambda group, name: picked.get(name, group.compressor)))
+        return _joined(recompress(self._origin, lambda group, name: picked.get(name, group.compressor), self._defaults))
 
     def _byte_budget(self, uniform: float, seen: Observation) -> float:
         if self.budget == "bytes" or not self._wire[1]:

@@ -159,6 +159,9 @@ class Agreement:
     """Comparisons of what the ranks of one job must agree on. Each raises ValueError on all ranks, naming what differs
     on which, or what one of them cannot do, and RuntimeError where one of them does not come."""
 
+    replicas: int
+    """Ranks that compress among each other."""
+
     def __init__(self, mesh: Mesh, slots: Sequence[Slot], device: torch.device, options: JobOptions) -> None:
         self._meeting, self._slots, self._device = Meeting(mesh), slots, device
         self._timeout_s = mesh.timeout_s
@@ -169,7 +172,7 @@ class Agreement:
         }
         own = {"Gradwire's version": gradwire.__version__, "device": kind_of(device), "seed": str(options.seed)}
         self._facts = {**own, **options.facts}
-        self._averaged = mesh.replica.world
+        self.replicas = mesh.replica.world
 
     def hosts(self) -> Sequence[str]:
         """The ranks' hosts, once they have met."""
@@ -195,7 +198,7 @@ class Agreement:
                 "requires_grad": _digest("\n".join(sorted(trained))),
                 "controller": controller.describe() if controller else "none",
                 "plan": f"{made[0].describe()} ({_digest(made[0].to_json())})",
-                **_sent(made[0], self._slots, self._averaged),
+                **_sent(made[0], self._slots, self.replicas),
             }
 
         # all ranks compare the same facts
