@@ -222,6 +222,8 @@ class ActivePlan:
         return controller.begin(plan) if controller else plan
 
     def _install(self, plan: Plan) -> None:
+        # a controller's plan has been checked by nobody
+        plan.check(self.trained)
         self._steps.install(plan)
         self.plan = plan
 

@@ -1,12 +1,14 @@
 """Controllers and the engine: ranks that see different things decide alike, and nothing is lost on the way."""
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
 import gradwire as gw
+from gradwire import plan_parts
 from gradwire.controllers import MESSAGE_NUMBERS
 from tests.support.harness import SMALL, Job, draw, hosts, job, plan_of, raising, slots_of, together, total
 
@@ -253,6 +255,16 @@ def test_a_decision_that_is_not_in_force_yet_gives_way_to_a_users_plan():
         for number in range(2, 5):
             running.step(draw(SLOTS, 2, number))
             assert [runtime.plan for runtime in running.runtimes] == [users] * 2
+
+
+def test_a_controllers_plan_that_does_not_fit_is_refused_in_one_line():
+    with job(plan_with(SPARSE), SLOTS, 2, controllers=[Once(), Once()]) as running:
+        for number in range(2):
+            running.step(draw(SLOTS, 2, number))
+        # its groups have become too long
+        with patch.object(plan_parts, "LONGEST", 10), pytest.raises(Exception, match="takes fewer than 2") as error:
+            _ = [running.step(draw(SLOTS, 2, number)) for number in range(2, 5)]
+        assert "\n" not in str(error.value)
 
 
 def test_a_controller_that_changes_every_ratio_moves_and_makes_nothing():
