@@ -9,7 +9,10 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire import plan_parts
+from gradwire.checkpoint import text_of
 from gradwire.controllers import MESSAGE_NUMBERS
+from gradwire.controllers.requests import change_from_json
+from gradwire.runtime.control import Control
 from tests.support.harness import SMALL, Job, draw, hosts, job, plan_of, raising, slots_of, together, total
 
 SLOTS = slots_of(SMALL)
@@ -287,3 +290,17 @@ def test_a_controller_that_changes_every_ratio_moves_and_makes_nothing():
             places.add(tuple(sorted(tensor.data_ptr() for tensor in (*kept, *buffers))))
         assert len(plans) >= 100
         assert len(places) == 1
+
+
+def test_a_state_is_saved_while_the_worker_carries_a_decision_out():
+    class Carried(Control):
+        """A decision that is in force as soon as somebody has looked at it."""
+
+        @property
+        def decided(self) -> gw.Plan | None:
+            return self.pending.pop() if self.pending else None
+
+    control = object.__new__(Carried)
+    control.pending, control.controller = [plan_with(DENSER)], Once()
+    state = control.export(plan_with(SPARSE), plan_with(SPARSE), None)
+    assert change_from_json(text_of(state["decided"])) == plan_with(DENSER)
