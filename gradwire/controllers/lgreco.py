@@ -44,8 +44,9 @@ class LGreCo(Controller):
     budget: Budget = "error"
     """With "error" the fewest bytes are sent; with "bytes" or "seconds" the error is least for the bytes of `limit`."""
     limit: float | None = None
-    """Payload bytes per rank and step, by default those of the compressor given; or seconds, for as many bytes as the
-    link carries in them, as measured on the wire (Kimad, https://arxiv.org/abs/2312.08053)."""
+    """Payload bytes per rank and step of the layers that it chooses for, by default those of the compressor given, and
+    not of others beside them; or seconds, for as many bytes as the link carries in them, as measured on the wire
+    (Kimad, https://arxiv.org/abs/2312.08053)."""
     interval: int = 500
     """In steps."""
     choices: tuple[Predictable, ...] | None = field(default=None, metadata={"code": True})
