@@ -22,11 +22,9 @@ from gradwire.runtime.failures import AbsentRanks, Interrupted
 from gradwire.runtime.job_options import JobOptions
 from gradwire.slots import Layout, Slot
 from gradwire.transports import Mesh
-from gradwire.transports.gathering import asked, ranks_named
+from gradwire.transports.gathering import PATIENCE_S, asked, ranks_named
 from gradwire.transports.mesh import GIVEN_UP
 
-PATIENCE_S = 60.0
-"""How long ranks wait for each other at most. They come from DDP's constructor or a step, so they come together."""
 SHOWN = 60
 """The characters of a value that an error shows."""
 
