@@ -63,6 +63,25 @@ def check_length(numel: dict[str, int], compressor: compressors.Compressor) -> N
     )
 
 
+def parts_within(numel: dict[str, int], compressor: compressors.Compressor) -> list[tuple[str, ...]]:
+    """A group's parameters, of so many elements by name, in as few parts as the compressor takes, in order; one that is
+    too long is alone."""
+    parts: list[list[str]] = [[]]
+    total = 0
+    for name, count in numel.items():
+        if parts[-1] and total + count > LONGEST and not compressor.is_cast:
+            parts.append([])
+            total = 0
+        parts[-1].append(name)
+        total += count
+    return [tuple(part) for part in parts]
+
+
+def takes(compressor: compressors.Compressor, numel: int) -> bool:
+    """Whether the compressor takes a parameter of so many elements."""
+    return compressor.is_cast or numel <= LONGEST
+
+
 def _name(cls: type) -> str:
     """The name of a part's class in a plan's JSON; a user's has its module, or the file of its script, in front."""
     if _of_gradwire(cls.__name__) is cls:

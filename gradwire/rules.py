@@ -5,11 +5,12 @@ gw.attach(ddp, rules=[("*.embedding.*", gw.Quantized(8)), ("dim<2", gw.FP32()), 
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from typing import Protocol, TypeVar
 
+from gradwire.plan_parts import parts_within
 from gradwire.plans import Group, Plan
 from gradwire.ways import Way
 
@@ -89,6 +90,16 @@ def joined(plans: Iterable[Plan], slots: Sequence[NamedTensor]) -> Plan:
         complete = accumulate((max(map(place.__getitem__, group.slots)) for group in plan.groups), max)
         groups += zip(complete, plan.groups, strict=True)
     return Plan(tuple(group for _, group in sorted(groups, key=lambda each: each[0])))
+
+
+def within_length(plan: Plan, slots: Iterable[NamedTensor]) -> Plan:
+    """The plan, in which groups that have more elements than their compressor takes are split."""
+    numel = {slot.name: slot.numel for slot in slots}
+    return Plan(tuple(
+        replace(group, slots=names)
+        for group in plan.groups
+        for names in parts_within({name: numel[name] for name in group.slots}, group.compressor)
+    ))  # fmt: skip
 
 
 def _terms(pattern: str) -> list[str]:

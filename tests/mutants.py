@@ -293,7 +293,7 @@ FAULTS = [
     Fault("runtime/control.py", "        change, self.decided = self.decided, None\n        self._sums.clear()\n",
           "        change, self.decided = self.decided, None\n"),
     Fault("runtime/control.py", "if change is None or _fingerprint(change) != announced:", "if change is None:"),
-    Fault("runtime/control.py", "            texts[\"decided\"] = change_to_json(self.decided)\n",
+    Fault("runtime/control.py", "            texts[\"decided\"] = change_to_json(decided)\n",
           "            pass\n"),
     Fault("runtime/control.py", "            if axis != REPLICA:\n", "            if False:\n"),
     # front ends

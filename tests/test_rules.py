@@ -9,7 +9,7 @@ from torch import nn
 
 import gradwire as gw
 from gradwire.communicators import Communicator
-from gradwire.controllers.recompress import recompress
+from gradwire.controllers.recompress import Defaults, recompress
 from gradwire.frontends.choices import Choices, StepChoices, slots_of
 from gradwire.frontends.given_rules import planned_by, rules_of
 from gradwire.frontends.summary import table
@@ -138,7 +138,7 @@ def test_groups_are_cut_within_each_rule():
 def test_a_plan_keeps_its_rules_in_a_file_and_under_controllers():
     plan = plan_of(RULES)
     assert Plan.from_json(plan.to_json()) == plan
-    other = recompress(plan, lambda group, name: gw.FP16())
+    other = recompress(plan, lambda group, name: gw.FP16(), Defaults())
     assert [group.rule for group in other.groups] == [group.rule for group in plan.groups]
     with pytest.raises(ValueError, match="no plan that"):
         Plan.from_json(plan.to_json().replace('"*.norm.*"', "3"))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.compressors import Compressor
 from gradwire.controllers.controller import Controller, Decision, Observation, StepView, rate_dropped
-from gradwire.controllers.recompress import recompress, setting_of, with_options
+from gradwire.controllers.recompress import Defaults, recompress, setting_of, with_options
 from gradwire.ops.gradients import Scalar, add_unless
 from gradwire.plans import Group, Plan
 
@@ -77,14 +77,14 @@ class Accordion(Controller):
                 "use e.g. Accordion(low=4, high=1, scheduler=scheduler), or low=1/3, high=1/12"
             )
         for value in (self.low, self.high):
-            _with(plan, lambda name, value=value: value)
+            _with(plan, lambda name, value=value: value, self._defaults)
 
     def begin(self, plan: Plan) -> Plan:
         self._origin = plan
         # the layers of this plan alone; those that were there before go on
         changed = [group for group in plan.groups if setting_of(group.compressor) in ("ratio", "rank")]
         self._layers = {name: self._layers.get(name, _Layer()) for group in changed for name in group.slots}
-        return _with(plan, self._value)
+        return _with(plan, self._value, self._defaults)
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:
         numbers[0] = self.scheduler.get_last_lr()[0]
@@ -107,7 +107,7 @@ class Accordion(Controller):
         else:
             return None
         # each layer by its regime
-        plan = _with(self._origin, self._value)
+        plan = _with(self._origin, self._value, self._defaults)
         return None if plan == seen.plan else plan
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -147,7 +147,7 @@ class Accordion(Controller):
         return self.high if self._layers[name].high else self.low
 
 
-def _with(plan: Plan, value_of: Callable[[str], float]) -> Plan:
+def _with(plan: Plan, value_of: Callable[[str], float], defaults: Defaults) -> Plan:
     """A copy of the plan with these ratios or ranks by parameter."""
 
     def compressor_of(group: Group, name: str) -> Compressor:
@@ -158,7 +158,7 @@ def _with(plan: Plan, value_of: Callable[[str], float]) -> Plan:
         # ranks from 1 on are whole numbers
         return with_options(group.compressor, {setting: int(value) if setting == "rank" and value >= 1 else value})
 
-    return recompress(plan, compressor_of)
+    return recompress(plan, compressor_of, defaults)
 
 
 @dataclass

@@ -143,7 +143,7 @@ class CAT(Controller):
         return self._factors[self._index]
 
     def check(self, plan: Plan) -> None:
-        check_levels(plan, "CAT")
+        check_levels(plan, "CAT", self._defaults)
 
     def begin(self, plan: Plan) -> Plan:
         self._origin = plan
@@ -234,4 +234,6 @@ class CAT(Controller):
         return Costs(alpha, beta, dense_bytes), {1.0: 1.0} | {factor: seen.share for factor, seen in recent}
 
     def _plan(self) -> Plan:
-        return with_levels(self._origin, self.min_factor, self.factor, self._reading, self._reading.least)
+        return with_levels(
+            self._origin, self.min_factor, self.factor, self._reading, self._reading.least, self._defaults
+        )

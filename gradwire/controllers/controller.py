@@ -9,6 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from gradwire.compressors import GroupContext
+from gradwire.controllers.recompress import Defaults
 from gradwire.controllers.requests import Profiled, Request
 from gradwire.ops.gradients import Scalar
 from gradwire.ops.lazy_sum import LazySum
@@ -115,6 +116,12 @@ class Controller(Options, ABC):
     """`StepView.wire_s` is measured in every step."""
     chosen: ClassVar[bool] = True
     """It has settled on a plan, as one that searches for none always has."""
+    _defaults = Defaults()
+
+    def meet(self, slots: Sequence[Slot], replicas: int) -> None:
+        """Called before all else, with the slots that plans are for and the number of ranks that compress among each
+        other, from which default communicators follow."""
+        self._defaults = Defaults(slots, replicas)
 
     def check(self, plan: Plan) -> None:
         """Raises ValueError, naming the call that works, where the plan's compressors do not fit this controller."""

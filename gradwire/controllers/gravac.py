@@ -106,7 +106,7 @@ class GraVAC(Controller):
         self._losses_read: list[Scalar] = []
 
     def check(self, plan: Plan) -> None:
-        check_levels(plan, "GraVAC")
+        check_levels(plan, "GraVAC", self._defaults)
 
     def begin(self, plan: Plan) -> Plan:
         self._origin = plan
@@ -181,9 +181,9 @@ class GraVAC(Controller):
 
     def _plan(self) -> Plan:
         factors = self._factors
-        return with_levels(
-            self._origin, factors.smaller, factors.factor, self._reading, factors.least_gain, self.smoothing
-        )
+        reading, least = self._reading, factors.least_gain
+        smaller, larger = factors.smaller, factors.factor
+        return with_levels(self._origin, smaller, larger, reading, least, self._defaults, self.smoothing)
 
     def _steps_take_longer(self) -> bool:
         """Whether the steps of the last half window take longer, and not because many of them sent a smaller factor."""

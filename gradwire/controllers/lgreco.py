@@ -16,6 +16,7 @@ from gradwire.controllers.errors import square_errors
 from gradwire.controllers.recompress import recompress, setting_of, with_options
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.plans import Group, Plan, sizes_follow_from_shapes
+from gradwire.rules import within_length
 from gradwire.schedule.sent_bytes import wire_bytes
 from gradwire.slots import Layout
 
@@ -43,8 +44,9 @@ class LGreCo(Controller):
     budget: Budget = "error"
     """With "error" the fewest bytes are sent; with "bytes" or "seconds" the error is least for the bytes of `limit`."""
     limit: float | None = None
-    """Payload bytes per rank and step, by default those of the compressor given; or seconds, for as many bytes as the
-    link carries in them, as measured on the wire (Kimad, https://arxiv.org/abs/2312.08053)."""
+    """Payload bytes per rank and step of the layers that it chooses for, by default those of the compressor given, and
+    not of others beside them; or seconds, for as many bytes as the link carries in them, as measured on the wire
+    (Kimad, https://arxiv.org/abs/2312.08053)."""
     interval: int = 500
     """In steps."""
     choices: tuple[Predictable, ...] | None = field(default=None, metadata={"code": True})
@@ -199,7 +201,8 @@ class LGreCo(Controller):
         now = float(sizes[rows, chosen].sum()), float(errors[rows, chosen].sum())
         text = f"{now[0] / size:.3g} times the bytes at {now[1] / max(error, 1e-30):.3g} times the error"
         self.decisions.append(Decision(seen.next_step, text))
-        return _joined(recompress(self._origin, lambda group, name: picked.get(name, group.compressor)))
+        plan = recompress(self._origin, lambda group, name: picked.get(name, group.compressor), self._defaults)
+        return within_length(_joined(plan), seen.slots)
 
     def _byte_budget(self, uniform: float, seen: Observation) -> float:
         if self.budget == "bytes" or not self._wire[1]:

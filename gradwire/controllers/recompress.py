@@ -1,38 +1,75 @@
 """Copies of a plan with other compressors."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import lru_cache
 from typing import Any
 
 from gradwire.communicators import AllReduce, Communicator
 from gradwire.compressors import Compressor
 from gradwire.plans import Group, Plan, default_communicator
+from gradwire.slots import Slot
+
+Names = tuple[str, ...]
 
 
-def recompress(plan: Plan, compressor_of: Callable[[Group, str], Compressor]) -> Plan:
-    """A copy of the plan with `compressor_of(group, name)` for each parameter; groups are split where that differs."""
-    return Plan(tuple(part for group in plan.groups for part in _parts(group, compressor_of)))
+class Defaults:
+    """Default communicators, for plans of these `slots` among so many `ranks` that compress together."""
+
+    def __init__(self, slots: Sequence[Slot] = (), ranks: int = 1) -> None:
+        self._slots, self._ranks = {slot.name: slot for slot in slots}, ranks
+        # asked in every step
+        self.communicator = lru_cache(64)(self._communicator)
+
+    def _communicator(self, compressor: Compressor, names: Names) -> Communicator:
+        """The communicator of a compressor for some of the slots, where the user names none."""
+        slots = [self._slots[name] for name in names if name in self._slots]
+        return default_communicator(compressor, slots, self._ranks)
+
+    def named(self, plan: Plan) -> Sequence[Group]:
+        """The groups whose communicator the user must have named: it is not the default of their kind."""
+        slots: dict[tuple[Compressor, str], Names] = {}
+        for group in plan.groups:
+            slots[_kind(group)] = slots.get(_kind(group), ()) + group.slots
+        usual = {kind: self.communicator(kind[0], names) for kind, names in slots.items()}
+        return [group for group in plan.groups if group.communicator != usual[_kind(group)]]
 
 
-def _parts(group: Group, compressor_of: Callable[[Group, str], Compressor]) -> list[Group]:
-    # the parameters of each compressor, in order
+def _kind(group: Group) -> tuple[Compressor, str]:
+    """What groups have in common whose communicator was chosen for all of them."""
+    return group.compressor, group.rule
+
+
+def recompress(plan: Plan, compressor_of: Callable[[Group, str], Compressor], defaults: Defaults) -> Plan:
+    """A copy of the plan with `compressor_of(group, name)` for each parameter; groups are split where that differs.
+    A communicator that the user named stays where it can; else the default suits the new compressor."""
+    named = defaults.named(plan)
+    return Plan(tuple(
+        replace(group, slots=names, compressor=compressor, communicator=communicator)
+        for group in plan.groups
+        for compressor, names in _parts(group, compressor_of).items()
+        for communicator in [_communicator(group, group in named, compressor, names, defaults)]
+    ))  # fmt: skip
+
+
+def _parts(group: Group, compressor_of: Callable[[Group, str], Compressor]) -> Mapping[Compressor, Names]:
+    """The group's parameters by their compressor, in order."""
     names: dict[Compressor, list[str]] = {}
     for name in group.slots:
         names.setdefault(compressor_of(group, name), []).append(name)
-    return [
-        replace(group, slots=tuple(own), compressor=compressor, communicator=_communicator(group, compressor))
-        for compressor, own in names.items()
-    ]
+    return {compressor: tuple(own) for compressor, own in names.items()}
 
 
-def _communicator(group: Group, compressor: Compressor) -> Communicator:
-    """The group's own where nothing changes; all-reduce for summable codecs; else its own where that takes the
-    compressor, else the default."""
+def _communicator(group: Group, named: bool, compressor: Compressor, names: Names, defaults: Defaults) -> Communicator:
+    """The group's own where nothing changes; all-reduce for summable codecs; else its own where the user `named` it and
+    it takes the compressor, else the default."""
     if compressor == group.compressor:
         return group.communicator
     if compressor.summable and not compressor.sparse:
         return AllReduce()
-    return group.communicator if group.communicator.takes(compressor) else default_communicator(compressor)
+    if named and group.communicator.takes(compressor):
+        return group.communicator
+    return defaults.communicator(compressor, names)
 
 
 def has(compressor: Compressor, option: str) -> bool:

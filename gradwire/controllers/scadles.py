@@ -1,5 +1,6 @@
 """ScaDLES: groups are compressed where that loses little energy, else dense."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,6 +9,7 @@ from torch import Tensor
 from gradwire.controllers.controller import Controller, Decision, Observation, StepView
 from gradwire.controllers.gravac import GraVAC
 from gradwire.plans import Plan
+from gradwire.slots import Slot
 
 
 @dataclass
@@ -35,6 +37,9 @@ class ScaDLES(Controller):
     @property
     def decisions(self) -> list[Decision]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._inner.decisions
+
+    def meet(self, slots: Sequence[Slot], replicas: int) -> None:
+        self._inner.meet(slots, replicas)
 
     def check(self, plan: Plan) -> None:
         self._inner.check(plan)

@@ -5,12 +5,18 @@ from collections.abc import Iterator
 from gradwire.compressors import Compressor, MultiLevel
 from gradwire.controllers.controller import GroupView, StepView
 from gradwire.controllers.gain import Reading
-from gradwire.controllers.recompress import recompress, with_options
+from gradwire.controllers.recompress import Defaults, recompress, with_options
 from gradwire.plans import Group, Plan
 
 
 def with_levels(
-    plan: Plan, smaller: float, factor: float, reading: Reading, least_gain: float, smoothing: float = 1.0
+    plan: Plan,
+    smaller: float,
+    factor: float,
+    reading: Reading,
+    least_gain: float,
+    defaults: Defaults,
+    smoothing: float = 1.0,
 ) -> Plan:
     """A copy of the plan whose sparsifiers send `factor` times fewer elements where that gains `least_gain`, else
     `smaller` times fewer where that does, else everything; gains are smoothed as `MultiLevel` says."""
@@ -24,7 +30,7 @@ def with_levels(
         first = with_options(group.compressor, {"ratio": 1 / smaller})
         return MultiLevel(first, factor / smaller, least, reading.measure, smoothing)
 
-    return recompress(plan, compressor_of)
+    return recompress(plan, compressor_of, defaults)
 
 
 def levels_of(seen: StepView) -> Iterator[tuple[MultiLevel, GroupView]]:
@@ -34,7 +40,7 @@ def levels_of(seen: StepView) -> Iterator[tuple[MultiLevel, GroupView]]:
             yield view.group.compressor, view
 
 
-def check_levels(plan: Plan, controller: str) -> None:
+def check_levels(plan: Plan, controller: str, defaults: Defaults) -> None:
     """Raises ValueError, naming the call that works, where the plan's groups cannot have levels for a `controller`."""
     # some group has a sparsifier
     leveled = [group for group in plan.groups if group.compressor.has_levels and group.compressor.biased]
@@ -43,10 +49,11 @@ def check_levels(plan: Plan, controller: str) -> None:
             f"{controller} needs the norms of a sparsifier's selections, and {plan.groups[0].compressor} gives none; "
             f"use attach(ddp, TopK(0.1), controller={controller}())"
         )
-    # each has a residual, and a collective that sends levels
+    named = defaults.named(plan)
+    # each has a residual, and a collective that sends levels, or may get one
     for group in leveled:
         if not group.memory.error_feedback:
             raise ValueError(f"{controller}'s gain is that of gradient and residual; use memory=Residual()")
-        if not group.communicator.sends_levels:
+        if not group.communicator.sends_levels and group in named:
             name = group.communicator.name
             raise ValueError(f"{controller}'s levels are gathered, not sent by {name}(); leave communicator= out")

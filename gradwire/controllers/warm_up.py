@@ -115,7 +115,7 @@ class WarmUp(Controller):
                 return self._first if self._done < self.dense + self.steps else group.compressor
             return with_options(group.compressor, {"ratio": self._ratio_now(_ratio(group.compressor))})
 
-        return recompress(self._origin, compressor_of)
+        return recompress(self._origin, compressor_of, self._defaults)
 
     def _warms(self, group: Group) -> bool:
         """Whether the schedule is for this group."""

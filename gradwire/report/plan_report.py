@@ -10,7 +10,7 @@ from gradwire.report import explain, timeline_page, timeline_picture, timeline_t
 from gradwire.report.report_files import write_picture, write_text
 from gradwire.report.text_table import TextTable, figure, times
 from gradwire.report.training_cost import TrainingCost
-from gradwire.schedule import Timeline, Worker, plan_efficiency, timeline
+from gradwire.schedule import Timeline, plan_efficiency, timeline
 from gradwire.schedule.simulate import names
 from gradwire.tuner.trials import Tried
 
@@ -48,7 +48,7 @@ def write(folder: Path, title: str, planned: Planned, gpus: int = 1, cost: Train
 
 def both(planned: Planned) -> dict[str, Timeline]:
     """The predicted and the measured step."""
-    predicted = timeline(planned.profile, planned.plan, Worker(planned.contention))
+    predicted = timeline(planned.profile, planned.plan)
     return {"predicted": predicted, "measured": planned.timeline}
 
 

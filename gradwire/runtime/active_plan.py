@@ -46,6 +46,8 @@ class ActivePlan:
         self.native_steps, self.plan, self.origin = None, NATIVE, NATIVE
         self._native: Change | None = None
         self._timed = 0  # of these steps the last so many count
+        if options.controller:
+            options.controller.meet(slots, agreement.replicas)
         # all ranks meet here: they begin with equal plans, or none begins
         self.first = self.agreed(make)
         # the order of the first backward pass, and whether a plan is made by it
@@ -220,6 +222,8 @@ class ActivePlan:
         return controller.begin(plan) if controller else plan
 
     def _install(self, plan: Plan) -> None:
+        # a controller's plan has been checked by nobody
+        plan.check(self.trained)
         self._steps.install(plan)
         self.plan = plan
 

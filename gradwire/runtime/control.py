@@ -194,8 +194,8 @@ class Control:
         if native:
             texts["native"] = change_to_json(native)
         # a decision of the last step is not in force yet: it is kept too
-        if self.decided is not None:
-            texts["decided"] = change_to_json(self.decided)
+        if (decided := self.decided) is not None:  # the worker may carry it out meanwhile
+            texts["decided"] = change_to_json(decided)
         return self.controller.state_dict() | {name: letters(text) for name, text in texts.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> Plan:

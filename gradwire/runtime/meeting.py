@@ -22,11 +22,9 @@ from gradwire.runtime.failures import AbsentRanks, Interrupted
 from gradwire.runtime.job_options import JobOptions
 from gradwire.slots import Layout, Slot
 from gradwire.transports import Mesh
-from gradwire.transports.gathering import asked, ranks_named
+from gradwire.transports.gathering import PATIENCE_S, asked, ranks_named
 from gradwire.transports.mesh import GIVEN_UP
 
-PATIENCE_S = 60.0
-"""How long ranks wait for each other at most. They come from DDP's constructor or a step, so they come together."""
 SHOWN = 60
 """The characters of a value that an error shows."""
 
@@ -159,6 +157,9 @@ class Agreement:
     """Comparisons of what the ranks of one job must agree on. Each raises ValueError on all ranks, naming what differs
     on which, or what one of them cannot do, and RuntimeError where one of them does not come."""
 
+    replicas: int
+    """Ranks that compress among each other."""
+
     def __init__(self, mesh: Mesh, slots: Sequence[Slot], device: torch.device, options: JobOptions) -> None:
         self._meeting, self._slots, self._device = Meeting(mesh), slots, device
         self._timeout_s = mesh.timeout_s
@@ -169,7 +170,7 @@ class Agreement:
         }
         own = {"Gradwire's version": gradwire.__version__, "device": kind_of(device), "seed": str(options.seed)}
         self._facts = {**own, **options.facts}
-        self._averaged = mesh.replica.world
+        self.replicas = mesh.replica.world
 
     def hosts(self) -> Sequence[str]:
         """The ranks' hosts, once they have met."""
@@ -195,7 +196,7 @@ class Agreement:
                 "requires_grad": _digest("\n".join(sorted(trained))),
                 "controller": controller.describe() if controller else "none",
                 "plan": f"{made[0].describe()} ({_digest(made[0].to_json())})",
-                **_sent(made[0], self._slots, self._averaged),
+                **_sent(made[0], self._slots, self.replicas),
             }
 
         # all ranks compare the same facts

@@ -42,7 +42,7 @@ class Pipeline:
     """The groups under way. Raises ReductionError where one fails or a rank is lost."""
 
     wire_bytes: int
-    """Bytes handed to the network."""
+    """Of all that was handed to `send`, between hosts."""
 
     def __init__(self, mesh: Mesh, recorder: Recorder) -> None:
         self.mesh, self.recorder = mesh, recorder

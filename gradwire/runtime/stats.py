@@ -42,7 +42,8 @@ class Stats:
 
     steps: int
     wire_bytes: int
-    """Bytes handed to the network."""
+    """Bytes of gradients, and of a controller's numbers, handed to the network between hosts; without the few of other
+    sums, such as the verdict's."""
     dense_bytes: int
     """Bytes that plain DDP would have sent."""
     encode_s: float
@@ -55,7 +56,8 @@ class Stats:
     kernels: str = ""
     """The library that computes on a CPU, with its instruction set, or torch, and why."""
     skipped: int = 0
-    """Steps that counted for no rank: a gradient was not finite, or backward failed."""
+    """Steps that counted for no rank: a gradient was not finite, or backward failed. Where no group of the plan keeps
+    state, such a step's means are NaN, and it is not counted here."""
     held_bytes: int = 0
     """Memory of state and scratch that stays allocated between steps."""
     recorded: str = ""

@@ -10,9 +10,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from gradwire.plan_parts import json_of
+from gradwire.plan_parts import json_of, takes
 from gradwire.plans import Group, Plan, check_version, from_file
-from gradwire.rules import sort_by
+from gradwire.rules import sort_by, within_length
 from gradwire.schedule.costs import NOTHING, Affine, Chain, CostTable, Total, from_data
 from gradwire.schedule.problem import Choice, Option, Problem
 from gradwire.schedule.sent_bytes import STEADY, bytes_of_elements, bytes_of_slots, layout_of, wire_bytes
@@ -166,10 +166,18 @@ class Profile:
         ]
 
     def plan(self, groups: Sequence[Choice]) -> Plan:
-        return Plan(tuple(
-            dataclasses.replace(self.candidates[group.option].way, slots=tuple(self.slots[i].name for i in group.slots))
-            for group in groups
-        ))  # fmt: skip
+        """The plan of these groups; what is too long for a compressor travels in parts, or is cast."""
+        ways = [(way, own) for group in groups for way, own in self._ways(group).items()]
+        return within_length(Plan(tuple(dataclasses.replace(way, slots=tuple(own)) for way, own in ways)), self.slots)
+
+    def _ways(self, group: Choice) -> dict[Group, list[str]]:
+        """The group's slots by way: those that are too long for its compressor are cast, if a candidate of theirs is a
+        cast."""
+        way, ways = self.candidates[group.option].way, dict[Group, list[str]]()
+        casts = [one.way for one in self.candidates if one.way.compressor.is_cast and one.way.rule == way.rule]
+        for slot in (self.slots[index] for index in group.slots):
+            ways.setdefault(way if takes(way.compressor, slot.numel) or not casts else casts[0], []).append(slot.name)
+        return ways
 
     def choices(self, plan: Plan) -> tuple[Choice, ...]:
         """The plan's groups. Raises ValueError, naming it, for a slot or a candidate that was not profiled."""

@@ -11,7 +11,7 @@ from gradwire.transports.torch_store import TorchStore
 from gradwire.transports.transport import KeyValueStore
 
 PATIENCE_S = 60.0
-"""How long ranks wait for each other at most."""
+"""How long ranks wait for each other at most. They come from DDP's constructor or a step, so they come together."""
 SLICE_S = 1.0
 """How long the first question to the store waits, while other threads of this rank wait for the store."""
 PAUSE_S = 0.1

@@ -178,7 +178,7 @@ class Auto(Controller):
 
     def _ask_for_profile(self, seen: Observation, plan: Plan) -> Change:
         self._phase, self._measured_by = "profile", self._job(seen)
-        return ProfileRequest(quiet(plan), ways_by(self.rules, seen.replicas), TRACED)
+        return ProfileRequest(quiet(plan, seen.slots), ways_by(self.rules, seen.replicas), TRACED)
 
     def _profiled(self, seen: Observation, answer: Profiled) -> Change | None:
         profile = answer.profile

@@ -13,7 +13,7 @@ from gradwire.compressors import BF16, FP32, QSGD, Compressor
 from gradwire.memories import NoMemory, Residual
 from gradwire.options import check_type
 from gradwire.plans import Group, Plan, default_memory, sizes_follow_from_shapes
-from gradwire.rules import Rule, joined
+from gradwire.rules import Rule, joined, within_length
 from gradwire.schedule import (
     Objective,
     Problem,
@@ -27,6 +27,7 @@ from gradwire.schedule import (
     theil_sen,
     timeline,
 )
+from gradwire.slots import Slot
 from gradwire.ways import Pair, Way
 
 MOST_TRIED = 5
@@ -213,14 +214,14 @@ def _alone(problem: Problem, regime: Regime, option: int) -> Solution:
     return min(tried, key=lambda found: found.step_s)
 
 
-def quiet(plan: Plan) -> Plan:
-    """The plan in as few groups as can be, all complete when backward ends: so that backward is timed without the CPU
-    time of encoding and the network."""
+def quiet(plan: Plan, trained: Sequence[Slot]) -> Plan:
+    """The plan, for these slots, in as few groups as can be, all complete when backward ends: so that backward is timed
+    without the CPU time of encoding and the network."""
     ways = dict.fromkeys(replace(group, slots=()) for group in reversed(plan.groups))
     slots = {
         way: [slot for group in plan.groups if replace(group, slots=()) == way for slot in group.slots] for way in ways
     }
-    return Plan(tuple(replace(way, slots=tuple(own)) for way, own in slots.items()))
+    return within_length(Plan(tuple(replace(way, slots=tuple(own)) for way, own in slots.items())), trained)
 
 
 def slots_of(plan: Plan) -> set[str]:

@@ -1,13 +1,18 @@
 """Controllers and the engine: ranks that see different things decide alike, and nothing is lost on the way."""
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
 import gradwire as gw
+from gradwire import plan_parts
+from gradwire.checkpoint import text_of
 from gradwire.controllers import MESSAGE_NUMBERS
+from gradwire.controllers.requests import change_from_json
+from gradwire.runtime.control import Control
 from tests.support.harness import SMALL, Job, draw, hosts, job, plan_of, raising, slots_of, together, total
 
 SLOTS = slots_of(SMALL)
@@ -255,6 +260,16 @@ def test_a_decision_that_is_not_in_force_yet_gives_way_to_a_users_plan():
             assert [runtime.plan for runtime in running.runtimes] == [users] * 2
 
 
+def test_a_controllers_plan_that_does_not_fit_is_refused_in_one_line():
+    with job(plan_with(SPARSE), SLOTS, 2, controllers=[Once(), Once()]) as running:
+        for number in range(2):
+            running.step(draw(SLOTS, 2, number))
+        # its groups have become too long
+        with patch.object(plan_parts, "LONGEST", 10), pytest.raises(Exception, match="takes fewer than 2") as error:
+            _ = [running.step(draw(SLOTS, 2, number)) for number in range(2, 5)]
+        assert "\n" not in str(error.value)
+
+
 def test_a_controller_that_changes_every_ratio_moves_and_makes_nothing():
     class Changes(gw.Controller):
         """Another ratio as often as can be."""
@@ -275,3 +290,17 @@ def test_a_controller_that_changes_every_ratio_moves_and_makes_nothing():
             places.add(tuple(sorted(tensor.data_ptr() for tensor in (*kept, *buffers))))
         assert len(plans) >= 100
         assert len(places) == 1
+
+
+def test_a_state_is_saved_while_the_worker_carries_a_decision_out():
+    class Carried(Control):
+        """A decision that is in force as soon as somebody has looked at it."""
+
+        @property
+        def decided(self) -> gw.Plan | None:
+            return self.pending.pop() if self.pending else None
+
+    control = object.__new__(Carried)
+    control.pending, control.controller = [plan_with(DENSER)], Once()
+    state = control.export(plan_with(SPARSE), plan_with(SPARSE), None)
+    assert change_from_json(text_of(state["decided"])) == plan_with(DENSER)

@@ -3,15 +3,18 @@
 import itertools
 import re
 from collections.abc import Collection
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
 import gradwire as gw
+from gradwire import plan_parts
 from gradwire.compressors import Codec
 from gradwire.controllers.allocate import allocate
 from gradwire.controllers.errors import square_errors
+from gradwire.controllers.lgreco import MOST_GROUPS
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.runtime.executor import Executor
@@ -252,3 +255,16 @@ def fp32() -> gw.Plan:
 
 def sparse() -> gw.Plan:
     return plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather())
+
+
+def test_layers_are_not_joined_to_groups_that_are_too_long_for_their_compressor():
+    slots = slots_of({f"{number}.weight": torch.empty(20, 10) for number in range(MOST_GROUPS + 2)})
+    lgreco = gw.LGreCo()
+    lgreco.begin(plan_of(slots, gw.TopK(0.1), gw.Residual(), gw.AllGather(), groups=len(slots)))
+    lgreco._curves = {slot.name: [0.0] * len(lgreco._choices[slot.name]) for slot in slots}
+    seen = gw.Observation(0, 2, gw.Plan(()), slots, 0, 2, 2, torch.zeros(16))
+    assert len(lgreco._solve(seen).groups) == 1
+    with patch.object(plan_parts, "LONGEST", 2000):
+        plan = lgreco._solve(seen)
+        plan.check(slots)
+    assert len(plan.groups) == 2

@@ -86,6 +86,46 @@ def test_groups_that_a_controller_does_not_touch_keep_their_communicator():
         assert controller.begin(plan).groups[-1] == plan.groups[-1]
 
 
+@pytest.mark.parametrize("ranks", [2, 16])
+def test_a_new_compressor_gets_the_communicator_that_suits_it_where_the_user_named_none(ranks: int):
+    topk = gw.TopK(1 / 16, value_bits=4)
+    first, begun = gw.plans.uniform(SLOTS, topk, ranks=ranks), gw.plans.uniform(SLOTS, gw.Quantized(8), ranks=ranks)
+    warm_up = gw.WarmUp(bits=8)
+    warm_up.meet(SLOTS, ranks)
+    assert {type(group.communicator) for group in first.groups} == {gw.AllGather}
+    assert {type(group.communicator) for group in begun.groups} == {gw.AllGather if ranks == 2 else gw.ScatterReduce}
+    assert [group.communicator for group in warm_up.begin(first).groups] == [
+        group.communicator for group in begun.groups
+    ]
+    # the one that was named stays, where it takes the new compressor
+    named = gw.plans.uniform(SLOTS, topk, communicator=gw.ScatterReduce(), ranks=ranks)
+    assert {group.communicator for group in warm_up.begin(named).groups} == {gw.ScatterReduce()}
+
+
+def test_levels_are_gathered_where_the_selection_of_the_users_compressor_would_not_be():
+    plan = gw.plans.uniform(SLOTS, gw.TopK(0.1), ranks=64)
+    assert {group.communicator for group in plan.groups} == {gw.ScatterReduce()}
+    for controller in (gw.GraVAC(), gw.CAT(), gw.ScaDLES()):
+        controller.meet(SLOTS, 64)
+        controller.check(plan)
+        assert all(group.communicator.sends_levels for group in controller.begin(plan).groups)
+        # but a user who names it is told
+        controller.meet(SLOTS, 2)
+        with pytest.raises(ValueError, match="leave communicator= out"):
+            controller.check(plan)
+
+
+def test_the_ranks_that_compress_with_each_other_are_known_to_a_controller():
+    plan = gw.plans.uniform(SLOTS, gw.TopK(1 / 16, value_bits=4), ranks=16)
+    running = Job(plan, SLOTS, 16, controllers=[gw.WarmUp(steps=2, bits=8) for _ in range(16)])
+    used = []
+    for number in range(4):
+        used.append({type(group.communicator) for group in running.runtimes[0].plan.groups})
+        run(running, range(number, number + 1))
+    assert used == [{gw.ScatterReduce}] * 2 + [{gw.AllGather}] * 2
+    running.close()
+
+
 def test_the_papers_warm_up():
     """75 %, 93.75 %, 98.4 %, 99.6 % and then 99.9 % are left out."""
     warm_up = gw.WarmUp(steps=4)

@@ -271,6 +271,6 @@ def test_the_report_has_every_plan_that_was_tried_though_they_read_alike():
     plans = [gw.Plan((gw.Group((name,), gw.TopK(0.01), gw.Residual(), gw.AllGather()),)) for name in "abcd"]
     tried = {plan: Tried(0.01 * number, 1 / number) for number, plan in enumerate(plans, 1)}
     profile: Any = None  # of which these words have nothing
-    planned = Planned(PLAN, profile, 0.0, tried, None, MEASURED, [])
+    planned = Planned(PLAN, profile, tried, None, MEASURED, [])
     words = " ".join(text for row in plan_report.why(planned).rows for text in row)
     assert re.findall(r"took (\d+)\.?\d* ms", words) == ["10", "20", "30", "40"]

@@ -4,12 +4,14 @@ import json
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
 import gradwire as gw
+from gradwire import plan_parts
 from gradwire.lab.scheduling import peers as published
 from gradwire.lab.scheduling.published_regimes import ComputeStream, OwnStream, SideStream
 from gradwire.plans import Plan, default_communicator, default_memory, sizes_follow_from_shapes, uniform
@@ -102,6 +104,24 @@ def test_another_models_profile_is_refused():
         mine.check(SLOTS[:-1])
     with pytest.raises(ValueError, match=r"\(5, 5\)"):
         mine.check([Slot.of("c.weight", torch.empty(5, 5)), *SLOTS[1:]])
+
+
+@patch.object(plan_parts, "LONGEST", 4000)
+def test_what_is_too_long_for_a_compressor_is_sent_in_parts_or_dense():
+    mine = profile()
+    plan = mine.plan([Choice((0, 1, 2, 3), 2)])
+    plan.check(SLOTS)
+    assert [(group.slots, group.compressor) for group in plan.groups] == [
+        (("c.weight", "c.bias", "a.weight"), gw.TopK(0.01)), (("b.weight",), gw.FP32())
+    ]  # fmt: skip
+    with patch.object(plan_parts, "LONGEST", 2112):
+        plan = mine.plan([Choice((0, 1, 2, 3), 2)])
+        assert [group.slots for group in plan.groups] == [("c.weight", "c.bias"), ("a.weight",), ("b.weight",)]
+    assert len(mine.plan([Choice((0, 1, 2, 3), 0)]).groups) == 1
+    # without a cast among the candidates the plan is refused where it is put in force
+    bare = replace(mine, candidates=mine.candidates[2:3])
+    with pytest.raises(ValueError, match=r"'b\.weight' has 8,192 elements"):
+        bare.plan([Choice((0, 1, 2, 3), 0)]).check(SLOTS)
 
 
 def test_a_plan_of_what_was_not_profiled_is_refused():

@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
+from gradwire import plan_parts
 from gradwire.controllers import Observation
 from gradwire.frontends.choices import StepChoices
 from gradwire.frontends.handle import Handle
@@ -360,12 +362,17 @@ def test_auto_begins_with_dense_steps_alone():
 
 def test_the_plan_that_leaves_backward_alone_keeps_every_slots_way():
     mixed = Plan((*uniform(SLOTS[:2], gw.TopK(0.1)).groups, *uniform(SLOTS[2:], gw.PowerSGD(2)).groups))
-    few = quiet(mixed)
+    few = quiet(mixed, SLOTS)
     few.check(SLOTS)
     ways = [{name: replace(group, slots=()) for group in plan.groups for name in group.slots} for plan in (mixed, few)]
     assert ways[0] == ways[1]
     assert mixed.groups[-1].slots[-1] in few.groups[0].slots
     assert len(few.groups) == len(set(ways[0].values()))
+    # no group is longer than its compressor takes
+    with patch.object(plan_parts, "LONGEST", max(slot.numel for slot in SLOTS)):
+        more = quiet(mixed, SLOTS)
+        more.check(SLOTS)
+    assert len(more.groups) > len(few.groups)
 
 
 def test_contradictions_are_refused():

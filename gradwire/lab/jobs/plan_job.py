@@ -89,8 +89,6 @@ class Planned:
     """The chosen plan."""
     profile: Profile
     """From which it was chosen."""
-    contention: float
-    """Of the regime."""
     tried: dict[Plan, Tried]
     """Each plan that was tried, beside the one that Auto chose."""
     gain: float | None
@@ -104,7 +102,6 @@ class Planned:
         return {
             "plan": self.plan.to_json(),
             "profile": self.profile.to_json(),
-            "contention": self.contention,
             "tried": [[plan.to_json(), *tried] for plan, tried in self.tried.items()],
             "gain": self.gain,
             "timeline": self.timeline.to_data(),
@@ -116,7 +113,6 @@ class Planned:
         return cls(
             Plan.from_json(line["plan"]),
             Profile.from_json(line["profile"]),
-            line["contention"],
             {Plan.from_json(plan): Tried(*tried) for plan, *tried in line["tried"]},
             line["gain"],
             Timeline.from_data(line["timeline"]),
@@ -183,7 +179,6 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
         Planned(
             _plan(handle),
             controller.profile,
-            controller.regime.contention,
             tried,
             gain,
             _median_step(trace.timelines(), running),
