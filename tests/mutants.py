@@ -199,6 +199,13 @@ FAULTS = [
     Fault("checkpoint.py", "tensor[before.memories].sum(0)", "tensor[before.own]"),
     Fault("checkpoint.py", "tensor.detach().clone() for name", "tensor.detach() for name"),
     Fault("checkpoint.py", "else torch.zeros_like(like)", "else like"),
+    Fault("checkpoint.py", "not tensors[key].isfinite().all()", "False"),
+    Fault("checkpoint.py", "    read.check_rows()\n", ""),
+    Fault("checkpoint.py", "if fields[\"format\"] != FORMAT:", "if False:"),
+    Fault("checkpoint.py", "if not 0 <= about.rank < about.ranks:", "if False:"),
+    Fault("checkpoint.py", "if not 0 <= skipped <= int(step):", "if False:"),
+    Fault("checkpoint.py", "if state[ABOUT].dtype != torch.uint8:", "if False:"),
+    Fault("checkpoint.py", "if (kind := _kind(tensors[key])) != saved:", "if (kind := saved) != saved:"),
     # schedule
     Fault("schedule/search.py", "option.wire(units) + option.local(elements)", "option.wire(units)"),
     Fault("schedule/search.py", "problem.around_s + max", "max"),
