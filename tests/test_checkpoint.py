@@ -463,8 +463,88 @@ def test_a_malformed_state_is_refused_in_one_line(key: str, mistake: str):
     state = SAVED | {key: wrong}
     if wrong == "lacking":
         del state[key]
-    with pytest.raises(ValueError, match=r"^[^\n]+$"):
+    with pytest.raises(ValueError, match=rf"^[^\n]*{refusal_of(key, mistake)}[^\n]*$"):
         checkpoint.unpack(state)
+
+
+def refusal_of(key: str, mistake: str) -> str:
+    """What names this mistake, in a tensor that was changed after it was saved."""
+    if mistake == "a list":
+        return "is no tensor of a Gradwire state"
+    if key in (checkpoint.STEP, checkpoint.ABOUT):
+        return r"this is no Gradwire state \("
+    if mistake == "nothing":
+        return f"the state lacks '{key}'"
+    return "has other numbers" if mistake in ("NaN", "infinite") else "and was .* when it was saved"
+
+
+def saved_as(state: dict[str, Tensor], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The state, saved with other tensors: their checksums, types and shapes are right."""
+    read = checkpoint.unpack(state)
+    exported = {name: dict(own) for name, own in read.exported.items()}
+    for key, tensor in tensors.items():
+        name, kind = checkpoint.split(key)
+        exported[name][kind] = tensor
+    return checkpoint.pack(exported, read.job, read.step, read.about)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("key", [key for key in KEYS if checkpoint.SEPARATOR in key])
+def test_what_was_saved_and_is_not_finite_is_refused(key: str, number: float):
+    tensor = SAVED[key].clone()
+    tensor[(-1,) * tensor.dim()] = number
+    with pytest.raises(ValueError, match=f"^the state's '{key}' is not finite; go on from an earlier checkpoint$"):
+        checkpoint.unpack(saved_as(SAVED, {key: tensor}))
+
+
+@pytest.mark.parametrize("wrong", [lambda rows: rows[:1], lambda rows: torch.tensor(1.0)], ids=["one", "none"])
+def test_a_state_of_all_ranks_that_lacks_rows_is_refused(wrong):
+    whole = checkpoint.gather(saved_states())
+    key = "body.weight//residual"
+    said = "^the state's residual of 'body.weight' has not a row for each of 2 ranks$"
+    with pytest.raises(ValueError, match=said):
+        checkpoint.unpack(saved_as(whole, {key: wrong(whole[key])}))
+
+
+def test_the_same_numbers_of_another_type_or_shape_are_refused():
+    key = "stem.bias//residual"
+    for wrong, kind in (
+        (SAVED[key].view(1, 7), r"\['float32', 1, 7\]"),
+        (SAVED[key].view(torch.int32), r"\['int32', 7\]"),
+    ):
+        said = rf"^the state's '{key}' is {kind}, and was \['float32', 7\] when it was saved; pass it as it was$"
+        with pytest.raises(ValueError, match=said):
+            checkpoint.unpack(SAVED | {key: wrong})
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({"format": 2}, "it is of another format"),
+        ({"rank": 1}, "what it says of itself cannot be"),
+        ({"rank": -1}, "what it says of itself cannot be"),
+        ({"skipped": 2}, "it has skipped 2 of 1 steps"),
+        ({"skipped": -1}, "it has skipped -1 of 1 steps"),
+    ],
+)
+def test_what_a_state_cannot_say_of_itself_is_named(about: dict, said: str):
+    text = json.dumps(json.loads(checkpoint.text_of(SAVED[checkpoint.ABOUT])) | about)
+    with pytest.raises(ValueError, match=rf"^this is no Gradwire state \({said}\); pass what handle.state_dict"):
+        checkpoint.unpack(SAVED | {checkpoint.ABOUT: checkpoint.letters(text)})
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong", "said"),
+    [
+        (checkpoint.ABOUT, SAVED[checkpoint.ABOUT].long(), "what it says of itself is no text"),
+        (checkpoint.STEP, torch.tensor(1.0), r"its step is 1.0 of torch.float32"),
+        (checkpoint.STEP, torch.tensor([1]), r"its step is \[1\] of torch.int64"),
+        (checkpoint.STEP, torch.tensor(-1), r"its step is -1 of torch.int64"),
+    ],
+)
+def test_a_step_or_a_description_of_another_kind_is_named(key: str, wrong: Tensor, said: str):
+    with pytest.raises(ValueError, match=rf"^this is no Gradwire state \({said}\); pass what handle.state_dict"):
+        checkpoint.unpack(SAVED | {key: wrong})
 
 
 def read_or_refused(said: bytes) -> None:

@@ -24,11 +24,15 @@ WRONG = [*NUMBERS, "x", "4", "", b"", True, None, [], {}, 1j, object(), int, gw.
 CLASSES = [cls for base in (Compressor, Memory, Communicator, Controller) for cls in exported(base).values()]
 
 
+def needed(cls: type) -> dict[str, float]:
+    """Values of all options without a default."""
+    return {f.name: REQUIRED[f.name] for f in fields(cls) if f.init and f.default is f.default_factory is MISSING}
+
+
 def made(cls: type, name: str, value: Any) -> Any:
     """An object of the class with this option; None where that is refused in one line that names it."""
-    needed = {f.name: REQUIRED[f.name] for f in fields(cls) if f.init and f.default is f.default_factory is MISSING}
     try:
-        return cls(**needed | {name: value})
+        return cls(**needed(cls) | {name: value})
     except ValueError as error:
         said = str(error)
     assert name in said
@@ -38,6 +42,7 @@ def made(cls: type, name: str, value: Any) -> Any:
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_an_option_that_cannot_be_is_refused_and_any_other_works(cls: type):
     names = [field.name for field in fields(cls) if field.init and "code" not in field.metadata]
+    assert cls(**needed(cls))  # or all were refused
     parts = [part for name in names for value in WRONG if (part := made(cls, name, value))]
     if parts and not issubclass(cls, Controller):
         work(parts)

@@ -48,12 +48,6 @@ def test_a_loss_is_taken_some_thirty_times_and_after_the_last_step(steps: int):
     assert min(steps, 30) <= len(looks(steps)) <= 60
 
 
-@pytest.mark.parametrize("ahead", [1.0, 1.5, 2.0])
-def test_some_steps_of_a_stream_neither_send_nor_apply(ahead: float):
-    period = streaming.LEAST
-    assert {0, round(ahead * period) % period} < set(range(period))
-
-
 def test_a_link_that_carries_all_that_it_may_is_never_idle():
     """Its bucket lets so many bytes pass in a second as the kernel counts them, without preambles and gaps."""
     link = Link.parse("10mbit")

@@ -51,7 +51,7 @@ def run(running: Job, numbers: range, beta_s: float = BETA_S) -> list[list[Tenso
     alpha=st.floats(1e-3, 1),
     beta=st.floats(1e-9, 1e-4),
 )
-def test_the_choice_is_that_of_brute_force(shares, alpha, beta):
+def test_a_factor_promises_its_gain_per_second(shares, alpha, beta):
     factors, energies = (10, 20, 40, 80), [1 / (1 + sum(shares[: i + 1])) for i in range(4)]
     known = {1.0: 1.0} | dict(zip(factors, energies, strict=True))
     promised = rates(factors, known, Costs(alpha, beta, 1e6), Reading("energy"))

@@ -235,6 +235,10 @@ def test_what_was_sent_is_what_is_reported():
     run(running, range(9))
     first = running.controllers[0].decisions[0]
     assert first.factor == pytest.approx(4, rel=0.01)
+    # nothing is left of what was sent in the last step
+    for left in running.state("residual"):
+        sent = sum(int((of_slot == 0).sum()) for of_slot in left)
+        assert sum(slot.numel for slot in SLOTS) / sent == pytest.approx(first.factor, rel=0.01)
     running.close()
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from dataclasses import fields
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -35,7 +36,9 @@ def test_every_name_stands_in_one_family_and_attach_first(reference) -> None:
 
 @pytest.mark.parametrize("cls", [*exported(Options).values(), gw.Outer], ids=lambda cls: cls.__name__)
 def test_every_option_has_a_type_and_a_meaning(cls: type, reference) -> None:
-    for name, kind, _, meaning in reference.parameters(cls):
+    shown = list(reference.parameters(cls))
+    assert {name for name, *_ in shown} >= {field.name for field in fields(cls) if field.init}
+    for name, kind, _, meaning in shown:
         assert kind, name
         assert meaning, name
 

@@ -111,7 +111,7 @@ def test_what_is_right_is_taken(function: str):
 @pytest.mark.parametrize(("function", "name", "bad"), WRONG)
 def test_a_wrong_argument_is_named(function: str, name: str, bad: Any):
     arguments = CALLS[function] | {name: bad}
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=rf"\b{name}(put)?\b"):  # "out" may be the output
         call(function, arguments)
 
 

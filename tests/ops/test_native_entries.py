@@ -1,6 +1,7 @@
 """The native kernels against their definition: which elements are the largest, and how they travel."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from gradwire.ops.backend import NATIVE, REFERENCE
 from gradwire.ops.entries import Entries, Places
-from gradwire.ops.native.library import scratch
+from gradwire.ops.native.library import _kept, scratch
 from tests.support.kernel_cases import (
     SHAPES,
     at_every_level,
@@ -251,5 +252,14 @@ def test_any_bytes_mean_the_same_to_both(data, n, share, bits):
 
 @needs_library
 def test_room_grows_and_is_kept():
-    assert scratch(100) == scratch(50)
-    assert scratch(1 << 20) == scratch(100)
+    def room() -> list[int]:
+        """Of a thread that has none yet: its bytes after each call."""
+        seen = []
+        for nbytes in (100, 1 << 20, 100):
+            assert scratch(nbytes) == scratch(50)
+            seen.append(len(_kept.bytes))
+        return seen
+
+    with ThreadPoolExecutor(1) as pool:
+        first, *grown = pool.submit(room).result()
+    assert 100 <= first < 1 << 20 <= grown[0] == grown[1]

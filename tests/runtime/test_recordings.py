@@ -16,7 +16,7 @@ from tests.support.cases import CASES, Case, rows
 from tests.support.fixed import PARAMETERS, Fixed, Script
 from tests.support.harness import draw, plan_of, slots_of
 from tests.support.pretend_cuda import GPU, PretendedGPU, on_gpu, real
-from tests.support.tape import Tape, taped
+from tests.support.tape import PretendingExecutor, Tape, taped
 
 WORLD = 2
 SLOTS = slots_of(PARAMETERS)
@@ -69,6 +69,22 @@ def test_replayed_steps_are_those_that_would_have_been_computed(case: Case):
     job = same(of(case), steps({1: 5, 2: 7}.get(case.phases(WORLD), 12)), replayed=case.recordable)
     why = "2 of 2 groups" if case.recordable else "is not recordable"
     assert why in job.runtimes[0].stats().recorded
+
+
+def test_a_stream_reads_whether_collectives_were_aborted_and_nobody_waits():
+    with taped(records=False):
+        executor = PretendingExecutor(GPU)
+        try:
+            for aborted in (False, True):
+                if aborted:
+                    executor.abort()
+                executor.post(executor.spoilt)
+                executor.flush()
+                assert bool(real(executor.lost())) is aborted
+        finally:
+            executor.close()
+    assert executor.gpu.kernels["copy_"] == 2
+    assert not executor.gpu.syncs + executor.gpu.pageable
 
 
 def test_all_but_what_decides_on_the_host_are_recordable():

@@ -201,10 +201,12 @@ def test_the_published_float32_step_waits_56_ms():
 
 
 def test_layer_wise_compression_scales_as_published():
-    published = {"Rand-k": 48.2, "DGC": 39.4, "EFSignSGD": 36.1, "OneBit": 31.9}
+    """As near as the published curves of compression times allow: within a tenth, and OneBit within 7 of 31.9."""
+    published = {"Rand-k": (48.2, 4), "DGC": (39.4, 4), "EFSignSGD": (36.1, 1), "OneBit": (31.9, 7)}
     for codec in CURVES:
         job = problem("resnet50", CLUSTERS["8 GPUs, PCIe"], codec)
-        assert 4.8 / baselines.layer_wise(job, ComputeStream(), 1).step_s == pytest.approx(published[codec], abs=10)
+        times, off = published[codec]
+        assert 4.8 / baselines.layer_wise(job, ComputeStream(), 1).step_s == pytest.approx(times, abs=off)
 
 
 def test_files_come_back(tmp_path: Path):

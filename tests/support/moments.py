@@ -451,6 +451,7 @@ def check(logs: Sequence[Log]) -> None:
     first = logs[0]
     for log in logs[1:]:
         assert log.outcomes == first.outcomes, "a call did not come to the same on all ranks"
+        assert len(log.means) == len(first.means), "ranks have more or fewer means"
         assert all(map(torch.equal, log.means, first.means)), "ranks have other means"
     gave, loaded, left = (sum(getattr(log, name) for log in logs) for name in ("gave", "loaded", "left"))
     torch.testing.assert_close(first.got + left, gave + loaded, rtol=1e-4, atol=1e-5, msg=lambda m: f"lost: {m}")

@@ -133,6 +133,11 @@ class Call:
     def launches(self) -> bool:
         return not self.is_view and self.name not in LAUNCHES_NOTHING and self.result_is_here
 
+    @property
+    def non_blocking(self) -> bool:
+        """Whether a copy between the host and the GPU asks not to be waited for."""
+        return bool(self.kwargs.get("non_blocking") or any(self.args[2:]))
+
     def on_cpu(self) -> tuple[Any, dict[str, Any]]:
         """The arguments, for the CPU to compute with."""
         kwargs = {name: mapped(real, value) for name, value in self.kwargs.items() if name != "pin_memory"}
@@ -209,10 +214,12 @@ class PretendedGPU(TorchDispatchMode):
 
     def _check_copy(self, call: Call) -> None:
         to_host = call.to == "cpu" or (call.to is None and not isinstance(leaves(call.args)[0], OnGPU))
-        if to_host and not all(getattr(tensor, "is_pinned_", False) for tensor in call.elsewhere or [torch.empty(0)]):
+        pinned = all(getattr(tensor, "is_pinned_", False) for tensor in call.elsewhere)
+        # new memory of the host is not pinned
+        waits = not call.non_blocking or (to_host and not (call.elsewhere and pinned))
+        if waits and (to_host or call.elsewhere):
             self.syncs[where(call.name)] += 1
-        from_host = not to_host and call.elsewhere
-        if from_host and not all(getattr(tensor, "is_pinned_", False) for tensor in call.elsewhere):
+        if not to_host and not pinned:
             self.pageable[where(call.name)] += 1
 
 

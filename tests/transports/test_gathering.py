@@ -1,7 +1,5 @@
 """Ranks that gather before they make a process group, where some come late or not at all."""
 
-from functools import partial
-
 import pytest
 import torch.distributed as dist
 
@@ -14,7 +12,7 @@ from tests.support.harness import raising, together
 @pytest.fixture(autouse=True)
 def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
-    monkeypatch.setattr(gathering, "TorchStore", partial(TorchStore, store=store))
+    monkeypatch.setattr(gathering, "TorchStore", lambda name, _=None: TorchStore(name, store))
     monkeypatch.setattr(gathering, "PATIENCE_S", 0.3)
 
 

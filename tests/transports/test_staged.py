@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from gradwire.transports.staged import Staging
 from tests.support.every_collective import WORLD, collectives
 from tests.support.fixed import Fixed
 from tests.support.harness import SMALL, draw, plan_of, slots_of, together
-from tests.support.pretend_cuda import PretendedGPU, on_gpu, pretended_cuda, real
+from tests.support.pretend_cuda import GPU, PretendedGPU, on_gpu, pretended_cuda, real
 
 pytest.importorskip("triton")
 from tests.support.tape import taped
@@ -100,6 +101,33 @@ def test_who_starts_does_not_wait_and_the_order_stays(moments: Moments):
         assert not gpu.syncs
         assert not gpu.pageable
     assert [float(op.send.whole[0]) for op in carrier.carried] == [0, 1, 2, 3]
+
+
+def test_the_moment_that_is_waited_for_lies_behind_the_copy(monkeypatch: pytest.MonkeyPatch):
+    staging, held = Staging(Recorder(), 0), []
+
+    def moment(device: torch.device) -> Moments:
+        held.append([twin.whole.tolist() for twin in staging._twins.values()])
+        return Moments()
+
+    monkeypatch.setattr(staged, "Copied", moment)
+    with pretended_cuda():
+        message = Message.plain(on_gpu(torch.zeros(2)))
+        for number in (1.0, 2.0):
+            message.whole.fill_(number)
+            staging.start(Sum(message)).wait()
+    assert held == [[[1.0, 1.0]], [[2.0, 2.0]]]
+
+
+def test_a_moment_is_an_event_of_the_stream_that_is_current_when_it_is_made():
+    event, stream = mock.Mock(), mock.Mock()
+    stream.record_event.return_value = event
+    with mock.patch.object(torch.cuda, "current_stream", return_value=stream), mock.patch.object(torch.cuda, "device"):
+        copied = staged.Copied(GPU)
+        stream.record_event.assert_called_once_with()
+        event.synchronize.assert_not_called()
+        copied.wait()
+    event.synchronize.assert_called_once_with()
 
 
 def test_a_message_has_one_twin_for_as_long_as_it_lives(moments: Moments):
