@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from gradwire.frontends.owners import check_free
 from gradwire.slots import Slot
+from gradwire.torch_private.autograd import NO_PASS, backward_pass
 
 Check = Callable[[str, nn.Parameter], None]
 """Raises ValueError, naming the parameter, for one whose gradient cannot be reduced."""
@@ -33,6 +34,7 @@ class TrainedParameters:
         self._full = self._watched = full
         self._held: set[int] = {id(p) for p in full.values()}
         self._known = {id(p) for p in named.values()}
+        self._looked = NO_PASS
         self.look()
 
     def now(self) -> list[str]:
@@ -56,8 +58,11 @@ class TrainedParameters:
         self.look()
         return self._watched
 
-    def has(self, parameter: Tensor) -> bool:
-        """Whether the optimizer held a parameter of the model at the last look."""
+    def holds(self, parameter: Tensor) -> bool:
+        """Whether the optimizer holds a parameter of the model, by a look in each backward pass."""
+        if self._looked != (now := backward_pass()):
+            self._looked = now
+            self.look()
         return id(parameter) in self._held
 
     def look(self) -> None:

@@ -152,7 +152,7 @@ def test_a_compiled_model_has_the_names_of_the_model_inside():
         assert names == [{"body.weight", "body.bias"}, {"first.weight", "first.bias"}]
 
 
-@pytest.mark.parametrize("split", [lambda model: [model.parameters()], matrices_and_the_rest])
+@pytest.mark.parametrize("split", [lambda model: [model.parameters()], matrices_and_the_rest, each_head])
 def test_a_step_whose_backward_pass_failed_is_given_up_though_nothing_was_seen_since(split: Split):
     """Neither the model's forward nor the wrapper's zero_grad: the next backward pass is the first thing that is."""
     transports, models = [Threads.group(2) for _ in range(3)], [Heads(), Heads()]
@@ -184,6 +184,32 @@ def test_a_step_whose_backward_pass_failed_is_given_up_though_nothing_was_seen_s
     torch.stack([alone(each, 0).square().sum() for each in inputs]).mean().backward()
     for gradients in raising(together(2, train)):
         torch.testing.assert_close(gradients, [p.grad for p in alone.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("seen", ["forward", "zero_grad"])
+def test_what_is_seen_behind_a_failed_pass_gives_up_also_what_it_had_not_come_to(seen: str):
+    transports, models = [Threads.group(2) for _ in range(3)], [Heads(), Heads()]
+
+    def train(rank: int) -> list[int]:
+        model = models[rank]
+        optimizers = wrapped(model, each_head, transports, rank)
+        hook = model.body.weight.register_hook(fail)
+        if rank:
+            with pytest.raises(ZeroDivisionError):
+                loss_of(model, 0, 1).backward()
+        hook.remove()
+        if not rank:
+            loss_of(model, 0, 0).backward()
+        elif seen == "forward":
+            model(torch.zeros(1, 4), 0)
+        else:
+            optimizers[1].zero_grad()
+        # all ranks have begun as many steps of each
+        for each in optimizers:
+            each.handle.verify()
+        return [each.handle.stats().steps for each in optimizers]
+
+    assert len({*map(tuple, raising(together(2, train)))}) == 1
 
 
 def fail(gradient: Tensor) -> None:
