@@ -21,6 +21,8 @@ class TrainedParameters:
     """All of the model's that can be trained, frozen ones as well; a slot costs nothing until it is trained."""
     others: set[str]
     """The names of the rest: empty ones, and those that `check` refuses once they are trained."""
+    names: dict[int, str]
+    """Of all of the model's, by id."""
 
     def __init__(self, model: nn.Module, check: Check, optimizer: Optimizer | None = None) -> None:
         named = dict(model.named_parameters())
@@ -33,7 +35,7 @@ class TrainedParameters:
         # with an optimizer, only those that it holds
         self._full = self._watched = full
         self._held: set[int] = {id(p) for p in full.values()}
-        self._known = {id(p) for p in named.values()}
+        self.names = {id(p): name for name, p in named.items()}
         self._looked = NO_PASS
         self.look()
 
@@ -88,7 +90,7 @@ class TrainedParameters:
                 )
 
     def _check_known(self, held: set[int]) -> None:
-        if held - self._known:
+        if held - self.names.keys():
             raise RuntimeError(
                 "the optimizer holds a parameter that the model had not when it was wrapped; wrap it anew"
             )
