@@ -131,7 +131,7 @@ def add_to(optimizer: Optimizer, param_group: dict[str, Any], trained: TrainedPa
     given = [given] if isinstance(given, Tensor) else list(given)
     added = [each[1] if isinstance(each, tuple) else each for each in given]
     # they must be known to the job, and no other job's
-    names = {id(p): name for name, p in trained.fit.items()}
+    names = trained.names
     if any(id(parameter) not in names for parameter in added):
         raise ValueError("the group has a parameter that the model had not when it was wrapped; wrap it anew")
     check_free({names[id(p)]: p for p in added})

@@ -249,3 +249,48 @@ def test_what_an_earlier_pass_has_left_of_a_sparse_gradient_counts_where_a_rank_
     alone.embedding.weight.grad = alone.embedding.weight.grad.to_dense()
     for gradients in raising(together(2, train)):
         torch.testing.assert_close(gradients, [p.grad for p in alone.parameters()])
+
+
+class WithMore(nn.Module):
+    """A model with an empty parameter, whole numbers, and a frozen one that no rank could send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(4, 2)
+        self.empty = nn.Parameter(torch.empty(0))
+        self.numbers = nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False)
+        self.conjugate = nn.Parameter(torch.ones(2, dtype=torch.complex64).conj(), requires_grad=False)
+
+
+def test_a_rank_that_thaws_what_cannot_be_averaged_ends_local_steps_on_all():
+    transports, models = Threads.group(2), [WithMore(), WithMore()]
+
+    def train(rank: int) -> str:
+        model = models[rank]
+        optimizer = gw.LocalSteps(
+            torch.optim.SGD(model.parameters(), 0.1), model, inner_steps=2, transport=transports[rank]
+        )
+        model.conjugate.requires_grad_(rank == 0)
+        model.body(torch.ones(1, 4)).sum().backward()
+        with pytest.raises((ValueError, RuntimeError)) as raised:
+            step_often(optimizer)
+        return str(raised.value)
+
+    own, other = raising(together(2, train))
+    assert "parameter 'conjugate' is the conjugate of another tensor" in own
+    assert "parameter 'conjugate'" in other
+
+
+def step_often(optimizer: gw.LocalSteps) -> None:
+    for _ in range(4):
+        optimizer.step()
+
+
+def test_parameters_that_nothing_averages_may_be_added_like_those_that_an_optimizer_held():
+    model = WithMore()
+    for kind in (gw.DistributedOptimizer, gw.LocalSteps):
+        optimizer = kind(torch.optim.SGD(model.body.parameters(), 0.1), model, transport=Threads.group(1)[0])
+        optimizer.add_param_group({"params": [model.empty, model.numbers]})
+        assert len(optimizer.param_groups) == 2
+        optimizer.handle.detach()
