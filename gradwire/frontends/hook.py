@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
-from torch import Tensor
+from torch import Tensor, nn
+
+T = TypeVar("T")
 
 
 class Hook:
@@ -57,3 +60,19 @@ class RegisteredHooks:
         for hook in self._registered:
             hook.remove()
         self._registered.clear()
+
+
+class OfModels(Generic[T]):
+    """What each model has several of, such as a front end for each optimizer, in the order in which they were added:
+    the same on all ranks. It keeps nothing alive."""
+
+    def __init__(self) -> None:
+        self._of: WeakKeyDictionary[nn.Module, WeakKeyDictionary[T, None]] = WeakKeyDictionary()
+
+    def add(self, model: nn.Module, each: T) -> None:
+        """Adds one to a model's."""
+        self._of.setdefault(model, WeakKeyDictionary())[each] = None
+
+    def of(self, model: nn.Module) -> list[T]:
+        """Those of a model."""
+        return list(self._of.get(model, ()))

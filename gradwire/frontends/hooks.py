@@ -4,14 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire.frontends.gradient_access import GradientAccess
-from gradwire.frontends.hook import Hook, RegisteredHooks
+from gradwire.frontends.hook import Hook, OfModels, RegisteredHooks
 from gradwire.frontends.owners import own
 from gradwire.frontends.paused import paused
 from gradwire.frontends.stateful import Placed, whole_on
@@ -22,8 +21,7 @@ from gradwire.slots import real
 from gradwire.torch_private.autograd import NO_PASS, backward_pass, in_backward, when_backward_ends
 from gradwire.transports.process_group import world_or
 
-_OF_MODEL: "WeakKeyDictionary[nn.Module, WeakKeyDictionary[GradientHooks, None]]" = WeakKeyDictionary()
-"""The hooks of each model's optimizers, in the order in which they were made: the same on all ranks."""
+_OF_MODELS: OfModels["GradientHooks"] = OfModels()
 
 
 class GradientHooks:
@@ -32,15 +30,15 @@ class GradientHooks:
 
     1. The first gradient of a backward pass opens a step, and has autograd call `_backward_ends` at the pass's end.
        Where other parameters are `trained` than in the step before, the plan becomes one for these.
-    2. A forward pass, `zero_grad` of a wrapped optimizer, or the next pass, gives up a step whose backward pass failed,
-       for the other ranks wait for it.
+    2. A forward pass, `zero_grad` of a wrapped optimizer, or the next pass, gives up the steps of a backward pass that
+       failed, for the other ranks wait for them.
     3. Each gradient is submitted; the worker reduces groups that are complete while backward goes on.
     4. At the end of backward, slots without a gradient are submitted as absent, which completes the last groups, and
        `finish` waits for the worker. When `backward()` returns, every gradient is the mean.
 
     On other ranks a pass may come to the parameters of another optimizer of the model first, or alone. So all of them
-    ask for new plans in one order, those that `find_unused` take a step without a gradient, and none waits in 4 before
-    all have submitted theirs.
+    ask for new plans in one order, those that `find_unused` take a step without a gradient, or give one up with the
+    others', and none waits in 4 before all have submitted theirs.
     """
 
     def __init__(
@@ -60,7 +58,7 @@ class GradientHooks:
         self._runtime: Runtime | None = None
         self._accumulated: set[int] = set()
         self._synchronising = True
-        self._forward = self._notes = self._under_way = self._looked = False
+        self._forward = self._notes = self._under_way = self._joins = False
         self._pass, self._update_warning = NO_PASS, UpdateWarning()
         self._registered = RegisteredHooks()
 
@@ -75,7 +73,7 @@ class GradientHooks:
     def hook_forward(self, runtime: Runtime) -> None:
         """Forward passes are seen from now on, which give up a step whose backward pass failed."""
         self._runtime = runtime
-        _OF_MODEL.setdefault(self._model, WeakKeyDictionary())[self] = None
+        _OF_MODELS.add(self._model, self)
         self._registered.keep(
             self._model.register_forward_pre_hook(Hook(self._forward_begins), prepend=True),
             self._model.register_forward_hook(Hook(self._forward_ends)),
@@ -125,6 +123,7 @@ class GradientHooks:
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
         # not where a checkpoint's forward pass is repeated in backward
         if self._runtime and torch.is_grad_enabled() and not in_backward():
+            self._give_up_failed()
             self.give_up()
             self._forward |= self._synchronising
             self._runtime.forward_begins()
@@ -133,17 +132,29 @@ class GradientHooks:
         """Gives up a step whose backward pass failed, for the other ranks wait for it."""
         if self._runtime:
             self._runtime.give_up()
-            self._under_way = self._looked = False
+            self._under_way = False
 
     def gradients_cleared(self) -> None:
-        """Gives up such a step where no forward pass is seen that would."""
-        if self._under_way and not in_backward():
-            self.give_up()
+        """Gives up such steps where no forward pass is seen that would."""
+        if not in_backward():
+            self._give_up_failed()
+            if self._under_way:
+                self.give_up()
+
+    @property
+    def _failed(self) -> bool:
+        """Whether a backward pass has opened a step and failed, be it that the next one has begun."""
+        return self._under_way and self._runtime is not None and self._runtime.backward_failed()
 
     def _give_up_failed(self) -> None:
-        """Gives up such a step where the next backward pass is the first thing that is seen."""
-        if self._under_way and self._runtime and self._runtime.backward_failed():
-            self.give_up()
+        """Gives up the steps of such a pass, also of those of the model's optimizers to which it had not come."""
+        failed = {each._pass for each in _OF_MODELS.of(self._model) if each._failed}
+        for each in _OF_MODELS.of(self._model) if failed else ():
+            # on other ranks it has
+            if each._runtime and each._joins and each._pass not in failed:
+                each._runtime.open_step()
+            if each._joins or each._pass in failed:
+                each.give_up()
 
     def _forward_ends(self, module: nn.Module, arguments: Any, output: Any) -> None:
         if self._runtime and torch.is_grad_enabled():
@@ -151,6 +162,7 @@ class GradientHooks:
 
     def follow(self) -> None:
         """Makes the next step one of the parameters that are trained now, if there are any."""
+        self._joins = False
         if not (self._runtime and self._trained and self._synchronising):
             return
         try:
@@ -160,13 +172,14 @@ class GradientHooks:
             self._runtime.fail(error)
             raise
         # the runtime asks all ranks; a step that trains nothing changes nothing
+        self._joins = self._find_unused and bool(names)
         if names and names != self._followed:
             self._runtime.follow(names)
             self._followed = names
 
     def _gradient_ready(self, slot: int, parameter: Tensor) -> None:
         # a gradient that this step does not reduce, or not yet
-        if self._trained and not self._holds(self._trained, parameter):
+        if self._trained and not self._trained.holds(parameter):
             # another optimizer's
             return
         if not self._synchronising or self._places.accumulates(parameter):
@@ -175,7 +188,8 @@ class GradientHooks:
         runtime = self._runtime
         assert runtime is not None
         # the first gradient of the pass opens the step, behind one whose pass failed
-        self._give_up_failed()
+        if self._failed:
+            self._give_up_failed()
         if not self._under_way:
             self._backward_begins(runtime)
             self._update_warning.look(parameter)
@@ -191,14 +205,6 @@ class GradientHooks:
             runtime.became_ready(slot)
         runtime.submit(slot, real(gradient))
 
-    def _holds(self, trained: TrainedParameters, parameter: Tensor) -> bool:
-        """Whether the wrapped optimizer holds a parameter, by a look in each backward pass."""
-        if not self._looked:
-            self._looked = True
-            when_backward_ends(partial(setattr, self, "_looked", False))
-            trained.look()
-        return trained.has(parameter)
-
     def check_averaged(self) -> None:
         """Raises RuntimeError where the wrapped optimizer holds a parameter whose gradient is this rank's alone."""
         if self._runtime and self._trained:
@@ -209,9 +215,9 @@ class GradientHooks:
         self._open_step(runtime)
 
     def _open_step(self, runtime: Runtime) -> None:
+        self._give_up_failed()
         # frozen or thawed since the last step? all ranks meet, and get a plan for the new ones
-        for each in self._of_model():
-            each._give_up_failed()
+        for each in _OF_MODELS.of(self._model):
             if not each._under_way:
                 each.follow()
         runtime.open_step()
@@ -236,18 +242,15 @@ class GradientHooks:
     def _backward_ends(self) -> None:
         left = self._complete()
         # on other ranks this pass may have come to parameters of other optimizers
-        for each in self._of_model():
+        for each in _OF_MODELS.of(self._model):
             each._take_part()
         # none waits before all have submitted theirs
         when_backward_ends(partial(self._wait, left))
 
     def _take_part(self) -> None:
         """Takes a step without a gradient, where a backward pass has come to other optimizers' parameters alone."""
-        runtime = self._runtime
-        if runtime is None or not (self._find_unused and self._synchronising) or self._pass == backward_pass():
-            return
-        if self._trained and self._trained.now():
-            self._open_step(runtime)
+        if self._runtime and self._joins and self._pass != backward_pass():
+            self._open_step(self._runtime)
             self._backward_ends()
 
     def _backward_done(self) -> None:
@@ -268,10 +271,9 @@ class GradientHooks:
         self._accumulated.clear()
         unused = [slot for slot, gradient in gradients.items() if gradient is None]
         if unused and not self._find_unused:
-            name = runtime.slots[unused[0]].name
             runtime.refuse(
-                f"parameter {name!r} got no gradient, or a hook set it to None; pass find_unused_parameters=True, or "
-                "freeze it; use torch.utils.checkpoint with use_reentrant=False"
+                f"parameter {runtime.slots[unused[0]].name!r} got no gradient, or a hook set it to None; pass "
+                "find_unused_parameters=True, or freeze it; use torch.utils.checkpoint with use_reentrant=False"
             )
         # the slots without any gradient take part with what is left of earlier ones, or zeros
         left = {slot: self._places.left(self._parameter(runtime, slot)) for slot in unused}
@@ -292,9 +294,6 @@ class GradientHooks:
         for slot, mean in left.items():
             if runtime.used(slot):
                 self._places.put(self._parameter(runtime, slot), mean)
-
-    def _of_model(self) -> "list[GradientHooks]":
-        return list(_OF_MODEL[self._model])
 
     def _parameter(self, runtime: Runtime, slot: int) -> nn.Parameter:
         return self._parameters[runtime.slots[slot].name]

@@ -192,7 +192,13 @@ class LocalSteps(Wrapper):
         """Adds parameters that were thawed since the last step to the rounds, before they move. Raises RuntimeError
         where the inner optimizer holds one that the model had not."""
         self._replica.trained.check_known()
-        if self._fragments.grow(self._replica.trained.now()):
+        try:
+            names = self._replica.trained.now()
+        except ValueError as error:
+            # the others, which may train what they did, would wait
+            self._rounds.runtime.fail(error)
+            raise
+        if self._fragments.grow(names):
             self._rounds.join(self._fragments.names, self._replica.local)
 
     @contextmanager

@@ -31,8 +31,9 @@ KIND = "a DistributedOptimizer"
 class DistributedOptimizer(Wrapper):
     """`optimizer`, with the gradients of its parameters, which are `model`'s, compressed and averaged over all ranks.
 
-    Parameters that it does not hold are left alone, so a model may have several, each with its own. Parameters may be
-    added, and frozen and thawed between steps, on all ranks together: they are averaged while they need a gradient.
+    Parameters that it does not hold are left alone, so a model may have several, each with its own; pass
+    `find_unused_parameters=True` where a pass may come to some of them alone, or fail. Parameters may be added, and
+    frozen and thawed between steps, on all ranks together: they are averaged while they need a gradient.
     After `loss.backward()` every `p.grad` is the mean, so that clipping, GradScaler and schedulers work as with
     one process. Parameters and buffers are rank 0's from the start. Accumulate gradients under `no_sync()`.
     The arguments are those of `gradwire.attach`; `handle` is what that returns.

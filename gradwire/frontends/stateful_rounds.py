@@ -44,17 +44,17 @@ class DistributedRounds:
         self._rounds, self._replica, self._saved = rounds, replica, saved
         if rounds.schedule.eager:
             raise ValueError("with eager=True every replica has anchors of its own; save state_dict() on every rank")
-        # parameters of the rounds, with their places
-        shared = {name for fragment in rounds.fragments for name in fragment.parameters}
-        self._placed = {name: placed for name, placed in replica.placed().items() if name in shared}
-        self._local = {name: tensor for name, tensor in replica.local.items() if name in shared}
-        self._memory = DistributedState(rounds.runtime, self._placed, saved.get(MEMORY, {}))
+        # parameters with their places, of which the rounds share some; an optimizer may keep state of the others
+        self._placed, names = replica.placed(), {name for each in rounds.fragments for name in each.parameters}
+        shared = {name: placed for name, placed in self._placed.items() if name in names}
+        self._local = {name: tensor for name, tensor in replica.local.items() if name in names}
+        self._memory = DistributedState(rounds.runtime, shared, saved.get(MEMORY, {}))
         # the old replica as which this one goes on
         mesh = rounds.runtime.mesh
         replicas = sum(folder.startswith(REPLICA) for folder in saved) or mesh.replica.world
         self._own = f"{REPLICA}{predecessors(mesh.replica.rank, mesh.replica.world, replicas).own}"
         if saved:
-            _check(saved[SHARED], self._placed)
+            _check(saved[SHARED], shared)
 
     def state_dict(self) -> dict[str, Tensors]:
         """The tensors to save; or, to load, zeros like the saved ones."""
@@ -137,8 +137,7 @@ class DistributedRounds:
 
     def _held(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """The inner or outer optimizer's parameters by name, in its order."""
-        all_held = [self._replica.parameters, *(fragment.anchors for fragment in self._rounds.fragments)]
-        names = {id(parameter): name for held in all_held for name, parameter in held.items()}
+        names = self._replica.trained.names | {id(anchor): name for name, anchor in self._rounds.anchors.items()}
         return {names[id(parameter)]: parameter for group in optimizer.param_groups for parameter in group["params"]}
 
     def _optimizer(self, kind: str, state: Mapping[str, Any], held: Iterable[str]) -> Tensors:
@@ -152,12 +151,14 @@ class DistributedRounds:
                     tensors[key_of(names[index], f"{kind}/{key}")] = self._part(names[index], value)
                 else:
                     rest.setdefault(names[index], {})[key] = value
-        text = json.dumps({"groups": state["param_groups"], "state": rest}, default=_refuse)
+        text = json.dumps({"groups": state["param_groups"], "state": rest}, default=_number)
         return tensors | {kind: letters(text)}
 
     def _part(self, name: str, value: Tensor) -> Tensor:
-        if real_shape(value) in (real_shape(self._replica.parameters[name]), self._replica.local[name].shape):
-            return self._placed[name].once(real(local(value)))
+        # where a parameter has no place, as an empty one, this is plain
+        placed, shape = self._placed.get(name), real_shape(value)
+        if placed and shape in (placed.shape, self._replica.local[name].shape):
+            return placed.once(real(local(value)))
         return _refuse(value) if is_sharded(value) else value
 
     def _optimizer_state(self, kind: str, saved: Tensors, held: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -188,6 +189,11 @@ class DistributedRounds:
 
 def _among(names: Collection[str], tensors: Tensors) -> Tensors:
     return {name: tensor for name, tensor in tensors.items() if name in names}
+
+
+def _number(value: object) -> float:
+    """A tensor of one element, such as a learning rate, as a number."""
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else _refuse(value)
 
 
 def _refuse(value: object) -> NoReturn:

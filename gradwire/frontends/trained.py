@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from gradwire.frontends.owners import check_free
 from gradwire.slots import Slot
+from gradwire.torch_private.autograd import NO_PASS, backward_pass
 
 Check = Callable[[str, nn.Parameter], None]
 """Raises ValueError, naming the parameter, for one whose gradient cannot be reduced."""
@@ -20,6 +21,8 @@ class TrainedParameters:
     """All of the model's that can be trained, frozen ones as well; a slot costs nothing until it is trained."""
     others: set[str]
     """The names of the rest: empty ones, and those that `check` refuses once they are trained."""
+    names: dict[int, str]
+    """Of all of the model's, by id."""
 
     def __init__(self, model: nn.Module, check: Check, optimizer: Optimizer | None = None) -> None:
         named = dict(model.named_parameters())
@@ -32,7 +35,8 @@ class TrainedParameters:
         # with an optimizer, only those that it holds
         self._full = self._watched = full
         self._held: set[int] = {id(p) for p in full.values()}
-        self._known = {id(p) for p in named.values()}
+        self.names = {id(p): name for name, p in named.items()}
+        self._looked = NO_PASS
         self.look()
 
     def now(self) -> list[str]:
@@ -56,8 +60,11 @@ class TrainedParameters:
         self.look()
         return self._watched
 
-    def has(self, parameter: Tensor) -> bool:
-        """Whether the optimizer held a parameter of the model at the last look."""
+    def holds(self, parameter: Tensor) -> bool:
+        """Whether the optimizer holds a parameter of the model, by a look in each backward pass."""
+        if self._looked != (now := backward_pass()):
+            self._looked = now
+            self.look()
         return id(parameter) in self._held
 
     def look(self) -> None:
@@ -83,7 +90,7 @@ class TrainedParameters:
                 )
 
     def _check_known(self, held: set[int]) -> None:
-        if held - self._known:
+        if held - self.names.keys():
             raise RuntimeError(
                 "the optimizer holds a parameter that the model had not when it was wrapped; wrap it anew"
             )
@@ -124,7 +131,7 @@ def add_to(optimizer: Optimizer, param_group: dict[str, Any], trained: TrainedPa
     given = [given] if isinstance(given, Tensor) else list(given)
     added = [each[1] if isinstance(each, tuple) else each for each in given]
     # they must be known to the job, and no other job's
-    names = {id(p): name for name, p in trained.fit.items()}
+    names = trained.names
     if any(id(parameter) not in names for parameter in added):
         raise ValueError("the group has a parameter that the model had not when it was wrapped; wrap it anew")
     check_free({names[id(p)]: p for p in added})

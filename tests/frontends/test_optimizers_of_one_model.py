@@ -163,7 +163,7 @@ def test_a_compiled_model_has_the_names_of_the_model_inside():
         assert names == [{"body.weight", "body.bias"}, {"first.weight", "first.bias"}]
 
 
-@pytest.mark.parametrize("split", [lambda model: [model.parameters()], matrices_and_the_rest])
+@pytest.mark.parametrize("split", [lambda model: [model.parameters()], matrices_and_the_rest, each_head])
 def test_a_step_whose_backward_pass_failed_is_given_up_though_nothing_was_seen_since(split: Split):
     """Neither the model's forward nor the wrapper's zero_grad: the next backward pass is the first thing that is."""
     transports, models = [Threads.group(2) for _ in range(3)], [Heads(), Heads()]
@@ -195,6 +195,32 @@ def test_a_step_whose_backward_pass_failed_is_given_up_though_nothing_was_seen_s
     torch.stack([alone(each, 0).square().sum() for each in inputs]).mean().backward()
     for gradients in raising(together(2, train)):
         torch.testing.assert_close(gradients, [p.grad for p in alone.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("seen", ["forward", "zero_grad"])
+def test_what_is_seen_behind_a_failed_pass_gives_up_also_what_it_had_not_come_to(seen: str):
+    transports, models = [Threads.group(2) for _ in range(3)], [Heads(), Heads()]
+
+    def train(rank: int) -> list[int]:
+        model = models[rank]
+        optimizers = wrapped(model, each_head, transports, rank)
+        hook = model.body.weight.register_hook(fail)
+        if rank:
+            with pytest.raises(ZeroDivisionError):
+                loss_of(model, 0, 1).backward()
+        hook.remove()
+        if not rank:
+            loss_of(model, 0, 0).backward()
+        elif seen == "forward":
+            model(torch.zeros(1, 4), 0)
+        else:
+            optimizers[1].zero_grad()
+        # all ranks have begun as many steps of each
+        for each in optimizers:
+            each.handle.verify()
+        return [each.handle.stats().steps for each in optimizers]
+
+    assert len({*map(tuple, raising(together(2, train)))}) == 1
 
 
 def fail(gradient: Tensor) -> None:
@@ -234,3 +260,48 @@ def test_what_an_earlier_pass_has_left_of_a_sparse_gradient_counts_where_a_rank_
     alone.embedding.weight.grad = alone.embedding.weight.grad.to_dense()
     for gradients in raising(together(2, train)):
         torch.testing.assert_close(gradients, [p.grad for p in alone.parameters()])
+
+
+class WithMore(nn.Module):
+    """A model with an empty parameter, whole numbers, and a frozen one that no rank could send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(4, 2)
+        self.empty = nn.Parameter(torch.empty(0))
+        self.numbers = nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False)
+        self.conjugate = nn.Parameter(torch.ones(2, dtype=torch.complex64).conj(), requires_grad=False)
+
+
+def test_a_rank_that_thaws_what_cannot_be_averaged_ends_local_steps_on_all():
+    transports, models = Threads.group(2), [WithMore(), WithMore()]
+
+    def train(rank: int) -> str:
+        model = models[rank]
+        optimizer = gw.LocalSteps(
+            torch.optim.SGD(model.parameters(), 0.1), model, inner_steps=2, transport=transports[rank]
+        )
+        model.conjugate.requires_grad_(rank == 0)
+        model.body(torch.ones(1, 4)).sum().backward()
+        with pytest.raises((ValueError, RuntimeError)) as raised:
+            step_often(optimizer)
+        return str(raised.value)
+
+    own, other = raising(together(2, train))
+    assert "parameter 'conjugate' is the conjugate of another tensor" in own
+    assert "parameter 'conjugate'" in other
+
+
+def step_often(optimizer: gw.LocalSteps) -> None:
+    for _ in range(4):
+        optimizer.step()
+
+
+def test_parameters_that_nothing_averages_may_be_added_like_those_that_an_optimizer_held():
+    model = WithMore()
+    for kind in (gw.DistributedOptimizer, gw.LocalSteps):
+        optimizer = kind(torch.optim.SGD(model.body.parameters(), 0.1), model, transport=Threads.group(1)[0])
+        optimizer.add_param_group({"params": [model.empty, model.numbers]})
+        assert len(optimizer.param_groups) == 2
+        optimizer.handle.detach()

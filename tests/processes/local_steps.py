@@ -524,6 +524,53 @@ def complex_parameters_go_on_bit_for_bit_from_a_distributed_checkpoint() -> None
         assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
+class WithMore(nn.Module):
+    """A model with parameters that no rounds share: an empty one, and whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.empty = nn.Parameter(torch.empty(0))
+        self.numbers = nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False)
+        self.backbone, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def loss(self, step: int) -> Tensor:
+        inputs = torch.randn(2, 4, generator=torch.Generator().manual_seed(2 * step + dist.get_rank()))
+        return self.head(self.backbone(inputs)).square().sum() + self.empty.sum()
+
+
+def with_more(freezes: bool, **options: Any) -> tuple[WithMore, gw.LocalSteps]:
+    """With `freezes`, AdamW has trained the whole model alone, of which the backbone is then frozen."""
+    model = WithMore()
+    inner = torch.optim.AdamW(model.parameters(), **options)
+    model.loss(0).backward()
+    if freezes:
+        inner.step()
+        model.backbone.requires_grad_(False)
+    return model, gw.LocalSteps(inner, model, gw.TopK(0.5), inner_steps=2)
+
+
+@scenario(2)
+def what_an_optimizer_keeps_of_parameters_that_no_rounds_share_is_in_a_distributed_checkpoint() -> None:
+    for options in {"freezes": False}, {"freezes": True}, {"freezes": False, "lr": torch.tensor(1e-3)}:
+
+        def run(first: int, last: int, path: str | None, options=options) -> tuple[WithMore, gw.LocalSteps]:
+            model, optimizer = with_more(**options)
+            if path:
+                dcp.load({"local_steps": optimizer.stateful(path)}, checkpoint_id=path)
+            for step in range(first, last):
+                optimizer.zero_grad()
+                model.loss(step).backward()
+                optimizer.step()
+            return model, optimizer
+
+        path = folder()
+        dcp.save({"local_steps": run(1, 4, None)[1].stateful()}, checkpoint_id=path)
+        (model, whole), (other, resumed) = run(1, 8, None), run(4, 8, path)
+        assert not different(other.state_dict(), model.state_dict()), options
+        assert not different(resumed.state_dict()["state"], whole.state_dict()["state"]), options
+
+
 @scenario(4, long=True)
 def sharded_replicas_go_on_bit_for_bit_from_a_distributed_checkpoint() -> None:
     adam = partial(torch.optim.Adam, lr=0.3)
