@@ -33,7 +33,7 @@ from gradwire.torch_private.fully_shard import (
     reduces_unused,
     replace_collectives,
 )
-from gradwire.transports import Mesh, ProcessGroup
+from gradwire.transports import ProcessGroup
 
 EXACT = FP32()
 
@@ -107,19 +107,17 @@ def _agree(model: nn.Module, gradients: Codec, weights: Codec, memory: Residual 
     sharded = [p for p in model.parameters() if is_sharded(p)] if is_fsdp(model) else []
     if not sharded:
         raise ValueError("compress_shards() is for what fully_shard has wrapped; call fully_shard(model) first")
-    mesh, placements = sharded[0].device_mesh, sharded[0].placements
-    dim = next(dim for dim, placement in enumerate(placements) if placement.is_shard())
-    # a group for the meeting alone
-    group = ProcessGroup.own(mesh.get_group(dim))
+    # axes for the meeting alone, of all ranks that have a part of the model: those of other replicas, too
+    axes = ProcessGroup.by_replica(sharded[0].device_mesh)
 
     def facts() -> dict[str, str]:
         _check(gradients, weights, memory)
         return {"gradients": str(gradients), "weights": str(weights), "memory": str(memory), "seed": str(seed)}
 
     try:
-        Agreement(Mesh.of(group), [], sharded[0].to_local().device, JobOptions()).on(facts, "compress_shards()")
+        Agreement(axes, [], sharded[0].to_local().device, JobOptions()).on(facts, "compress_shards()")
     finally:
-        group.close()
+        axes.close()
 
 
 def _check(gradients: Codec, weights: Codec, memory: Residual | None) -> None:

@@ -921,6 +921,9 @@ def shards_that_cannot_be_compressed_are_refused() -> None:
     refused(ValueError, "memory", lambda: gw.compress_shards(model, gw.QSGD(), memory=gw.Residual() if alone else None))
     short = gw.Residual(dtype=torch.bfloat16)
     refused(ValueError, "keeps float32", lambda: gw.compress_shards(model, gw.QSGD(), memory=short))
+    for mesh in meshes():  # replicas are compared as well
+        seed = dist.get_rank() // (dist.get_world_size() // 2)
+        refused(ValueError, "differ in seed", partial(gw.compress_shards, wrapped(mesh), gw.QSGD(), seed=seed))
     loss_of(model, 0).backward()
 
 
