@@ -191,9 +191,12 @@ def _among(names: Collection[str], tensors: Tensors) -> Tensors:
     return {name: tensor for name, tensor in tensors.items() if name in names}
 
 
-def _number(value: object) -> float:
-    """A tensor of one element, such as a learning rate, as a number."""
-    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else _refuse(value)
+def _number(value: Any) -> float:
+    """A tensor of one element, such as a learning rate, or a number of NumPy's, as a plain number."""
+    try:
+        return value.item()
+    except (AttributeError, RuntimeError, ValueError):
+        _refuse(value)
 
 
 def _refuse(value: object) -> NoReturn:
