@@ -71,9 +71,17 @@ def test_json_round_trip(gpus_per_host):
     assert again.to_json() == mine.to_json()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 1, "candidates": []}'])
-def test_what_is_no_profile_is_refused(text):
-    with pytest.raises(ValueError, match=r"no profile that Profile"):
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "no profile that Profile"),
+        ("[]", "profile version None"),
+        ("{}", "profile version None"),
+        ('{"version": 1, "candidates": []}', "no profile that Profile"),
+    ],
+)
+def test_what_is_no_profile_is_refused(text: str, why: str):
+    with pytest.raises(ValueError, match=why):
         Profile.from_json(text)
 
 
