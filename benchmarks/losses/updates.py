@@ -107,7 +107,9 @@ def trained(run: Run, steps: int, text: str) -> dict[str, Any]:
     held_out, facts = training.evaluate(), training.ranks.facts()
     training.ranks.close()
     sent = found["bytes a parameter"]
-    return run._asdict() | {"steps": steps, "parameters": training.parameters, "held_out": held_out, "bytes": sent} | facts
+    return (
+        run._asdict() | {"steps": steps, "parameters": training.parameters, "held_out": held_out, "bytes": sent} | facts
+    )
 
 
 def best_rate(rows: Sequence[dict[str, Any]], name: str, steps: int) -> float:
