@@ -11,6 +11,7 @@ from benchmarks.pages.far import FAR
 from benchmarks.pages.gpu_question import gpu
 from benchmarks.pages.page import Page, Shown
 from benchmarks.pages.played_question import played
+from benchmarks.pages.updates_question import updates
 from benchmarks.scheduler.chosen import DENSE, autos_seconds_to, seconds_to
 from benchmarks.shared.provenance import load
 from benchmarks.shared.tables import LINKS, middle, span
@@ -260,6 +261,6 @@ def lgreco() -> Page:
 
 
 QUESTIONS = (
-    steps, gpu, played, auto, candidates, slower_links, training, losses, *FAR, lgreco, wire, memory, collectives,
-    codecs, search, replicas,
+    steps, gpu, played, auto, candidates, slower_links, training, losses, updates, *FAR, lgreco, wire, memory,
+    collectives, codecs, search, replicas,
 )  # fmt: skip

@@ -53,7 +53,7 @@ def test_without_a_tokenizer_bytes_are_tokens(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("name", [n if n in SHORT else pytest.param(n, marks=pytest.mark.long) for n in WAYS])
 def test_a_configuration_learns_and_sends_what_it_says(name: str, tokens: Path):
-    run = Training(name, tokens, Device(torch.device("cpu"), tiny=True), rate=1e-2)
+    run = Training(WAYS[name], tokens, Device(torch.device("cpu")), TINY, rate=1e-2)
     before = run.evaluate()
     row, facts = run.curve_row(run.steps(60, of=60)), run.ranks.facts()
     after = run.evaluate()

@@ -23,6 +23,8 @@ class Size(NamedTuple):
 
 FULL = Size(depth=8, width=512, heads=8, context=256, batch=16, words=8192)
 """29.5 M parameters."""
+SMALL = Size(depth=3, width=128, heads=4, context=128, batch=4, words=1024)
+"""0.74 M parameters, for CPUs."""
 TINY = Size(depth=2, width=32, heads=2, context=32, batch=4, words=512)
 
 

@@ -27,7 +27,7 @@ from benchmarks.gpu.rows import Rows
 from benchmarks.losses.size.model import FULL, GPT, TINY, Size
 from benchmarks.losses.size.ranks import RANKS, EveryStep, Rounds
 from benchmarks.losses.size.text import HELD_OUT, TRAIN
-from benchmarks.losses.size.ways import ROUND, WAYS
+from benchmarks.losses.size.ways import ROUND, WAYS, Way
 from benchmarks.shared.rates import up_and_down
 from gradwire.transports import threads
 
@@ -44,19 +44,18 @@ EVALUATED = 1024
 class Training:
     """The steps of one configuration."""
 
-    def __init__(self, name: str, text: Path, device: Device, rate: float) -> None:
-        self.size = TINY if device.tiny else FULL
+    def __init__(self, way: Way, text: Path, device: Device, size: Size, rate: float, seed: int = 0) -> None:
+        self.size = size
         train, self._held_out = (
             torch.from_numpy(numpy.load(text / part)).to(device.device) for part in (TRAIN, HELD_OUT)
         )
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         vocabulary = 1 + max(int(part.max()) for part in (train, self._held_out))
         model = GPT(vocabulary, self.size).to(device.device)
-        way = WAYS[name]
         self.ranks = (Rounds if way.rounds else EveryStep)(model, way, rate)
         self.parameters = sum(p.numel() for p in model.parameters())
         self._peaks = [group["lr"] for own in self.ranks.optimizers for group in own.param_groups]
-        self._batches = batches(train, self.size)
+        self._batches = batches(train, self.size, seed)
         self.done, self._losses = 0, torch.zeros((), dtype=torch.float32, device=device.device)
 
     def steps(self, count: int, of: int = 0) -> float:
@@ -93,10 +92,10 @@ def windows(tokens: Tensor, context: int) -> Tensor:
     return tokens.unfold(0, context + 1, context)
 
 
-def batches(tokens: Tensor, size: Size) -> Iterator[Sequence[Tensor]]:
+def batches(tokens: Tensor, size: Size, seed: int = 0) -> Iterator[Sequence[Tensor]]:
     """The windows of each rank (batch, context + 1), step by step; every window once, then all again in another
     order. Raises ValueError for a text that is too short for a step."""
-    found, draw = windows(tokens, size.context), torch.Generator().manual_seed(1)
+    found, draw = windows(tokens, size.context), torch.Generator().manual_seed(seed + 1)
     if len(found) < RANKS * size.batch:
         raise ValueError(f"{len(tokens)} tokens are too few for {RANKS} x {size.batch} windows of {size.context}")
     while True:
@@ -125,7 +124,7 @@ def main(name: str, out: str, text: str, kind: str, size: str, rate: str) -> Non
     rows, device = Rows(Path(out), name, math.inf), Device.of(kind, size == "tiny")
     lines = iter(sys.stdin.readline, "")
     next(lines)
-    training = Training(name, Path(text), device, float(rate))
+    training = Training(WAYS[name], Path(text), device, TINY if device.tiny else FULL, float(rate))
     training.steps(WARM)
     rows.add("ready")
     next(lines)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.optim import SGD, AdamW, Optimizer
+from torch import nn
+from torch.optim import SGD, AdamW, Muon, Optimizer
 
 import gradwire as gw
 from benchmarks.losses.size.model import GPT
@@ -28,10 +29,21 @@ def signs(model: GPT, rate: float) -> list[Optimizer]:
 
 def matrices_apart(model: GPT, rate: float) -> list[Optimizer]:
     """SGD for the blocks' matrices, whose gradients are updates; AdamW for all else."""
+    matrices, others = _by_shape(model)
+    return [SGD(matrices, DION_RATE * rate, weight_decay=0.01), _adamw(others, rate)]
+
+
+def muon(model: GPT, rate: float) -> list[Optimizer]:
+    """Muon for the blocks' matrices, at Dion's rate and with its scale of an update; AdamW for all else."""
+    matrices, others = _by_shape(model)
+    return [Muon(matrices, DION_RATE * rate, weight_decay=0.01, momentum=0.95), _adamw(others, rate)]
+
+
+def _by_shape(model: GPT) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The blocks' matrices, and all other parameters."""
     matrices = [p for p in model.blocks.parameters() if p.dim() > 1]
     own = set(matrices)
-    others = [p for p in model.parameters() if p not in own]
-    return [SGD(matrices, DION_RATE * rate, weight_decay=0.01), _adamw(others, rate)]
+    return matrices, [p for p in model.parameters() if p not in own]
 
 
 def _adamw(parameters: list[Any], rate: float) -> Optimizer:
