@@ -29,7 +29,7 @@ from benchmarks.shared.tables import markdown, span
 
 SAVED = "updates.json"
 BASE = 1e-3
-RATES = 1.0, 2.0, 4.0
+RATES = 1.0, 2.0, 4.0, 8.0
 
 
 class Run(NamedTuple):

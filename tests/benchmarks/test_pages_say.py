@@ -8,14 +8,14 @@ import pytest
 
 from benchmarks.faults import fault_table
 from benchmarks.losses.gravac import FACTORS, RIVALS, over_best
-from benchmarks.pages import far, fault_questions, questions, systems
+from benchmarks.pages import far, fault_questions, questions, systems, updates_question
 
 
 @pytest.fixture
 def results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """By name what pages load instead of the results that are kept."""
     found: dict[str, Any] = {}
-    modules: tuple[ModuleType, ...] = (far, fault_questions, questions, systems)
+    modules: tuple[ModuleType, ...] = (far, fault_questions, questions, systems, updates_question)
     for module in modules:
         monkeypatch.setattr(module, "load", found.__getitem__)
     return found
@@ -43,6 +43,18 @@ def test_local_steps_are_means_over_seeds_and_may_end_above_dense(results: dict[
     assert page.verdict.startswith("DiLoCo ends above dense's loss")
     assert page.tables[0].note.startswith("GPT of 2k, 3 ranks, 60 steps, means of 2 seeds;")
     assert {cells[0]: cells[1] for cells in page.tables[0].rows}["diloco-15"] == "1.600"
+
+
+def test_each_optimizer_is_shown_at_its_best_rate_of_the_longest_trainings(results: dict[str, Any]):
+    def row(name: str, rate: float, seed: int, held_out: float, steps: int = 60) -> dict[str, Any]:
+        facts = {"name": name, "rate": rate, "seed": seed, "steps": steps, "held_out": held_out}
+        return facts | {"bytes": 6.0, "parameters": 740_000}
+
+    rows = [row("adamw", 1, 0, 4.1), row("adamw", 2, 0, 3.9), row("adamw", 2, 1, 4.1), row("adamw", 1, 0, 3.0, steps=9)]
+    results["updates"] = {"rows": rows + [row(name, 1, 0, 5.0) for name in ("muon", "demo", "dion-4", "dion-16")]}
+    page = updates_question.updates()
+    assert page.tables[0].rows[0] == ["AdamW", "2", "4.000 (3.900–4.100)", "", "6.000"]
+    assert page.verdict.startswith("Held-out loss beside AdamW's: Muon +25.0%, DeMo +25.0%")
 
 
 def test_a_collective_within_5_percent_is_not_called_the_fastest(results: dict[str, Any]):
