@@ -122,13 +122,17 @@ COLUMNS = ["", "rate", "held-out loss", "against AdamW", "bytes a parameter and 
 
 
 def lines(rows: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
-    """A line for each optimizer at its best rate: means over seeds, and the spread."""
+    """A line for each optimizer at its best rate: means over seeds, and their span where there are several."""
     own = {name: at_best(rows, name) for name in NAMES if any(row["name"] == name for row in rows)}
     losses = {name: [row["held_out"] for row in each] for name, each in own.items()}
     for name, each in own.items():
         against = f"{mean(losses[name]) / mean(losses['adamw']) - 1:+.1%}" if "adamw" in own and name != "adamw" else ""
-        loss = f"{mean(losses[name]):.3f} ({span(losses[name], '.3f')})"
-        yield [NAMES[name], f"{each[0]['rate']:g}", loss, against, f"{each[0]['bytes']:.3f}"]
+        spread = f" ({span(losses[name], '.3f')})" if len(each) > 1 else ""
+        loss = f"{mean(losses[name]):.3f}{spread}"
+        rate = f"{each[0]['rate']:g}"
+        if each[0]["rate"] == max(row["rate"] for row in rows if row["name"] == name):
+            rate += ", none higher tried"
+        yield [NAMES[name], rate, loss, against, f"{each[0]['bytes']:.3f}"]
 
 
 def at_best(rows: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:

@@ -53,7 +53,7 @@ def test_each_optimizer_is_shown_at_its_best_rate_of_the_longest_trainings(resul
     rows = [row("adamw", 1, 0, 4.1), row("adamw", 2, 0, 3.9), row("adamw", 2, 1, 4.1), row("adamw", 1, 0, 3.0, steps=9)]
     results["updates"] = {"rows": rows + [row(name, 1, 0, 5.0) for name in ("muon", "demo", "dion-4", "dion-16")]}
     page = updates_question.updates()
-    assert page.tables[0].rows[0] == ["AdamW", "2", "4.000 (3.900–4.100)", "", "6.000"]
+    assert page.tables[0].rows[0] == ["AdamW", "2, none higher tried", "4.000 (3.900–4.100)", "", "6.000"]
     assert page.verdict.startswith("Held-out loss beside AdamW's: Muon +25.0%, DeMo +25.0%")
 
 
