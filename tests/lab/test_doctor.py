@@ -12,6 +12,7 @@ from gradwire.lab.doctor.facts import Facts, hosts_of, names_of
 from gradwire.lab.doctor.findings import Finding, merged
 from gradwire.lab.doctor.site import Site
 from gradwire.report import doctor_report
+from tests.support.kernel_cases import needs_library
 from tests.support.ranks import ended_ranks
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -26,6 +27,7 @@ def words(report: str) -> str:
     return " ".join(report.split())
 
 
+@needs_library
 def test_all_is_well_on_two_ranks_that_it_starts_itself(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--ranks", "2", "--device", "cpu"]) == 0
     report, progress = capfd.readouterr()
@@ -36,6 +38,7 @@ def test_all_is_well_on_two_ranks_that_it_starts_itself(capfd: pytest.CaptureFix
     assert "WRONG" not in report
 
 
+@needs_library
 @pytest.mark.long
 def test_all_is_well_on_four_ranks_of_two_hosts() -> None:
     first, *others = ended_ranks(["-m", MODULE], 4, imports=[MODULE], env={"LOCAL_WORLD_SIZE": "2"})
