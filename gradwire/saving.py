@@ -1,9 +1,10 @@
 """Atomic writes: a file is whole, or not there."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -18,10 +19,17 @@ def save(state: Mapping[str, Any], path: str | Path) -> None:
     check_type("path", path, (str, Path), '"gradwire.pt"', optional=False)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as file:
+        torch.save(dict(state), file)
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, which takes the place of `path` when all of it is on the disk; after an error it does not."""
     # in the same folder: a rename is atomic within one file system
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:
-        torch.save(dict(state), file)
+        yield file
         file.flush()
         # the content is on the disk before it gets the name, and the name before we return
         os.fsync(file.fileno())

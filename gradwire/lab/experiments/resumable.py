@@ -8,6 +8,7 @@ from gradwire.lab.jobs import checkpoints
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.network.link import LOOPBACK, link_of
 from gradwire.lab.results import Record, read_lines
+from gradwire.saving import whole
 
 FILE = "comparison.json"
 METRICS = "metrics.jsonl"
@@ -38,8 +39,7 @@ def records_kept(home: Path) -> list[Record]:
     newest = checkpoints.newest(home)
     # later records come again when the steps are made again
     lines = [line for line, _ in read_lines(home / METRICS) if line["step"] <= newest]
-    # beside, and only then by its name: a run that is killed here loses none
-    partial = home / f".{METRICS}.partial"
-    partial.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    partial.replace(home / METRICS)
+    # a run that is killed here loses none
+    with whole(home / METRICS) as file:
+        file.writelines(json.dumps(line).encode() + b"\n" for line in lines)
     return [Record.from_line(line) for line in lines]
