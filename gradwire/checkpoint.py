@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.compressors.context import SHARED
 from gradwire.ops.checksum import checksum
 from gradwire.options import Options, check_type, dtype_name, names
 from gradwire.predecessors import predecessors
@@ -24,7 +25,7 @@ and (ranks, *shape) in a state of all ranks: small ones, "group/...", and those 
 
 FORMAT = 1
 SEPARATOR, STEP, ABOUT = "//", "step", "about"
-SHARED, GROUP = "shared/", "group/"
+GROUP = "group/"
 
 Exported = Mapping[str, Mapping[str, Tensor]]
 """By parameter and name."""
@@ -68,10 +69,10 @@ class Unpacked:
         """The facts in which all ranks' states are equal; where they are `sharded`, small tensors may differ, and what
         a controller has seen of shards."""
         # small tensors and the controller's state are the same on all ranks, and hashed
-        common = {key_of(name, key): t for name, key, t in _each(self.exported) if key.startswith(SHARED)}
-        common |= {SEPARATOR + key: tensor for key, tensor in self.job.items()}
-        if sharded:
-            common.clear()
+        common: StateDict = {}
+        if not sharded:
+            common |= {key_of(name, key): t for name, key, t in _each(self.exported) if key.startswith(SHARED)}
+            common |= {SEPARATOR + key: tensor for key, tensor in self.job.items()}
         return {
             "the state's ranks": f"{'all of ' if self.about.gathered else ''}{self.about.ranks}",
             "the state's step": str(self.step),

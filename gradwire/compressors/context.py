@@ -17,6 +17,8 @@ from gradwire.ops.workspace import Workspace
 from gradwire.slots import Layout
 from gradwire.torch_private.foreach import copy_each, largest_of
 
+SHARED = "shared/"
+"""Begins the names, in states, of small tensors that are equal on all ranks, or on all replicas of one shard."""
 COMMON = "common/"
 """Begins the names of those tensors of a group that are equal on all ranks that reduce it together. Ranks of a loaded
 state that differ in one, or lack it, begin it anew, all of them."""

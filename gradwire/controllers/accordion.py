@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors import Compressor
+from gradwire.compressors.context import SHARED
 from gradwire.controllers.controller import Controller, Decision, Observation, StepView, rate_dropped
 from gradwire.controllers.recompress import Defaults, recompress, setting_of, with_options
 from gradwire.ops.gradients import Scalar, add_unless
 from gradwire.plans import Group, Plan
-
-SHARED = "shared/"
-"""Begins the names of tensors that the ranks of one shard have in common, in states."""
 
 
 @dataclass

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from gradwire.checkpoint import GROUP, SHARED, Exported, StateDict, Unpacked, pack, unpack
+from gradwire.checkpoint import GROUP, Exported, StateDict, Unpacked, pack, unpack
+from gradwire.compressors.context import SHARED
 from gradwire.frontends.handle import Handle
 from gradwire.plans import Plan
 

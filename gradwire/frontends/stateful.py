@@ -26,7 +26,6 @@ from torch.distributed.tensor.placement_types import Placement
 from gradwire.checkpoint import (
     GROUP,
     SEPARATOR,
-    SHARED,
     STEP,
     About,
     StateDict,
@@ -37,6 +36,7 @@ from gradwire.checkpoint import (
     text_of,
     unpack,
 )
+from gradwire.compressors.context import SHARED
 from gradwire.frontends.values import is_sharded, or_zero
 from gradwire.ops.host import kind_of
 from gradwire.predecessors import predecessors

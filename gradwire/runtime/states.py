@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from gradwire import checkpoint
-from gradwire.checkpoint import GROUP, SHARED, StateDict, Unpacked, pack, sum_of
+from gradwire.checkpoint import GROUP, StateDict, Unpacked, pack, sum_of
 from gradwire.collective import HOST, REPLICA, SHARD
 from gradwire.compressors import COMMON
+from gradwire.compressors.context import SHARED
 from gradwire.options import dtype_name, dtype_of
 from gradwire.runtime.active_plan import ActivePlan
 from gradwire.runtime.failures import AbsentRanks
@@ -83,8 +84,8 @@ class States:
             raise
 
     def _alike(self, own: checkpoint.Unpacked) -> checkpoint.Unpacked:
-        """This rank's part without those tensors that groups have in common and that not all ranks which reduce them
-        together have alike, such as the leaders of hosts that are others now."""
+        """This rank's part without those `COMMON` tensors of a group in which the ranks that reduce it together differ,
+        as where other ranks lead the hosts than before."""
         facts = self._agreement.gather("load_state_dict()", {"common": json.dumps(_common(own))})
         # the ranks that differ in their place on the axis "replica" alone
         places = [self._mesh.place(rank) | {REPLICA: 0} for rank in range(self._mesh.ranks)]

@@ -11,9 +11,10 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from gradwire.checkpoint import GROUP, SHARED
+from gradwire.checkpoint import GROUP
 from gradwire.communicators import AllGather
 from gradwire.compressors import DoubleBuffer, GroupState, SlotState
+from gradwire.compressors.context import SHARED
 from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients, GradientSplit
 from gradwire.ops.workspace import Workspace
