@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.lab.launch.launch import free_port
-from tests.support.ranks import run_ranks
+from tests.support.ranks import free_port, run_ranks
 from tests.support.warm import program
 
 pytestmark = pytest.mark.long

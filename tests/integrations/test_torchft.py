@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from gradwire.lab.launch.launch import free_port
 from tests.processes.test_elastic import Rank
+from tests.support.ranks import free_port
 
 pytest.importorskip("torchft", reason="`make test-torchft` installs it")
 

@@ -2,7 +2,7 @@
 
 import subprocess
 
-from gradwire.lab.launch.launch import free_port
+from tests.support.ranks import free_port
 from tests.support.warm import Forked
 
 

@@ -7,8 +7,7 @@ from socket import gethostname
 
 import pytest
 
-from gradwire.lab.launch.launch import free_port
-from tests.support.ranks import ended_ranks
+from tests.support.ranks import ended_ranks, free_port
 from tests.support.warm import Forked
 
 

@@ -15,13 +15,13 @@ import torch.distributed as dist
 
 import gradwire as gw
 from gradwire.collective import Collective
-from gradwire.lab.launch.launch import free_port
 from gradwire.runtime import monitor
 from gradwire.runtime.failures import Interrupted, ReductionError
 from gradwire.runtime.runtime import Runtime
 from gradwire.transports.heartbeat import Heartbeat
 from gradwire.transports.transport import Pending
 from tests.support.harness import SMALL, WAIT_S, draw, hand_over, job, slots_of, together
+from tests.support.ranks import free_port
 from tests.support.warm import Forked
 
 SLOTS = slots_of(SMALL)

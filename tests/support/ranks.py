@@ -1,10 +1,11 @@
 """Processes that run a script as torchrun would have them, forked from the warm Python, on this machine's loopback."""
 
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -91,3 +92,10 @@ def _wait(processes: list[Forked], timeout_s: float) -> None:
     for process in processes:
         process.kill()
         process.wait()
+
+
+def free_port() -> int:
+    """A free TCP port of this machine, for a process that listens there later."""
+    with closing(socket.socket()) as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

@@ -5,12 +5,11 @@ import math
 import os
 import re
 import signal
-import socket
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -111,13 +110,6 @@ def _rank_environment(rank: int, ranks: int, ranks_per_host: int) -> dict[str, s
         "LOCAL_RANK": str(rank % ranks_per_host),
         "LOCAL_WORLD_SIZE": str(ranks_per_host),
     }
-
-
-def free_port() -> int:
-    """A free TCP port of this machine, for a process that listens there later."""
-    with closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def _end_at_the_first_signal(handlers: dict[signal.Signals, Any]) -> None:
