@@ -36,7 +36,7 @@ class Defaults:
 
 
 def _kind(group: Group) -> tuple[Compressor, str]:
-    """What groups have in common whose communicator was chosen for all of them."""
+    """A group's compressor and rule: groups that have both in common got one default communicator, for all of them."""
     return group.compressor, group.rule
 
 

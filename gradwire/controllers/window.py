@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Observed(NamedTuple):
-    """One step's numbers, as means over the ranks, so that they are read alike by any number of them."""
+    """One step's numbers, as means over the ranks, so that a resume on another number of ranks can use them."""
 
     whole: float
     """The norm of gradient and residual."""

@@ -215,7 +215,7 @@ class Fragment:
     def exchange_own(self, weight: float, all_of: Callable[[bool], bool]) -> dict[str, Tensor]:
         """Measures anew. Returns the last round's mean with this replica's part of it, of this `weight`, replaced by
         that of the new pseudo-gradients. A mean that is not finite, which has no replica's part, counts as zero, and so
-        does such a part, also where it is on one shard: `all_of` asks all ranks of the replica, and all lose it."""
+        does an own part that is not finite on some shard: `all_of` asks all ranks of the replica, which all drop it."""
         # the mean of the last round
         gradients = {name: mean.clone() for name, mean in self.pseudo_gradients.items()}
         if not all_of(self.is_finite()):

@@ -63,16 +63,16 @@ class RegisteredHooks:
 
 
 class OfModels(Generic[T]):
-    """What each model has several of, such as a front end for each optimizer, in the order in which they were added:
-    the same on all ranks. It keeps nothing alive."""
+    """Objects by model, such as a front end for each of its optimizers, in the order in which they were added, which is
+    the same on all ranks. Models and objects are held weakly."""
 
     def __init__(self) -> None:
         self._of: WeakKeyDictionary[nn.Module, WeakKeyDictionary[T, None]] = WeakKeyDictionary()
 
     def add(self, model: nn.Module, each: T) -> None:
-        """Adds one to a model's."""
+        """Adds an object to a model's."""
         self._of.setdefault(model, WeakKeyDictionary())[each] = None
 
     def of(self, model: nn.Module) -> list[T]:
-        """Those of a model."""
+        """The objects of a model."""
         return list(self._of.get(model, ()))

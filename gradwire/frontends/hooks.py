@@ -143,14 +143,14 @@ class GradientHooks:
 
     @property
     def _failed(self) -> bool:
-        """Whether a backward pass has opened a step and failed, be it that the next one has begun."""
+        """Whether the backward pass that opened the last step failed; the next pass may have begun."""
         return self._under_way and self._runtime is not None and self._runtime.backward_failed()
 
     def _give_up_failed(self) -> None:
-        """Gives up the steps of such a pass, also of those of the model's optimizers to which it had not come."""
+        """Gives up the steps of a failed pass, also for those of the model's optimizers to which it had not come."""
         failed = {each._pass for each in _OF_MODELS.of(self._model) if each._failed}
         for each in _OF_MODELS.of(self._model) if failed else ():
-            # on other ranks it has
+            # on other ranks the pass has come to it
             if each._runtime and each._joins and each._pass not in failed:
                 each._runtime.open_step()
             if each._joins or each._pass in failed:
@@ -211,6 +211,7 @@ class GradientHooks:
             self._trained.check_averaged()
 
     def _backward_begins(self, runtime: Runtime) -> None:
+        # the end of backward is known from its first gradient on
         when_backward_ends(self._backward_ends)
         self._open_step(runtime)
 

@@ -83,7 +83,7 @@ class Configuration:
 
     @property
     def slug(self) -> str:
-        """The name of its folder; one that no disk takes is cut, and told apart by a hash."""
+        """The name of its folder. One that is too long for a file system is cut, and ends in a hash of the text."""
         name = re.sub(r"[^\w.=]+", "-", self.text)
         return name if len(name.encode()) <= 250 else f"{name[:50]}-{sha256(self.text.encode()).hexdigest()[:8]}"
 

@@ -44,7 +44,7 @@ def names(runs: Sequence[Run]) -> list[str]:
 
 def keep_in_sight(panel: Axes, runs: Sequence[Run]) -> None:
     """Cuts an axis of losses at twice the first loss, since a run that diverges would flatten all others; not where
-    that one says no size, from 0 down."""
+    the first loss is 0 or negative."""
     # an axis as the first run needs it, if another one leaves it
     top = 2 * min((run.records[0].loss for run in runs if isfinite(run.records[0].loss)), default=0.0)
     lowest, highest = panel.dataLim.intervaly

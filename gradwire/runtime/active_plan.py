@@ -222,7 +222,7 @@ class ActivePlan:
         return controller.begin(plan) if controller else plan
 
     def _install(self, plan: Plan) -> None:
-        # a controller's plan has been checked by nobody
+        # a plan that a controller made was not checked before
         plan.check(self.trained)
         self._steps.install(plan)
         self.plan = plan

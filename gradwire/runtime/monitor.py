@@ -86,8 +86,8 @@ def period_s(looks: int) -> float:
 
 
 def close_all(ending: Ending, monitor: Monitor | None, executor: Executor, job: Mesh, mesh: Mesh | None) -> None:
-    """Ends a runtime: marks the end for the other ranks, then ends its threads, and its mesh if the job owns it; else
-    the transports may carry another job."""
+    """Ends a runtime: marks the end for the other ranks, then ends its threads, and its mesh if the job owns it. A
+    mesh that a user gave may then carry another job."""
     # the mark first: other ranks may be waiting for this one
     ending.detach()
     if monitor:

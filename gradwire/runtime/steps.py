@@ -177,7 +177,7 @@ class Steps:
         self.float_residuals.begin(groups)
         self.executor.waits.step_begins()
         self.pipeline.recorder.step_begins(self.control.times)
-        self._weights.agree(weight)
+        self._weights.agree(weight)  # on their sum, which every payload needs
         self.machine.begin(groups, [exchange.rounds for exchange in self.exchanges])
 
     def complete(

@@ -31,7 +31,7 @@ class Clock:
     def __init__(self) -> None:
         # spans that a GPU may not have come to yet, the oldest first
         self._open: deque[tuple[str, Moment, Moment, TimedStep | None]] = deque()
-        # what was read: of steps that stand for no more than they do; and of the newest, which may
+        # seconds that were read: of older steps, times what they stand for; of the newest, which may stand for more
         self._totals: defaultdict[str, float] = defaultdict(float)
         self._newest: defaultdict[str, float] = defaultdict(float)
         self._step = TimedStep()
@@ -67,7 +67,7 @@ class Clock:
     def _close(self) -> None:
         name, start, end, step = self._open.popleft()
         if step and step is not self._step:
-            # the one before stands for no more
+            # what the one before stands for is final
             for each in self._newest:
                 self._totals[each] = self._total(each)
             self._newest.clear()

@@ -65,7 +65,7 @@ class Comparison:
             raise ValueError(
                 f"{stateful[0]} has state that no checkpoint of the lab holds: leave it or --checkpoint-every out"
             )
-        # what would fail on the ranks: a task without data or what it holds out, a length without steps, a plan of
+        # what would fail on the ranks: a task without data or held-out batches, a length without steps, a plan of
         # another model
         task = self.make_task()
         next(task.batches(0, self.ranks, self.seed))

@@ -77,8 +77,8 @@ class Recipe:
             raise unknown("schedule", self.schedule, SCHEDULES) from None
 
     def of_length(self, unit: str, length: int) -> dict[str, Any]:
-        """The parts of the recipe that a length in `unit`, steps or epochs, changes: one in the other unit leaves drops
-        and warm-up their share of it."""
+        """The fields of the recipe that change with a `length` in a `unit`, steps or epochs. If the length was in the
+        other unit before, drops and warm-up keep their share of it."""
         changed: dict[str, Any] = {"steps": None, "epochs": None, unit: length}
         if (before := self.epochs if unit == "steps" else self.steps) is None:
             return changed

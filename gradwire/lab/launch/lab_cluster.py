@@ -60,11 +60,12 @@ class LabCluster:
 
     @property
     def hosts(self) -> int:
-        """Emulated ones; of ranks that were started beforehand their own, as torchrun or Slurm says."""
-        if is_launched() and "LOCAL_WORLD_SIZE" in os.environ:
-            return self.ranks // int(os.environ["LOCAL_WORLD_SIZE"])
-        if is_launched() and "SLURM_STEP_NUM_NODES" in os.environ:
-            return int(os.environ["SLURM_STEP_NUM_NODES"])
+        """The number of emulated hosts; of real ones where torchrun or Slurm started the ranks."""
+        if is_launched():
+            if ranks_per_host := os.environ.get("LOCAL_WORLD_SIZE"):
+                return self.ranks // int(ranks_per_host)
+            if hosts := os.environ.get("SLURM_STEP_NUM_NODES"):
+                return int(hosts)
         return self.ranks // self.shard
 
     def __str__(self) -> str:

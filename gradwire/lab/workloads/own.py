@@ -147,7 +147,7 @@ def _make(function: str) -> Made:
 
 @cache
 def _held_out(function: str) -> list[Any]:
-    """Read once, and the same on all ranks, in a training that goes on as in one that was not interrupted."""
+    """The batches that are held out, read once: the same on all ranks, and in a resumed training as before."""
     if (held_out := _first(function).held_out) is None:
         return []
     with _drawing_from(0):
