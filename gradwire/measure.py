@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gradwire.lab.launch.rank_job import Spec
     from gradwire.lab.launch.runner import Job
     from gradwire.lab.play_spec import PlaySpec
-    from gradwire.plans import Plan
+    from gradwire.plans import Group, Plan
     from gradwire.report.timing import Timing
     from gradwire.schedule import Objective
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @called_as('gw.bench(make, ["dense", gw.TopK(0.01)], hosts=2)')
 def bench(
     make: Callable[[], Any],
-    configurations: "Sequence[str | Compressor]",
+    configurations: "Sequence[str | Compressor | Group]",
     *,
     hosts: int | None = None,
     link: str = "loopback",
@@ -42,9 +42,9 @@ def bench(
     """Times the steps of `make`'s model in these configurations, and in `nocomm`, which take turns.
 
     `make`, a function at the top of a file, returns model, batches and loss; see docs/tasks.md. A configuration is a
-    compressor, or a text as on the command line. `hosts` ranks (2) are started, with a `link` each such as "1gbit"; or
-    one rank is played of a cluster such as play="64@25gbit", to which belong `gpus_per_host`, `inside`, `latency_us`,
-    `different`, `jitter` and `slow_rank`, as on the command line.
+    compressor, a `Group` with its memory and communicator, or a text as on the command line. `hosts` ranks (2) are
+    started, with a `link` each such as "1gbit"; or one rank is played of a cluster such as play="64@25gbit", to which
+    belong `gpus_per_host`, `inside`, `latency_us`, `different`, `jitter` and `slow_rank`, as on the command line.
 
     Raises ValueError for what the command line refuses, and where this process is a rank itself.
     """
@@ -68,7 +68,7 @@ def bench(
 def plan(
     make: Callable[[], Any],
     *,
-    candidates: "Sequence[str | Compressor]" = (),
+    candidates: "Sequence[str | Compressor | Group]" = (),
     fidelity: float | None = None,
     objective: "Objective" = "progress",
     hosts: int | None = None,
@@ -86,9 +86,9 @@ def plan(
     """The plan with the most progress per second for `make`'s model on `hosts` ranks (2) with a `link` each, or on a
     cluster to `play`, or with the objective "step" that of the shortest steps, to give to `attach`; found by training.
 
-    `make`, `play` and what belongs to it are as in `bench`; `candidates` are compressors or texts, by default those
-    that need no tuning, and `fidelity` is what may be lost of dense training's progress, as in `Auto`. Raises
-    ValueError for what the command line refuses, and where this process is a rank itself.
+    `make`, `play` and what belongs to it are as in `bench`, `candidates` as its configurations, by default those that
+    need no tuning, and `fidelity` is what may be lost of dense training's progress, as in `Auto`. Raises ValueError for
+    what the command line refuses, and where this process is a rank itself.
     """
     from gradwire.construct import texts_of
     from gradwire.importing import named

@@ -100,7 +100,7 @@ class Controller(Options, ABC):
     """Changes the plan between steps, by numbers that are summed over the ranks.
 
     On every rank `look` and `observe` write that rank's numbers, and `decide` makes a plan from their sums. Rank 0's
-    decision is broadcast and is in force on all ranks from the same step on; the controller does not see the step or
+    decision holds for all ranks from the same step on; the controller does not see the step or
     few that pass meanwhile. So ranks whose arithmetic differs by a bit stay together.
 
     All but `report`, and methods like it, run on the runtime's thread. Nothing here may wait for a GPU.

@@ -215,9 +215,11 @@ class GraVAC(Controller):
     def _judge(self, summary: Summary) -> str:
         # accuracy first
         if rise := self._guard.notice(summary.loss, summary.loss_error, delay_of(summary.sent)):
+            before = self._factors.factor
             self._factors.step_back()
-            text = f"{rise}: step back to {self._factors.factor:g}x"
-            logger.warning("GraVAC: %s", text)
+            after = self._factors.factor
+            text = f"{rise}: {'step back to' if after < before else 'stay at'} {after:g}x"
+            logger.warning("Compression: %s", text)
             return text
         # then watch a factor that is settled on, or search further
         if self._factors.frozen:

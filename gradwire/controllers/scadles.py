@@ -15,14 +15,14 @@ from gradwire.slots import Slot
 @dataclass
 class ScaDLES(Controller):
     """GraVAC with one factor: each group is compressed where that loses little energy of gradient and residual, else
-    sent whole (Tyagi and Swany, IEEE BigData 2022)."""
+    sent whole (Tyagi and Swany, IEEE BigData 2022). It takes no loss: there is no other factor to step back to."""
 
     factor: float = 10
     """How many times fewer elements are sent."""
     loss: float = 0.3
     """The largest part of the energy that may stay behind, in [0, 1]."""
     window: int = 100
-    """The result is logged every so many steps."""
+    """Every so many steps what was sent is noted in `decisions`."""
     numbers: ClassVar[int] = GraVAC.numbers
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ class WarmUp(Controller):
     start: float = 0.25
     """The first ratio, in (0, 1]."""
     steps: int = 1000
-    """Until the compressor's own ratio is reached."""
+    """After the dense ones, until the compressor's own ratio is reached."""
     dense: int = 0
     """The first steps send all, before the stages."""
     bits: int | None = None

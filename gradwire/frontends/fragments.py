@@ -135,11 +135,13 @@ class Schedule(Options):
             )
         if not 0 <= self.delay <= self.inner_steps:
             raise ValueError(
-                f"delay={self.delay} is longer than the {self.inner_steps} inner steps after which a fragment is sent "
-                "again; use that or less"
+                f"delay={self.delay} counts inner steps until a mean is used, which come before its fragment is sent "
+                f"again; use 0 to {self.inner_steps}"
             )
         if self.mix is not None and not 0 <= self.mix < 1:
-            raise ValueError(f"mix={self.mix} is no share of a replica's own; use 0 to 1, e.g. mix=0.5, or None")
+            raise ValueError(
+                f"mix={self.mix} is no share of a replica's own steps, which is less than 1; use e.g. mix=0.5, or None"
+            )
         if self.eager and (self.delay or self.mix is not None):
             raise ValueError("eager=True uses means a round later, and mixes nothing; leave out delay and mix")
 

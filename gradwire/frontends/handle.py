@@ -235,7 +235,7 @@ class Handle:
     def replan(self, plan: Plan) -> None:
         """Puts `plan` in force, from the next gradient on, for every parameter with the state that it has. All ranks
         do this together, between backward passes. Raises ValueError, on all of them, where the plan does not fit the
-        model, the front end or the other ranks' plans."""
+        model, the front end or the other ranks' plans. With one rank, which sends nothing, it does nothing."""
         check_type("plan", plan, (Plan,), 'gw.Plan.load("plan.json")', optional=False)
         self._runtime.install(plan)
 

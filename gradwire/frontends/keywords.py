@@ -29,7 +29,7 @@ class PlanOptions(TypedDict, total=False):
     dense: Dense | None
     """`dense(name, parameter)`: whether a parameter travels uncompressed; by default those of fewer than two axes."""
     groups: Grouping | None
-    """Which gradients travel together; by default some 8 groups of 8 MB or more."""
+    """Which gradients travel together; by default some 8 groups of 8 MB or more, on a GPU some 4 of 32 MB or more."""
     rules: Sequence[GivenRule]
     """Pairs of a pattern of parameters and a way to send them, of which the first that matches counts; what none
     matches is sent by `compressor`. A list of ways, or "auto", leaves the choice to the automatic plan."""

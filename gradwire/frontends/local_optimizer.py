@@ -81,6 +81,7 @@ class LocalSteps(Wrapper):
 
     Compressor and options are as in `gradwire.attach`: memory, communicator, dense, groups, rules, transport,
     seed and weight, which is asked when a fragment is sent.
+    `process_group` has the replicas, by default all ranks.
     With FSDP2, `mesh` is as in `attach` too: its first dimension counts replicas, which ranks along the others hold
     together. Parameters and buffers are the first replica's from the start; buffers are not averaged. A round in which
     a replica's numbers are not finite is dropped: all replicas go back to the shared parameters.

@@ -36,7 +36,8 @@ class DistributedOptimizer(Wrapper):
     frozen and thawed between steps, on all ranks together: they are averaged while they need a gradient.
     After `loss.backward()` every `p.grad` is the mean, so that clipping, GradScaler and schedulers work as with
     one process. Parameters and buffers are rank 0's from the start. Accumulate gradients under `no_sync()`.
-    The arguments are those of `gradwire.attach`; `handle` is what that returns.
+    The arguments are those of `gradwire.attach`, but `process_group` in place of `mesh`: the ranks among which
+    gradients are averaged, by default all. `handle` is what `attach` returns.
 
     Gradients of `model`'s Embedding(sparse=True) stay sparse: their rows travel beside the plan, as they are or as
     `rows` says.

@@ -768,7 +768,7 @@ def wrong_use_is_one_clear_line_on_every_rank() -> None:
         lambda: wrap(fragments=[model[0], model[4] if alone else model[2:]]),
     )  # fmt: skip
     refused(ValueError, "two fragments have parameter '0.weight'", lambda: wrap(fragments=[model[0], model]))
-    refused(ValueError, "delay=9 is longer than the 8 inner steps", lambda: wrap(inner_steps=8, fragments=4, delay=9))
+    refused(ValueError, "use 0 to 8", lambda: wrap(inner_steps=8, fragments=4, delay=9))
     refused(ValueError, "leave out delay and mix", lambda: wrap(delay=2, eager=True))
     refused(ValueError, "mix=1.0 is no share", lambda: wrap(mix=1.0))
     refused(ValueError, "inner_steps, delay, mix and eager", lambda: wrap(inner_steps=8 if alone else 9))
