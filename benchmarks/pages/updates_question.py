@@ -1,23 +1,55 @@
-"""The page about exchanges that are updates, beside optimizers of whole gradients."""
+"""The page about exchanges that are updates, beside optimizers of whole gradients: losses, and step times."""
 
+from collections.abc import Sequence
 from statistics import mean
+from typing import Any
 
 from benchmarks.losses.updates import COLUMNS, NAMES, at_best, lines
 from benchmarks.pages.page import Page, Shown
 from benchmarks.shared.provenance import load
+from benchmarks.shared.tables import LINKS
+from benchmarks.steps.optimizers import SHOWN, megabytes, milliseconds, speed
+
+UPDATES = "demo", "dion-4", "dion-16"
 
 
 def updates() -> Page:
-    rows = load("updates")["rows"]
+    rows, links = load("updates")["rows"], load("optimizers")["rows"]
     best = {name: at_best(rows, name) for name in NAMES}
     loss = {name: mean(row["held_out"] for row in own) for name, own in best.items()}
     over = [f"{NAMES[name]} {loss[name] / loss['adamw'] - 1:+.1%}" for name in NAMES if name != "adamw"]
-    verdict = f"Held-out loss beside AdamW's: {', '.join(over)}."
+    slowest = links[-1]
+    faster = [f"{NAMES[name]}'s {speed(slowest, name):.1f}" for name in UPDATES]
+    verdict = (
+        f"Held-out loss beside AdamW's: {', '.join(over)}. Over {LINKS[slowest['link']]} steps are shorter than "
+        f"AdamW's under DDP, {', '.join(faster)} times."
+    )
+    return Page("updates", "What do DeMo and Dion lose and gain?", verdict, [_losses(rows, best), _times(links)])
+
+
+def _losses(rows: Sequence[dict[str, Any]], best: dict[str, list[dict[str, Any]]]) -> Shown:
     first, seeds = best["adamw"][0], max(map(len, best.values()))
     note = (
         f"GPT of {first['parameters'] / 1e6:.2f}M, 4 ranks, {first['steps']} steps, each at the best of its rates "
         f"(multiples of AdamW's 1e-3, signs' 3e-4, matrices' 0.02), {'one seed' if seeds == 1 else f'{seeds} seeds'}. "
         "Under Dion the embedding travels in float32."
     )
-    shown = Shown(["updates"], COLUMNS, list(lines(rows)), note)
-    return Page("updates", "What do DeMo and Dion lose?", verdict, [shown])
+    return Shown(["updates"], COLUMNS, list(lines(rows)), note)
+
+
+def _times(links: Sequence[dict[str, Any]]) -> Shown:
+    columns = ["", *(f"{LINKS[row['link']]}: ms" for row in links), "MB sent a step"]
+    cells = [
+        [
+            shown,
+            *(f"{milliseconds(row, name):.0f} ({speed(row, name):.2f}x)" for row in links),
+            f"{megabytes(links[0], name):.2f}",
+        ]
+        for name, shown in SHOWN.items()
+    ]
+    parameters, ranks = links[0]["parameters"], links[0]["ranks"]
+    note = (
+        f"GPT of {parameters / 1e6:.1f}M, {ranks} ranks; in brackets how many times as fast as AdamW under DDP. "
+        "Matrices of Muon and Dion are orthonormalised on the CPU."
+    )
+    return Shown(["optimizers"], columns, cells, note)

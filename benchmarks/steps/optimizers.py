@@ -118,11 +118,30 @@ COLUMNS = ["", "ms a step", "AdamW over DDP is so many times longer", "MB sent"]
 
 def lines(row: dict[str, Any]) -> Iterator[list[str]]:
     """A line for each configuration: medians, and the least and the largest of a turn."""
-    found = {name: [median(ms) for ms in way["ms"]] for name, way in row["ways"].items()}
-    for name, own in found.items():
-        ratios = [dense / each for dense, each in zip(found["adamw"], own, strict=True)]
-        sent = median(row["ways"][name]["bytes"]) / 1e6
-        yield [SHOWN[name], middle(own, ".0f"), "" if name == "adamw" else middle(ratios), f"{sent:.2f}"]
+    for name, way in row["ways"].items():
+        ratios = "" if name == "adamw" else middle(speeds(row, name))
+        yield [SHOWN[name], middle(map(median, way["ms"]), ".0f"), ratios, f"{megabytes(row, name):.2f}"]
+
+
+def megabytes(row: dict[str, Any], name: str) -> float:
+    """Sent by rank 0 in a step."""
+    return median(row["ways"][name]["bytes"]) / 1e6
+
+
+def milliseconds(row: dict[str, Any], name: str) -> float:
+    """The median over turns of a step of this configuration."""
+    return median(map(median, row["ways"][name]["ms"]))
+
+
+def speeds(row: dict[str, Any], name: str) -> list[float]:
+    """How many times as fast as AdamW over DDP its steps are, turn by turn."""
+    pairs = zip(row["ways"]["adamw"]["ms"], row["ways"][name]["ms"], strict=True)
+    return [median(dense) / median(own) for dense, own in pairs]
+
+
+def speed(row: dict[str, Any], name: str) -> float:
+    """The median of `speeds`."""
+    return median(speeds(row, name))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.faults import fault_table
 from benchmarks.losses.gravac import FACTORS, RIVALS, over_best
 from benchmarks.pages import far, fault_questions, questions, systems, updates_question
+from benchmarks.steps import optimizers
 
 
 @pytest.fixture
@@ -52,9 +53,17 @@ def test_each_optimizer_is_shown_at_its_best_rate_of_the_longest_trainings(resul
 
     rows = [row("adamw", 1, 0, 4.1), row("adamw", 2, 0, 3.9), row("adamw", 2, 1, 4.1), row("adamw", 1, 0, 3.0, steps=9)]
     results["updates"] = {"rows": rows + [row(name, 1, 0, 5.0) for name in ("muon", "demo", "dion-4", "dion-16")]}
+    ways = {name: {"ms": [[4.0, 8.0, 6.0], [5.0]], "bytes": [2e6, 2e6]} for name in optimizers.SHOWN}
+    ways["demo"] = {"ms": [[3.0], [1.0]], "bytes": [1e5, 1e5]}
+    results["optimizers"] = {"rows": [{"link": "1gbit", "ranks": 2, "parameters": 3_400_000, "ways": ways}]}
     page = updates_question.updates()
     assert page.tables[0].rows[0] == ["AdamW", "2, none higher tried", "4.000 (3.900–4.100)", "", "6.000"]
     assert page.verdict.startswith("Held-out loss beside AdamW's: Muon +25.0%, DeMo +25.0%")
+    # turn by turn 6 over 3 ms and 5 over 1
+    assert page.verdict.endswith(
+        "Over 1 Gbit/s steps are shorter than AdamW's under DDP, DeMo's 3.5, Dion 1/4's 1.0, Dion 1/16's 1.0 times."
+    )
+    assert page.tables[1].rows[2] == ["DeMo", "2 (3.50x)", "0.10"]
 
 
 def test_a_collective_within_5_percent_is_not_called_the_fastest(results: dict[str, Any]):
