@@ -49,7 +49,7 @@ def steps() -> Page:
 
 def auto() -> Page:
     cells = defaultdict(list)
-    for row in load("auto_finals")["rows"]:
+    for row in load("auto")["rows"]:
         ms = row["finals"]["ms"]
         best = min(each for name, each in ms.items() if name != "auto")
         cells[row["link"], row["ranks"]].append((ms["auto"] / best, ms["auto"] / ms[row["dense"]]))
@@ -61,7 +61,7 @@ def auto() -> Page:
     near = sum(best <= 1.03 for best in found)
     verdict = f"Within 3% of the best fixed plan in {near} of {len(found)} cells."
     columns = ["link", "ranks", "models", "over best fixed", "over best dense"]
-    shown = Shown(["auto_finals"], columns, rows, "fp32, bf16, 8 bits; layer-wise, 25 MB, one group.")
+    shown = Shown(["auto"], columns, rows, "fp32, bf16, 8 bits; layer-wise, 25 MB, one group.")
     return Page("auto", "Does `gw.attach(ddp)` choose well?", verdict, [shown])
 
 

@@ -8,7 +8,8 @@ candidate layer by layer, in 25 MB groups and in one group take turns: a fresh m
 ones. The fastest fixed and the fastest dense configuration then meet Auto's plan once more, in turns, since the least
 of a dozen medians is low by chance. The printed figures are those of these finals. "Model" is the profile's prediction
 before any plan was tried, "expected" Auto's after it tried some, "off by" the difference between that and the finals.
-Figures are medians in ms over all timed steps of rank 0. Writes benchmarks/results/auto.json, prints Markdown tables.
+Figures are medians in ms over all timed steps of rank 0. Writes benchmarks/results/auto.json, in which cells stay that
+are not measured again, and prints Markdown tables.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from benchmarks.shared.provenance import save
+from benchmarks.shared.provenance import load, origins, save
 from benchmarks.shared.ranks import as_rank, collect
 
 WARM = 3
@@ -31,14 +32,19 @@ def main() -> None:
     arguments = parse()
     if arguments.out:
         as_rank(arguments.out, lambda: rank_job(arguments))
-    rows: list[dict[str, Any]] = []
+    known = load("auto")
+    rows: list[dict[str, Any]] = known["rows"]
     for link in arguments.links.split(","):
         for ranks in map(int, arguments.ranks.split(",")):
             for model in arguments.models.split(","):
-                cell = collect(__file__, [*sys.argv[1:], "--model", model], ranks, link)
-                rows.append({"link": link, "ranks": ranks, "model": model} | cell)
+                cell = {"link": link, "ranks": ranks, "model": model}
+                found = collect(__file__, [*sys.argv[1:], "--model", model], ranks, link)
+                # a cell that was measured before is replaced
+                rows = [row for row in rows if row | cell != row]
+                rows.append(cell | found)
                 print(line(rows[-1]), flush=True)
-                save(arguments.save, rows=rows)
+                kept = any(row in rows for row in known["rows"])
+                save("auto.json", rows=rows, earlier=origins(known) if kept else [])
     print(f"\n{markdown(rows)}")
 
 
@@ -50,7 +56,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--finals", type=int, default=4)
-    parser.add_argument("--save", default="auto.json")
     parser.add_argument("--model", default="", help=argparse.SUPPRESS)
     parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
