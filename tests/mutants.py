@@ -293,7 +293,7 @@ FAULTS = [
     Fault("runtime/host_exchange.py", "        self._state.written(*self._state.buffers)\n", ""),
     Fault("runtime/active_plan.py", "plan = plan.only(planned - waiting)", "plan = plan.only(planned)"),
     Fault("runtime/active_plan.py", "            self.restore(before)\n", ""),
-    Fault("runtime/active_plan.py", "            self._apply(native_of(read.job))\n", ""),
+    Fault("runtime/active_plan.py", "        self._apply(native)\n", ""),
     Fault("runtime/active_plan.py", "self._remake, self._chosen = None, asked",
           "self._remake, self._chosen = None, None"),
     Fault("runtime/active_plan.py", "read.about.order or self.order, read.job", "self.order, read.job"),

@@ -628,6 +628,158 @@ def test_a_job_without_a_controller_keeps_what_one_had():
             assert all(torch.equal(old[key], new[key]) for key in old)
 
 
+class Schedule:
+    def get_last_lr(self) -> list[float]:
+        return [0.1]
+
+
+CONTROLLERS = [
+    lambda: gw.WarmUp(0.5, steps=4),
+    lambda: gw.GraVAC(2, 64, window=4),
+    gw.CAT,
+    lambda: gw.LGreCo(interval=10),
+    lambda: gw.Accordion(0.1, 0.05, Schedule(), interval=3),
+    lambda: gw.ScaDLES(window=4),
+]
+every_controller = pytest.mark.parametrize("make", CONTROLLERS, ids=["warm", "gravac", "cat", "lgreco", "acc", "sca"])
+
+
+def topk(ratio: float, **options: Any) -> gw.Plan:
+    return plan_of(SLOTS, gw.TopK(ratio), gw.Residual(), gw.AllGather(), **options)
+
+
+def test_a_controller_goes_on_with_the_compressor_that_a_job_resumes_with(caplog: pytest.LogCaptureFixture):
+    """Its schedule is where it was, and so are the memories."""
+    with job(topk(0.1), SLOTS, 2, controllers=[gw.WarmUp(0.5, steps=4) for _ in range(2)]) as running:
+        for number in range(7):
+            running.step(draw(SLOTS, 2, number))
+        assert running.runtimes[0].plan == topk(0.1)
+        saved, kept = running.states(), running.state("residual")
+    caplog.clear()
+    with job(topk(0.01), SLOTS, 2, controllers=[gw.WarmUp(0.5, steps=4) for _ in range(2)]) as resumed:
+        resumed.load(saved)
+        assert resumed.runtimes[0].plan == topk(0.01)
+        torch.testing.assert_close(resumed.state("residual"), kept, rtol=0, atol=0)
+        for number in range(7, 11):
+            resumed.step(draw(SLOTS, 2, number))
+            assert [runtime.plan for runtime in resumed.runtimes] == [topk(0.01)] * 2
+        # what it saves then is its own
+        again = resumed.states()
+        resumed.load(again)
+    assert len(caplog.messages) == 1
+    assert "WarmUp goes on from this job's TopK(ratio=0.01" in caplog.messages[0]
+
+
+@every_controller
+def test_any_controller_follows_another_compressor_or_memory(make):
+    with job(topk(0.1), SLOTS, 2, controllers=[make(), make()]) as running:
+        for number in range(7):
+            running.step(draw(SLOTS, 2, number))
+        saved = running.states()
+    users = plan_of(SLOTS, gw.DGC(0.1), gw.Residual(decay=0.9), gw.AllGather())
+    with job(users, SLOTS, 2, controllers=[make(), make()]) as resumed:
+        resumed.load(saved)
+        for number in range(7, 12):
+            resumed.step(draw(SLOTS, 2, number))
+        assert [runtime._active.origin for runtime in resumed.runtimes] == [users] * 2
+        assert {group.memory for group in resumed.runtimes[0].plan.groups} == {gw.Residual(decay=0.9)}
+
+
+def test_a_controller_goes_on_with_the_groups_of_the_state(caplog: pytest.LogCaptureFixture):
+    with job(topk(0.1, groups=3), SLOTS, 2, controllers=[gw.WarmUp(0.5, steps=4) for _ in range(2)]) as running:
+        running.step(draw(SLOTS, 2, 0))
+        saved, plan = running.states(), running.runtimes[0].plan
+    caplog.clear()
+    with job(topk(0.1), SLOTS, 2, controllers=[gw.WarmUp(0.5, steps=4) for _ in range(2)]) as resumed:
+        resumed.load(saved)
+        assert resumed.runtimes[0].plan == plan
+        assert not caplog.messages
+
+
+@every_controller
+@pytest.mark.parametrize("first", [True, False], ids=["frozen when saved", "frozen when loaded"])
+def test_a_controllers_state_fits_where_other_parameters_are_frozen(make, first: bool):
+    """Frozen and thawed in one job, between which its state is saved."""
+    names = [slot.name for slot in SLOTS]
+    steps = iter(range(20))
+
+    def follow(running: Job, trained: list[str]) -> None:
+        raising(together(2, lambda rank: running.runtimes[rank].follow(trained)))
+
+    def step(running: Job, trained: list[str]) -> None:
+        order, grads = [names.index(name) for name in trained], draw(SLOTS, 2, next(steps))
+        for runtime, own in zip(running.runtimes, grads, strict=True):
+            runtime.open_step()
+            hand_over(runtime, own, order)
+        running.finish()
+
+    before, after = (names[2:], names) if first else (names, names[2:])
+    with job(topk(0.1), SLOTS, 2, controllers=[make(), make()], trained=names) as running:
+        for _ in range(3):
+            step(running, names)
+        if first:
+            follow(running, before)
+        for _ in range(4):
+            step(running, before)
+        saved = running.states()
+        follow(running, after)
+        step(running, after)
+        running.load(saved)
+        for _ in range(5):
+            step(running, after)
+        assert sorted(name for group in running.runtimes[0].plan.groups for name in group.slots) == sorted(after)
+        if make is CONTROLLERS[0]:
+            assert running.runtimes[0].plan == topk(0.1).only(after)
+
+
+@every_controller
+def test_a_controller_begins_anew_where_a_state_has_none(make):
+    with job(topk(0.1), SLOTS, 2) as plain:
+        plain.step(draw(SLOTS, 2, 0))
+        saved = plain.states()
+    controllers = [make(), make()]
+    with job(topk(0.1), SLOTS, 2, controllers=controllers) as running:
+        fresh, plan = controllers[0].state_dict(), running.runtimes[0].plan
+        for number in range(10):
+            running.step(draw(SLOTS, 2, number))
+        running.load(saved)
+        for controller in controllers:
+            torch.testing.assert_close(controller.state_dict(), fresh, rtol=0, atol=0, equal_nan=True)
+        assert [runtime.plan for runtime in running.runtimes] == [plan] * 2
+        assert [runtime._active._control.decided for runtime in running.runtimes] == [None] * 2
+        for number in range(1, 8):
+            running.step(draw(SLOTS, 2, number))
+
+
+def test_a_state_from_before_the_first_step_leaves_the_order_to_it():
+    """Of a job with a controller; also where that goes back to its beginning."""
+    order = [3, 1, 0, 2, 6, 5, 4]
+    options = {"follow_order": lambda slots: plan_in(uniform(slots, gw.TopK(0.1)))}
+
+    def step(running: Job, number: int) -> None:
+        for runtime, own in zip(running.runtimes, draw(SLOTS, 2, number), strict=True):
+            runtime.open_step()
+            hand_over(runtime, own, order)
+        running.finish()
+
+    def made() -> Any:
+        controllers = [gw.WarmUp(0.5, steps=2) for _ in range(2)]
+        return job(options["follow_order"](SLOTS), SLOTS, 2, controllers=controllers, **options)
+
+    with made() as running, made() as loaded:
+        begun = loaded.states()
+        loaded.load(begun)
+        for number in range(6):
+            step(running, number)
+            step(loaded, number)
+            assert loaded.runtimes[0].plan == running.runtimes[0].plan
+        assert loaded.runtimes[0]._active.origin == options["follow_order"]([SLOTS[slot] for slot in order])
+        loaded.load(begun)
+        for number in range(6):
+            step(loaded, number)
+        assert loaded.runtimes[0].plan == running.runtimes[0].plan
+
+
 def test_a_job_goes_on_in_the_order_of_the_state():
     """A plan made from slots in the order in which they became ready is that of the state, from the first step on."""
     make = partial(uniform, compressor=gw.PowerSGD(2))

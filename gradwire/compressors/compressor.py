@@ -56,6 +56,8 @@ class Compressor(Options, Recordable, ABC):
     """`MultiLevel` can select with it, and further among what it has selected, if it is `biased`."""
     sparse: ClassVar[bool] = False
     """Sends some coordinates exactly, and nothing of the others."""
+    may_send_all: ClassVar[bool] = False
+    """Sends everything in some steps."""
     sized_by_elements: ClassVar[bool] = False
     """The bytes of a group follow from how many elements it has, not from the shapes or lengths of its slots."""
     carries_dense: ClassVar[bool] = False

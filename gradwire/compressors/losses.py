@@ -1,6 +1,7 @@
 """Lower bounds on a layer's compression error: all but its largest elements, or its largest singular values."""
 
 from collections.abc import Sequence
+from math import isfinite, nan
 
 import numpy as np
 import torch
@@ -29,10 +30,14 @@ def beyond_largest(x: Tensor, counts: Sequence[int]) -> list[float]:
 
 def beyond_rank(matrix: Tensor, ranks: Sequence[int]) -> list[float]:
     """The square norms of all but the `ranks` largest singular values of a matrix (rows, columns), found by two steps
-    of subspace iteration; 0 where the rank is 0, for such a matrix travels dense."""
+    of subspace iteration; 0 where the rank is 0, for such a matrix travels dense; NaN where it is not finite."""
     most = max(ranks)
     if not most:
         return [0.0] * len(ranks)
+    # no decomposition takes what is not finite, which a GPU drops later
+    whole = float(matrix.double().square().sum())
+    if not isfinite(whole):
+        return [nan] * len(ranks)
     generator = torch.Generator().manual_seed(most)
     q = torch.randn(
         matrix.shape[1], min(most + 4, *matrix.shape), generator=generator, dtype=torch.float32, device="cpu"
@@ -43,5 +48,4 @@ def beyond_rank(matrix: Tensor, ranks: Sequence[int]) -> list[float]:
         q = torch.linalg.qr(matrix.T @ p).Q
     # what the rank leaves of the whole
     energies = torch.linalg.svdvals(matrix @ q).double().square().cumsum(0)
-    whole = float(matrix.double().square().sum())
     return [max(0.0, whole - float(energies[rank - 1])) if rank else 0.0 for rank in ranks]

@@ -72,6 +72,10 @@ class MultiLevel(MultiRound):
         return self.codec.sparse
 
     @property
+    def may_send_all(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.min_share > 0
+
+    @property
     def flat_state(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.codec.flat_state
 

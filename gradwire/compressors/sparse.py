@@ -129,7 +129,10 @@ class Sparse(Sparsifier, Selective):
 
     @classmethod
     def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:
-        return beyond_largest(x, [choice.count(slot.numel) for choice in choices])
+        errors = beyond_largest(x, [choice.count(slot.numel) for choice in choices])
+        # values in few bits lose more than what is left out
+        pairs = zip(choices, errors, strict=True)
+        return [error if choice.value_bits == 32 else choice._square_error(x, slot) for choice, error in pairs]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,15 @@
 
 from gradwire.controllers.accordion import Accordion
 from gradwire.controllers.cat import CAT
-from gradwire.controllers.controller import MESSAGE_NUMBERS, Controller, Decision, GroupView, Observation, StepView
+from gradwire.controllers.controller import (
+    MESSAGE_NUMBERS,
+    Controller,
+    Decision,
+    GroupView,
+    Observation,
+    StepView,
+    check_numbers,
+)
 from gradwire.controllers.gravac import GraVAC
 from gradwire.controllers.lgreco import LGreCo
 from gradwire.controllers.requests import NativeRequest, ProfileRequest
@@ -24,4 +32,5 @@ __all__ = [
     "ScaDLES",
     "StepView",
     "WarmUp",
+    "check_numbers",
 ]

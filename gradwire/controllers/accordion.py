@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, ClassVar
 
 import torch
@@ -52,7 +53,8 @@ class Accordion(Controller):
             raise ValueError(f"threshold={self.threshold} finds every interval critical; use e.g. threshold=0.5")
         # state: the user's plan, the interval's first step, the largest rate, each layer's regime
         self._origin = Plan(())
-        self._began, self._rate = 0, 0.0
+        self._began: int | None = None
+        self._rate = 0.0
         self._layers: dict[str, _Layer] = {}
 
     def check(self, plan: Plan) -> None:
@@ -68,6 +70,9 @@ class Accordion(Controller):
                 f"Accordion changes a ratio or a rank, and {plan.groups[0].compressor} has neither; "
                 "use TopK(0.1), or PowerSGD(4) with ranks for low and high"
             )
+        # whose norms are those of mean gradients
+        if update := next((group.compressor for group in plan.groups if group.compressor.is_update), None):
+            raise ValueError(f"Accordion compares norms of mean gradients, and {update} makes updates; use PowerSGD(4)")
         # ranks are of one kind, and both plans can be made
         if self.high < 1 <= self.low and any(setting_of(group.compressor) == "rank" for group in plan.groups):
             raise ValueError(
@@ -96,6 +101,9 @@ class Accordion(Controller):
         # compare the learning rate with the largest so far
         rate, before = float(seen.sums[0]) / seen.ranks, self._rate
         self._rate = max(rate, before)
+        # the first interval begins with the first step that is seen
+        if self._began is None:
+            self._began = seen.step
         # close the interval, early where the rate has dropped
         if rate_dropped(rate, before):
             self._rate = rate
@@ -110,7 +118,8 @@ class Accordion(Controller):
 
     def state_dict(self) -> dict[str, Tensor]:
         # by layer: of this rank's shard, where there are shards
-        interval = torch.tensor([self._began, self._rate], dtype=torch.float64, device="cpu")
+        began = -1 if self._began is None else self._began
+        interval = torch.tensor([began, self._rate], dtype=torch.float64, device="cpu")
         known = [(name, layer) for name, layer in self._layers.items() if layer.norm or layer.high]
         summed = [(name, layer.sum) for name, layer in self._layers.items() if layer.sum is not None]
         return {
@@ -124,7 +133,7 @@ class Accordion(Controller):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         began, self._rate = state["interval"].tolist()
-        self._began = int(began)
+        self._began = None if began < 0 else int(began)
         for name in self._layers:
             norm, high = state.get(f"{SHARED}layer {name}", torch.zeros(2, dtype=torch.float64, device="cpu")).tolist()
             total = state.get(f"{SHARED}sum {name}")
@@ -180,7 +189,7 @@ class _Layer:
         """Ends an interval, critical where the norm has changed by `threshold` or the learning rate `dropped`."""
         # relative change of the norm
         norm = float(self.sum.norm()) if self.sum is not None else 0.0
-        change = abs(self.norm - norm) / self.norm if self.norm else 1.0
+        change = abs(self.norm - norm) / self.norm if self.norm else inf
         self.norm, self.high = norm, not dropped and change < threshold
         # begin the next interval
         if self.sum is not None:

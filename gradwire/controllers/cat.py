@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire.controllers.controller import Controller, Decision, Observation, StepView
-from gradwire.controllers.factor_search import spaced
+from gradwire.controllers.factor_search import check_factors, spaced
 from gradwire.controllers.gain import Gain, Reading
 from gradwire.controllers.two_levels import check_levels, levels_of, with_levels
 from gradwire.plans import Plan
@@ -143,10 +143,12 @@ class CAT(Controller):
         return self._factors[self._index]
 
     def check(self, plan: Plan) -> None:
-        check_levels(plan, "CAT", self._defaults)
+        check_levels(plan, "CAT", self._defaults, self._reading.share(self._reading.least))
 
     def begin(self, plan: Plan) -> Plan:
         self._origin = plan
+        # shares and seconds were those of another plan
+        self._shown, self._stayed, self._slow = [FactorStats() for _ in self._factors], 0, 0
         return self._plan()
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:
@@ -190,6 +192,7 @@ class CAT(Controller):
     def state_dict(self) -> dict[str, Tensor]:
         seen = [astuple(one) for one in self._shown]
         return {
+            "factors": torch.tensor(self._factors, dtype=torch.float64, device="cpu"),
             "seen": torch.tensor(seen, dtype=torch.float64, device="cpu"),
             "choice": torch.tensor(
                 [self._index, self._stayed, self._slow, self._sent], dtype=torch.float64, device="cpu"
@@ -197,6 +200,7 @@ class CAT(Controller):
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        check_factors(state["factors"].tolist(), self._factors, "min_factor and max_factor")
         self._shown = [FactorStats(*row) for row in state["seen"].tolist()]
         *counts, self._sent = state["choice"].tolist()
         self._index, self._stayed, self._slow = map(int, counts)

@@ -103,7 +103,8 @@ class Controller(Options, ABC):
     decision holds for all ranks from the same step on; the controller does not see the step or
     few that pass meanwhile. So ranks whose arithmetic differs by a bit stay together.
 
-    All but `report`, and methods like it, run on the runtime's thread. Nothing here may wait for a GPU.
+    All but `report`, and methods like it, run on the runtime's thread. `look` and `decide` may wait for a GPU in a few
+    steps, which then take longer; nothing else may.
     """
 
     numbers: ClassVar[int] = 0
@@ -134,7 +135,7 @@ class Controller(Options, ABC):
 
     def begin(self, plan: Plan) -> Plan:
         """The plan to start with, instead of the user's `plan`; called once more when the order of gradients is known,
-        and where a user replans or resumes."""
+        where a user replans or resumes, and for other parameters: what was measured was of the plan before."""
         return plan
 
     @property
@@ -176,3 +177,12 @@ class Controller(Options, ABC):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Loads what `state_dict` returned."""
+
+
+def check_numbers(controller: Controller | None) -> None:
+    """Raises ValueError where more numbers are to travel for a controller than its message holds."""
+    if controller and not 0 <= controller.numbers <= MESSAGE_NUMBERS:
+        raise ValueError(
+            f"{type(controller).__name__} sends numbers={controller.numbers} per step, and 0 to {MESSAGE_NUMBERS} fit "
+            "its message; add up on each rank first, as look() and observe() can"
+        )

@@ -1,5 +1,6 @@
 """GraVAC's search for a compression factor."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isnan, log, nan, sqrt
 from statistics import fmean, linear_regression
@@ -24,6 +25,20 @@ def spaced(smallest: float, largest: float, scaling: Scaling) -> tuple[float, ..
         # a factor within 10 % of the largest is left out
         factors.append(following if following < 0.9 * largest else largest)
     return tuple(factors)
+
+
+def check_factors(saved: Sequence[float], own: Sequence[float], settings: str) -> None:
+    """Raises ValueError for a state that was `saved` with other factors, which follow from these `settings`."""
+    if list(saved) != list(own):
+        raise ValueError(
+            f"it was saved with the factors {_listed(saved)}, these are {_listed(own)}: pass the same {settings}"
+        )
+
+
+def _listed(factors: Sequence[float]) -> str:
+    """The first few of the factors, and the last."""
+    first = ", ".join(f"{factor:g}x" for factor in factors[:3])
+    return f"{first} to {factors[-1]:g}x" if len(factors) > 3 else first
 
 
 def _scale(number: int, scaling: Scaling) -> float:

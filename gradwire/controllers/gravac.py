@@ -1,7 +1,6 @@
 """GraVAC: a search while training for the compression factor that trains fastest."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, isnan, nan
 from time import perf_counter
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.controllers.controller import Controller, Decision, Observation, StepView, rate_dropped
-from gradwire.controllers.factor_search import FactorSearch, Scaling, spaced
+from gradwire.controllers.factor_search import FactorSearch, Scaling, check_factors, spaced
 from gradwire.controllers.gain import Gain, Reading, delay_of
 from gradwire.controllers.guard import Guard
 from gradwire.controllers.two_levels import check_levels, levels_of, with_levels
@@ -77,6 +76,8 @@ class GraVAC(Controller):
     scheduler: Any = field(default=None, metadata={"code": True})
     """The optimizer's learning rate scheduler; without it a drop of the learning rate is not seen."""
     numbers: ClassVar[int] = len(Observed._fields)
+    _settings: ClassVar[str] = "min_factor, max_factor and scaling"
+    """From which its factors follow."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,10 +107,15 @@ class GraVAC(Controller):
         self._losses_read: list[Scalar] = []
 
     def check(self, plan: Plan) -> None:
-        check_levels(plan, "GraVAC", self._defaults)
+        least = self._reading.share(self._factors.least_gain)
+        check_levels(plan, self.called, self._defaults, least)
 
     def begin(self, plan: Plan) -> Plan:
         self._origin = plan
+        # gains and seconds were those of another plan
+        self._factors.explore()
+        self._window.rows.clear()
+        self._begin_anew()
         return self._plan()
 
     def report(self, loss: float | Tensor) -> None:
@@ -169,11 +175,7 @@ class GraVAC(Controller):
         reference, guard, factors = numbers[:4], numbers[4:7], self._factors
         count = len(numbers[7:]) // 3
         saved, shares, seconds = (numbers[7 + count * part :][:count] for part in range(3))
-        if saved != list(factors.factors):
-            raise ValueError(
-                f"it was saved with the factors {_listed(saved)}, these are {_listed(factors.factors)}: "
-                "pass min_factor, max_factor and scaling as they were"
-            )
+        check_factors(saved, factors.factors, self._settings)
         self._window.load(state["steps"])
         factors.index, factors.frozen, factors.compute_s = int(index), bool(frozen), compute_s
         factors.shares, factors.seconds = shares, seconds
@@ -251,9 +253,3 @@ class GraVAC(Controller):
         seconds = self._factors.seconds[self._factors.index] if self._factors.frozen else nan
         self._reference = Reference(seconds=seconds, rate=self._reference.rate)
         self._guard.changed()
-
-
-def _listed(factors: Sequence[float]) -> str:
-    """The first few of the factors, and the last."""
-    first = ", ".join(f"{factor:g}x" for factor in factors[:3])
-    return f"{first} to {factors[-1]:g}x" if len(factors) > 3 else first

@@ -13,7 +13,7 @@ from gradwire.compressors import FP16, QSGD, Compressor, GroupContext, Predictab
 from gradwire.controllers.allocate import allocate
 from gradwire.controllers.controller import MESSAGE_NUMBERS, Controller, Decision, Observation, StepView
 from gradwire.controllers.errors import square_errors
-from gradwire.controllers.recompress import recompress, setting_of, with_options
+from gradwire.controllers.recompress import has, recompress, setting_of, with_options
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.plans import Group, Plan, sizes_follow_from_shapes
 from gradwire.rules import within_length
@@ -65,9 +65,8 @@ class LGreCo(Controller):
                 f"budget={self.budget!r}, limit={self.limit} is no budget; use LGreCo('error'), LGreCo('bytes', 4e6) "
                 "or LGreCo('seconds', 0.05)"
             )
-        # choices whose errors can be predicted
-        if unfit := [choice for choice in self.choices or () if not sizes_follow_from_shapes(choice)]:
-            raise ValueError(f"{unfit[0]} cannot predict its error on a layer; use e.g. choices=(gw.TopK(0.01),)")
+        for choice in self.choices or ():
+            _check_choice(choice)
         if self.interval < 1:
             raise ValueError(f"interval={self.interval} counts steps; use 1 or more, e.g. interval=500")
         self._wire = [0.0, 0.0]
@@ -82,6 +81,7 @@ class LGreCo(Controller):
                 "use e.g. attach(ddp, PowerSGD(4), controller=LGreCo())"
             )
         for compressor in given:
+            _check_choice(compressor)
             if len(self._choices_for(compressor)) > MESSAGE_NUMBERS - 2:
                 raise ValueError(f"{len(self._choices_for(compressor))} choices do not fit the message; use up to 14")
 
@@ -223,6 +223,17 @@ class LGreCo(Controller):
 def _measured(compressor: Compressor) -> TypeGuard[Predictable]:
     """Whether the compressor has an error and can predict it."""
     return sizes_follow_from_shapes(compressor) and not compressor.is_cast
+
+
+def _check_choice(compressor: Compressor) -> None:
+    """Raises ValueError for a compressor whose error on a layer is not to be compared."""
+    if not sizes_follow_from_shapes(compressor):
+        raise ValueError(f"{compressor} cannot predict its error on a layer; use e.g. choices=(gw.TopK(0.01),)")
+    if compressor.is_update or compressor.sign_vote:
+        raise ValueError(f"{compressor} makes no mean of gradients, which others are compared with; use PowerSGD(4)")
+    # it sends what passes, whatever its ratio
+    if has(compressor, "threshold"):
+        raise ValueError(f"the error of {compressor} follows from its threshold; use e.g. TopK(0.01)")
 
 
 def _around(given: Predictable) -> list[Predictable]:

@@ -12,6 +12,13 @@ from gradwire.plans import Plan
 from gradwire.slots import Slot
 
 
+class _OneFactor(GraVAC):
+    """GraVAC, as ScaDLES's errors call it."""
+
+    called = "ScaDLES"
+    _settings = "factor"
+
+
 @dataclass
 class ScaDLES(Controller):
     """GraVAC with one factor: each group is compressed where that loses little energy of gradient and residual, else
@@ -32,7 +39,7 @@ class ScaDLES(Controller):
                 f"factor={self.factor}, loss={self.loss}: factors are 1 or more, losses shares; "
                 "use e.g. ScaDLES(factor=10, loss=0.3)"
             )
-        self._inner = GraVAC(self.factor, self.factor, self.window, gain="energy", min_gain=1 - self.loss)
+        self._inner = _OneFactor(self.factor, self.factor, self.window, gain="energy", min_gain=1 - self.loss)
 
     @property
     def decisions(self) -> list[Decision]:  # pyright: ignore[reportIncompatibleVariableOverride]

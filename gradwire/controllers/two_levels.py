@@ -40,8 +40,9 @@ def levels_of(seen: StepView) -> Iterator[tuple[MultiLevel, GroupView]]:
             yield view.group.compressor, view
 
 
-def check_levels(plan: Plan, controller: str, defaults: Defaults) -> None:
-    """Raises ValueError, naming the call that works, where the plan's groups cannot have levels for a `controller`."""
+def check_levels(plan: Plan, controller: str, defaults: Defaults, least: float) -> None:
+    """Raises ValueError, naming the call that works, where the plan's groups cannot have levels for a `controller`,
+    which send everything where they hold less than the `least` share."""
     # some group has a sparsifier
     leveled = [group for group in plan.groups if group.compressor.has_levels and group.compressor.biased]
     if not leveled:
@@ -54,6 +55,11 @@ def check_levels(plan: Plan, controller: str, defaults: Defaults) -> None:
     for group in leveled:
         if not group.memory.error_feedback:
             raise ValueError(f"{controller}'s gain is that of gradient and residual; use memory=Residual()")
+        if least and group.memory.masks_sent:
+            raise ValueError(
+                f"{controller} sends all where its levels gain too little, of which DGCMemory keeps no momentum; "
+                "use memory=Residual()"
+            )
         if not group.communicator.sends_levels and group in named:
             name = group.communicator.name
             raise ValueError(f"{controller}'s levels are gathered, not sent by {name}(); leave communicator= out")

@@ -52,6 +52,9 @@ class WarmUp(Controller):
                 f"WarmUp(bits={self.bits}) keeps what it does not send, and {plan.groups[0].compressor} has no memory; "
                 "use memory=Residual(), or e.g. attach(ddp, TopK(0.01), controller=WarmUp(bits=8))"
             )
+        # no updates, in place of which bits would bring gradients
+        if update := next((group.compressor for group in plan.groups if group.compressor.is_update), None):
+            raise ValueError(f"bits={self.bits} send mean gradients, and {update} makes updates; leave WarmUp out")
         # and no memory that masks what was sent
         if any(group.memory.wants_sparse for group in plan.groups):
             raise ValueError(
@@ -65,6 +68,11 @@ class WarmUp(Controller):
             raise ValueError(
                 f"WarmUp changes a sparsifier's ratio, and {plan.groups[0].compressor} has none; "
                 "use e.g. attach(ddp, DGC(0.001), controller=WarmUp())"
+            )
+        if max(ratios) == 1:
+            raise ValueError(
+                "the compressor sends all already, with ratio=1, and nothing warms up; "
+                "use e.g. attach(ddp, TopK(0.01), controller=WarmUp())"
             )
         for group in plan.groups if self.dense else ():
             if has(group.compressor, "ratio") and group.memory.wants_sparse:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gradwire.communicators import Communicator
 from gradwire.compressors import FP32, Compressor
-from gradwire.controllers import Controller
+from gradwire.controllers import Controller, check_numbers
 from gradwire.frontends.automatic import check_ignored
 from gradwire.frontends.given_rules import GivenRule, facts_of, planned, planned_by, rules_of, warn_of
 from gradwire.frontends.keywords import Dense
@@ -164,6 +164,7 @@ class StepChoices(Choices):
         super().check()
         # each option by itself
         check_type("controller", self.controller, (Controller,), "gw.GraVAC()")
+        check_numbers(self.controller)
         check_type("candidates", self.candidates, (list, tuple), "[gw.BF16(), gw.TopK(0.01)]", optional=False)
         check_type("scaler", self.scaler, (torch.amp.GradScaler,), "torch.amp.GradScaler()")
         check_type("rows", self.rows, (Compressor, str), "gw.Quantized(8)")
@@ -272,9 +273,8 @@ class StepChoices(Choices):
 def parameters_of(
     module: nn.Module, reduces: Callable[[nn.Parameter], bool] = lambda p: p.requires_grad
 ) -> tuple[dict[str, nn.Parameter], set[str]]:
-    """The parameters that are reduced, by name, and the names of the others, including empty ones.
-
-    Raises ValueError where there is none, and where they lie on several devices."""
+    """The parameters that are reduced, by name, and the names of the others, including empty ones. Raises ValueError
+    where there is none, and where they lie on several devices."""
     # those that need a gradient and have elements
     named = dict(module.named_parameters())
     reduced = {name: p for name, p in named.items() if reduces(p) and p.numel()}

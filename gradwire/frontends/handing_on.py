@@ -7,6 +7,7 @@ from gradwire.checkpoint import GROUP, Exported, StateDict, Unpacked, pack, unpa
 from gradwire.compressors.context import SHARED
 from gradwire.frontends.handle import Handle
 from gradwire.plans import Plan
+from gradwire.runtime.control import origin_of
 
 
 def without_memories(state: StateDict) -> StateDict:
@@ -33,7 +34,10 @@ def go_on(handle: Handle, common: StateDict, own: StateDict | None, rank: int, r
     lacks. All ranks call this together with a new `handle`: each loads its state, then the old plan is in force."""
     first = unpack(common)
     about = replace(first.about, rank=rank, ranks=ranks)
-    # all ranks together: the common state, with the memories that each has kept
+    # all ranks together: the plan that the controller began with, where there is one, so that it goes on from that
+    if "origin" in first.job:
+        handle.replan(origin_of(first.job))
+    # the common state, with the memories that each has kept
     handle.load_state_dict(_with_memories(replace(first, about=about), unpack(own).exported if own else {}))
     # then the plan that was in force: the new handle has the one of its options
     plan = Plan.from_json(about.plan)

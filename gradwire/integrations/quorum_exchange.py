@@ -138,8 +138,9 @@ class QuorumExchange:
         mesh = Mesh.of(ProcessGroup.beside(self._manager._pg.parent))
         runtime, front_end = self._make(mesh)
         self.handle = Handle(runtime, front_end)
-        # what is equal on all comes from a replica that has it; the memories are each one's own
-        shared = self._shared() or without_memories(self.handle.state_dict())
+        # what is equal on all comes from the first replica, for controllers may differ by a step where an exchange has
+        # ended within a vote; the memories are each one's own
+        shared = self.handle.from_first(self._shared() or without_memories(self.handle.state_dict()))
         go_on(self.handle, shared, self._own(), mesh.rank, mesh.ranks)
         # this quorum's exchange goes on from here
         self.runtime, self._states, self._healed, self._has_met = runtime, {}, {}, True

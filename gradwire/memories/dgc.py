@@ -43,12 +43,21 @@ class DGCMemory(Memory, recordable=True):
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"clip={self.clip} is no norm; use a positive number or None")
 
+    @property
+    def masks_sent(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.masking
+
     def check(self, compressor: Compressor) -> None:
         super().check(compressor)
         if not compressor.sparse:
             raise ValueError(
                 f"DGCMemory masks the coordinates that were sent whole, and {compressor} sends none so; "
                 "pair it with DGC(), TopK() or RandomK(), or use Residual()"
+            )
+        if compressor.may_send_all and self.masks_sent:
+            raise ValueError(
+                f"{compressor} sends all where its levels hold too little, of which DGCMemory keeps no momentum; "
+                "use min_share=0, or Residual()"
             )
 
     def add(self, flat: Mapping[str, DoubleBuffer], gradient: LazySum, layout: Layout, ranks: int) -> LazySum:

@@ -28,6 +28,8 @@ class Memory(Options, Recordable, ABC):
     """The names of its tensors of gradient size, "residual" among them; none where nothing is kept."""
     wants_sparse: ClassVar[bool] = False
     """Works only with compressors that send coordinates exactly or not at all."""
+    masks_sent: ClassVar[bool] = False
+    """Keeps nothing of coordinates that were sent."""
 
     @property
     def residual_dtype(self) -> torch.dtype:

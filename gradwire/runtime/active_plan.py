@@ -1,6 +1,7 @@
 """The plan in force, and how it becomes another one: a user's, a controller's, a checkpoint's, or the first plan made
 again once the order of gradients is known."""
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from statistics import median
@@ -21,6 +22,7 @@ from gradwire.slots import Slot
 
 NO_NATIVE = "a native plan leaves reducing to DDP, and here there is none; use FP32() instead"
 """The refusal of a native plan by front ends without anything underneath that reduces."""
+_log = logging.getLogger("gradwire")
 
 
 class ActivePlan:
@@ -62,6 +64,8 @@ class ActivePlan:
         control.paused = self.follows_order
         steps.store.train(self._names)
         self._install(self.first)
+        # what a controller begins anew with, where a state has nothing of one
+        self._fresh = {name: tensor.detach().clone() for name, tensor in self.export().items()}
         steps.close()
 
     def agreed(self, make: Callable[[], Plan]) -> Plan:
@@ -164,11 +168,11 @@ class ActivePlan:
     def check(self, read: checkpoint.Unpacked) -> None:
         """Raises ValueError where this job cannot go on from a state. The controller has then loaded it: `restore`
         brings back its own."""
-        if not (read.job and self._options.controller):
+        if not self._options.controller:
             return
         # the controller loads the state here; where it cannot, the caller brings back its own
         try:
-            self._load_controller(read.job).check(self.trained)
+            self._load_controller(read.job)[0].check(self.trained)
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
             name = type(self._options.controller).__name__
             raise ValueError(f"{name} cannot go on from this state ({error}); load what this job saved") from error
@@ -176,31 +180,62 @@ class ActivePlan:
     def restore(self, job: Mapping[str, Tensor]) -> None:
         """Brings the controller back to an `export`."""
         if self._options.controller:
-            self._load_controller(job)
+            self._load_saved(job)
 
     def load(self, read: checkpoint.Unpacked) -> None:
         """Goes on from a state; a plan that was made from slots in their order is made again in the state's order."""
         self.order, self._waits = read.about.order or self.order, read.job
-        if read.job and self._options.controller:
-            plan = self._load_controller(read.job)
-            self._control.forget()
-            self._replace(plan)
-            # the steps that the controller had asked for are made again, all of them
-            self._apply(native_of(read.job))
+        if self._options.controller:
+            self._load_with_controller(read)
         elif self._remake and read.about.order:
             self._replace(self._begin(self._remake(self._in_order(self.trained))))
 
-    def _load_controller(self, job: Mapping[str, Tensor]) -> Plan:
-        """Loads the controller; returns the plan that was in force."""
-        self._begin(origin_of(job))
+    def _load_with_controller(self, read: checkpoint.Unpacked) -> None:
+        plan, native = self._load_controller(read.job)
+        self._control.forget()
+        # before the first step the order of gradients is yet to come
+        known = read.about.order or read.job
+        self._replace(plan, self._remake if not read.step else None if known else self._follow_order)
+        # the steps that the controller had asked for are made again, all of them
+        self._apply(native)
+        # say it where the user's compressor is another one than in the state
+        before, now = _ways(origin_of(read.job)) if read.job else {}, _ways(self.origin)
+        changed = [name for name, way in now.items() if before.get(name, way) != way]
+        if changed and self._pipeline.mesh.rank == 0:
+            was, own = (" + ".join(map(str, each[changed[0]])) for each in (before, now))
+            controller = type(self._options.controller).__name__
+            _log.warning("the state sent %r as %s; %s goes on from this job's %s", changed[0], was, controller, own)
+
+    def _load_controller(self, job: Mapping[str, Tensor]) -> tuple[Plan, Change | None]:
+        """Loads the controller; returns the plan that follows, and the request by which it is native. Without a state
+        it begins anew."""
+        own = self._made_for(self.trained).only({slot.name for slot in self.trained})
+        saved = self._load_saved(job or self._fresh)
+        if job and (self.origin.native or _ways(self.origin) == _ways(own)):
+            return saved, native_of(job)
+        # the user names another compressor, or trains other parameters: as after a replan
+        self._control.decided = None
+        return self._begin(own), None
+
+    def _load_saved(self, job: Mapping[str, Tensor]) -> Plan:
+        """Brings the controller back to an `export`, with the slots that it had; returns the plan that was in force."""
+        controller = self._options.controller
+        assert controller is not None
+        # some may be frozen now, or not be reduced any more, but the model has them
+        self.origin = origin_of(job)
+        named = _ways(self.origin).keys() - set(self._options.others)
+        self.origin.only(named).check([slot for slot in self._slots if slot.name in named])
+        controller.begin(self.origin)
         plan = self._control.load(job)
         if not self._options.can_be_native and (plan.native or isinstance(self._control.decided, NativeRequest)):
             raise ValueError(NO_NATIVE)
         return plan
 
-    def _replace(self, plan: Plan) -> None:
-        """Puts a plan in force that no controller decided on."""
-        self._follow_order, self._control.paused, self.native_steps, self._native = None, False, None, None
+    def _replace(self, plan: Plan, follows: Callable[[list[Slot]], Plan] | None = None) -> None:
+        """Puts a plan in force that no controller decided on; it is made again once the order of gradients is known,
+        where that `follows`."""
+        self._follow_order, self.native_steps, self._native = follows, None, None
+        self._control.paused = self.follows_order
         self._install(plan)
 
     def _begin(self, plan: Plan) -> Plan:
@@ -258,3 +293,8 @@ class ActivePlan:
         # rank 0's order holds on all ranks
         self._pipeline.agree(partial(self._pipeline.mesh.share, [order], order.device))
         return tuple(self._slots[slot].name for slot in order.tolist())
+
+
+def _ways(plan: Plan) -> Mapping[str, tuple[object, object, object]]:
+    """How each parameter is sent."""
+    return {name: (group.compressor, group.memory, group.communicator) for group in plan.groups for name in group.slots}

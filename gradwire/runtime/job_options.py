@@ -55,7 +55,7 @@ class JobOptions:
     trained: Collection[str] | None = None
     """The parameters that are trained at first, of all that have slots; by default all."""
     plan_for: Callable[[list[Slot]], Plan] | None = None
-    """Makes the plan when other parameters are trained."""
+    """Makes the user's plan for the parameters that are trained."""
     sparse: Collection[str] = ()
     """Parameters whose gradients are sparse. No plan has them: their rows travel beside it."""
     finds_sparse: bool = False

@@ -177,6 +177,7 @@ def test_ranks_whose_gradients_differ_wildly_choose_alike():
     [
         ("takes a Sparsifier, e.g. codec=TopK(ratio=0.1", lambda: gw.MultiLevel(gw.QSGD())),
         ("use e.g. MultiLevel(TopK(0.1), further=10)", lambda: gw.MultiLevel(gw.RandomK(0.1, rescale=True))),
+        ("use min_share=0, or Residual()", lambda: gw.DGCMemory().check(gw.MultiLevel())),
         ("use 1 or more, e.g. further=10", lambda: gw.MultiLevel(further=0.5)),
         ("it lies in [0, 1]", lambda: gw.MultiLevel(min_share=2)),
         ("takes 'energy' or 'magnitude', e.g. measure='energy'", lambda: gw.MultiLevel(measure="both")),  # pyright: ignore[reportArgumentType]

@@ -1,6 +1,7 @@
 """CAT: the choice alone, and at work on ranks whose clocks the tests wind."""
 
 import re
+from math import isnan
 from typing import get_args
 
 import pytest
@@ -155,6 +156,25 @@ def test_a_run_that_was_cut_goes_on_bit_for_bit(cut: int):
         running.close()
 
 
+@pytest.mark.parametrize("saved", [(10, 1000), (5, 50)])
+def test_a_state_of_other_factors_is_refused(saved: tuple[float, float]):
+    """Also where there are as many: what was measured of 20x would count as that of 40x."""
+    with pytest.raises(ValueError, match=r"these are 10x, 20x, 40x to 100x: pass the same min_factor and max_factor"):
+        gw.CAT(10, 100).load_state_dict(gw.CAT(*saved).state_dict())
+
+
+def test_what_was_measured_of_another_plan_does_not_count():
+    running = controlled()
+    run(running, range(20))
+    factor, given = running.controllers[0].factor, running.controllers[0]._origin  # pyright: ignore
+    running.install(gw.Plan(given.groups[::-1]))
+    for controller in running.controllers:
+        assert all(isnan(shown.seconds) for shown in controller._shown)  # pyright: ignore
+        assert (controller.factor, controller._stayed) == (factor, 0)  # pyright: ignore
+    run(running, range(20, 40))
+    running.close()
+
+
 @pytest.mark.parametrize("factors", [(100, 10), (0.5, 10), (10, 10)])
 def test_factors_out_of_order_are_refused(factors):
     with pytest.raises(ValueError, match=re.escape("use e.g. CAT(min_factor=10, max_factor=1000)")):
@@ -166,6 +186,7 @@ def test_factors_out_of_order_are_refused(factors):
     [
         ("use attach(ddp, TopK(0.1), controller=CAT())", (gw.PowerSGD(2), gw.Residual(), gw.AllReduce())),
         ("of gradient and residual; use memory=Residual()", (gw.TopK(0.1), gw.NoMemory(), gw.AllGather())),
+        ("DGCMemory keeps no momentum; use memory=Residual()", (gw.TopK(0.1), gw.DGCMemory(), gw.AllGather())),
     ],
 )
 def test_what_gives_no_levels_is_refused_when_attached(text, parts):

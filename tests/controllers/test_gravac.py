@@ -415,7 +415,7 @@ def test_a_state_of_a_search_over_other_factors_is_refused(saved: dict[str, Any]
     controller = gw.GraVAC()
     before = controller.state_dict()
     with pytest.raises(
-        ValueError, match=r"saved with the factors .*, these are 10x, 12\.6x, 15\.8x to 1000x: pass min_"
+        ValueError, match=r"saved with the factors .*, these are 10x, 12\.6x, 15\.8x to 1000x: pass the same min_"
     ):
         controller.load_state_dict(gw.GraVAC(**saved).state_dict())
     assert all(
@@ -423,9 +423,25 @@ def test_a_state_of_a_search_over_other_factors_is_refused(saved: dict[str, Any]
     )
 
 
+def test_what_was_measured_of_another_plan_does_not_count():
+    """The factor in force stays, and is where the search begins."""
+    running = controlled()
+    run(running, range(13))
+    before = factor(running)
+    given = running.controllers[0]._origin  # pyright: ignore
+    running.install(gw.Plan(given.groups[::-1]))
+    for controller in running.controllers:
+        assert not controller._window.rows  # pyright: ignore
+        assert not controller._factors.tried  # pyright: ignore
+    assert factor(running) == before
+    run(running, range(13, 22))
+    assert len(running.controllers[0]._factors.tried) == 1  # pyright: ignore
+    running.close()
+
+
 def test_a_state_of_0_2_0_is_refused():
     state = gw.GraVAC().state_dict()
-    with pytest.raises(ValueError, match="pass min_factor, max_factor and scaling as they were"):
+    with pytest.raises(ValueError, match="pass the same min_factor, max_factor and scaling"):
         gw.GraVAC().load_state_dict(state | {"search": state["search"][:19]})
 
 

@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Collection
+from math import isnan
 from unittest.mock import patch
 
 import numpy as np
@@ -71,6 +72,7 @@ def test_nothing_fits_so_the_cheapest_is_taken():
         [gw.TopK(0.01), gw.TopK(0.1), gw.TopK(1.0)],
         [gw.EFSignSGD(), gw.TopK(0.1)],
         [gw.TernGrad(), gw.QSGD(), gw.FP16()],
+        [gw.TopK(0.1, value_bits=4), gw.TopK(0.1), gw.TopK(1.0, value_bits=4)],
     ],
     ids=str,
 )
@@ -96,6 +98,14 @@ def test_of_low_rank_it_is_the_tail_of_the_singular_values():
     squares = values.square().double()
     assert errors[:3] == pytest.approx([float(squares[rank:].sum()) for rank in (1, 4, 8)], rel=0.05)
     assert errors[3] == 0, "travels dense"
+
+
+@pytest.mark.parametrize("number", [torch.inf, torch.nan])
+def test_of_what_is_not_finite_no_error_is_known(number: float):
+    """On a GPU such a layer is measured before the step is found to count for no rank."""
+    x = torch.randn(SLOTS[0].numel, generator=torch.Generator().manual_seed(0))
+    x[7] = number
+    assert all(map(isnan, square_errors(x, SLOTS[0], [gw.PowerSGD(1), gw.PowerSGD(4)])))
 
 
 def test_choices_of_several_kinds_are_each_judged_by_their_own():
@@ -241,6 +251,10 @@ def test_a_run_that_was_cut_goes_on_bit_for_bit(cut: int):
         ("e.g. interval=500", lambda: gw.LGreCo(interval=0)),
         ("use e.g. attach(ddp, PowerSGD(4), controller=LGreCo())", lambda: gw.LGreCo().check(fp32())),
         ("cannot predict its error", lambda: gw.LGreCo(choices=(gw.MultiLevel(),))),
+        ("makes no mean of gradients", lambda: gw.LGreCo().check(plan_of(SLOTS, gw.Dion(4), *SUMMED))),
+        ("makes no mean of gradients", lambda: gw.LGreCo(choices=(gw.Dion(4),))),
+        ("makes no mean of gradients", lambda: gw.LGreCo().check(fp32(gw.SignSGD()))),
+        ("follows from its threshold", lambda: gw.LGreCo().check(sparse(gw.HardThreshold(0.1)))),
         ("use up to 14", lambda: gw.LGreCo(choices=tuple(gw.TopK(i / 20) for i in range(1, 19))).check(sparse())),
     ],
 )
@@ -249,12 +263,15 @@ def test_what_makes_no_sense_is_refused(text, make):
         make()
 
 
-def fp32() -> gw.Plan:
-    return plan_of(SLOTS, gw.FP32(), gw.NoMemory(), gw.AllReduce())
+SUMMED = gw.Residual(), gw.AllReduce()
 
 
-def sparse() -> gw.Plan:
-    return plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather())
+def fp32(compressor: gw.Compressor = gw.FP32()) -> gw.Plan:  # noqa: B008
+    return plan_of(SLOTS, compressor, gw.NoMemory(), gw.plans.default_communicator(compressor))
+
+
+def sparse(compressor: gw.Compressor = gw.TopK(0.1)) -> gw.Plan:  # noqa: B008
+    return plan_of(SLOTS, compressor, gw.Residual(), gw.AllGather())
 
 
 def test_layers_are_not_joined_to_groups_that_are_too_long_for_their_compressor():

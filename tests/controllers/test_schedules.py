@@ -145,6 +145,22 @@ def test_dense_steps_have_no_dgc_memory():
         gw.WarmUp(bits=8).check(plan)
 
 
+@pytest.mark.parametrize("make", [gw.GraVAC, gw.CAT, gw.ScaDLES])
+def test_levels_that_fall_back_to_everything_have_no_dgc_memory(make):
+    plan = plan_of(SLOTS, gw.DGC(0.1), gw.DGCMemory(), gw.AllGather())
+    with pytest.raises(ValueError, match=f"{make.__name__} sends all where .* use memory=Residual"):
+        make().check(plan)
+
+
+@pytest.mark.parametrize(
+    ("controller", "masking"), [(gw.GraVAC(min_gain=0), True), (gw.ScaDLES(loss=1), True), (gw.CAT(), False)], ids=str
+)
+def test_momentum_stays_where_levels_never_fall_back_or_nothing_is_masked(controller: gw.Controller, masking: bool):
+    plan = plan_of(SLOTS, gw.DGC(0.1), gw.DGCMemory(masking=masking), gw.AllGather())
+    controller.check(plan)
+    assert controller.begin(plan) != plan
+
+
 def accordion(schedule: Schedule | None = None, interval: int = 3) -> gw.Accordion:
     return gw.Accordion(0.5, 0.25, schedule or Schedule(), interval)
 
@@ -179,6 +195,32 @@ def test_accordions_threshold_says_which_change_is_critical(threshold: float, ra
         running.step(grads)
     assert settings(running)["second.weight"] == ratio
     running.close()
+
+
+def test_accordion_has_nothing_to_compare_the_first_interval_with():
+    running = start(lambda: gw.Accordion(0.5, 0.25, Schedule(), 5, threshold=1.5))
+    used = []
+    for _ in range(13):
+        running.step(draw(SLOTS, 2, 0))
+        used.append(settings(running)["first.weight"])
+    assert used[6:8] == [0.5, 0.5]
+    assert used[-1] == 0.25
+    running.close()
+
+
+def test_accordions_first_interval_begins_where_it_begins():
+    """Also where the job has made many steps before, as with a state that has nothing of a controller."""
+    plain = Job(plan_of(SLOTS, gw.TopK(0.01), gw.Residual(), gw.AllGather()), SLOTS, 2)
+    run(plain, range(7))
+    running = start(lambda: accordion(interval=5))
+    run(running, range(23))
+    running.load(plain.states())
+    del running.controllers[0].decisions[:]
+    run(running, range(7, 20))
+    # steps 7 to 11, 12 to 16
+    assert [decision.step for decision in running.controllers[0].decisions] == [13, 18]
+    for each in (plain, running):
+        each.close()
 
 
 def test_a_rate_that_falls_from_step_to_step_drops_now_and_then():
@@ -256,6 +298,11 @@ def test_accordion_keeps_the_layers_of_its_plan_alone():
         assert other.state_dict().keys() == saved.keys()
 
 
+def test_scadles_refuses_a_state_of_another_factor_by_its_own_options():
+    with pytest.raises(ValueError, match=r"these are 10x: pass the same factor$"):
+        gw.ScaDLES(10).load_state_dict(gw.ScaDLES(5).state_dict())
+
+
 def test_scadles_sends_all_where_too_much_would_be_lost():
     kinds = []
     for loss in (0.95, 0.05):
@@ -310,7 +357,11 @@ def test_options_that_make_no_sense_are_refused(text, make):
         ("use Accordion(low, high, scheduler=scheduler)", gw.Accordion(0.1, 0.01), gw.TopK(0.1)),
         ("use TopK(0.1), or PowerSGD(4)", gw.Accordion(0.1, 0.01, Schedule()), gw.QSGD()),
         ("use e.g. Accordion(low=4, high=1", gw.Accordion(4, 0.5, Schedule()), gw.PowerSGD(4)),
+        ("compares norms of mean gradients, and Dion", gw.Accordion(4, 1, Schedule()), gw.Dion(4)),
         ("use e.g. WarmUp(start=0.4)", gw.WarmUp(0.05), gw.TopK(0.1)),
+        ("sends all already, with ratio=1", gw.WarmUp(), gw.TopK(1.0)),
+        ("makes updates; leave WarmUp out", gw.WarmUp(bits=8), gw.Dion(4)),
+        ("use attach(ddp, TopK(0.1), controller=ScaDLES())", gw.ScaDLES(), gw.PowerSGD()),
         ("use e.g. attach(ddp, DGC(0.001), controller=WarmUp())", gw.WarmUp(), gw.PowerSGD()),
     ],
 )

@@ -53,6 +53,14 @@ def test_what_a_plan_raises_leaves_nothing_open(error: type[Exception]):
     assert transport.closed
 
 
+def test_a_controller_whose_numbers_do_not_fit_its_message_is_refused():
+    class Wide(gw.WarmUp):
+        numbers = 1000
+
+    with pytest.raises(ValueError, match="Wide sends numbers=1000 per step, and 0 to 16 fit its message"):
+        StepChoices.of(gw.TopK(0.1), controller=Wide()).check()
+
+
 def test_a_model_on_two_devices_or_without_parameters_is_refused():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3, device="meta"))
     with pytest.raises(ValueError, match=r"'0\.bias' is on cpu and '1\.bias' on meta"):

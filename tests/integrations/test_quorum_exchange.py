@@ -11,11 +11,13 @@ import torch
 import gradwire as gw
 from gradwire.checkpoint import unpack
 from gradwire.frontends.idle import Nothing
+from gradwire.integrations import quorum_exchange
 from gradwire.integrations.quorum_exchange import QuorumExchange
 from gradwire.runtime.failures import Interrupted
+from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
 from tests.support import harness
-from tests.support.harness import SMALL, draw, plan_of, slots_of
+from tests.support.harness import SMALL, draw, plan_of, raising, slots_of
 
 SLOTS = slots_of(SMALL)
 
@@ -53,6 +55,9 @@ class Manager:
         return self.step
 
     def start_quorum(self) -> None: ...
+
+    def errored(self) -> Exception | None:
+        return self.reported[0] if self.reported else None
 
     def report_error(self, error: Exception) -> None:
         self.reported.append(error)
@@ -133,6 +138,45 @@ def test_a_replica_goes_on_from_the_least_step_of_its_ranks():
     exchange.begin()
     assert manager.step == 3
     assert "has not healed" in str(manager.reported)
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.05], ids=["options", "replan"])
+def test_replicas_whose_controllers_differ_by_a_step_go_on_together(ratio: float, monkeypatch: pytest.MonkeyPatch):
+    """Of two, one has heard that the exchange has ended before it counts a step that both have voted for. The plan is
+    that of their options, or another one that was installed since."""
+    plan, asked = (plan_of(SLOTS, gw.TopK(each), gw.Residual(), gw.AllGather()) for each in (0.1, ratio))
+    monkeypatch.setattr(quorum_exchange, "ProcessGroup", SimpleNamespace(beside=lambda parent: parent))
+    transports = gw.Threads.group(2)
+
+    def options() -> JobOptions:
+        return JobOptions(controller=gw.WarmUp(0.4, steps=8), elastic=True, voted=True, plan_for=lambda slots: plan)
+
+    def make(mesh: gw.Mesh) -> tuple[Runtime, Any]:
+        return Runtime(lambda: plan, SLOTS, mesh, harness.CPU, options()), Nothing()
+
+    with harness.job(
+        plan, SLOTS, 2, controllers=[gw.WarmUp(0.4, steps=8) for _ in range(2)], elastic=True, voted=True
+    ) as running:
+        running.install(asked)
+        running.step(draw(SLOTS, 2, 0))
+        running.runtimes[0].commit()
+        running.runtimes[1]._steps.count()
+        states = running.states()
+    assert not torch.equal(states[0]["//done"], states[1]["//done"])
+    managers, exchanges = [Manager(lambda: None) for _ in range(2)], list[QuorumExchange]()
+    for manager, transport, state in zip(managers, transports, states, strict=True):
+        exchanges.append(QuorumExchange(manager, make, lambda step: step, None))
+        manager._pg.parent, manager.step = transport, 1
+        exchanges[-1]._states, exchanges[-1]._has_met = {1: state}, True
+    raising(harness.together(2, lambda rank: exchanges[rank].begin()))
+    for exchange, manager, state in zip(exchanges, managers, states, strict=True):
+        assert not manager.reported
+        went_on = exchange.state()["memories"]
+        assert torch.equal(went_on["//done"], states[0]["//done"])
+        assert exchange.runtime is not None
+        assert exchange.runtime._active.origin == asked
+        assert all(torch.equal(went_on[key], state[key]) for key in state if key.endswith("residual"))
+        exchange.handle.leave()
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
