@@ -1,4 +1,4 @@
-// Packing by itself, for payloads that are not blocks.
+// Packing of signs by itself, for payloads that are not blocks.
 #include "kernels.h"
 
 GW_API void gw_pack_signs(const float* x, int64_t n, int zero_is_plus, uint8_t* codes) {
@@ -6,11 +6,3 @@ GW_API void gw_pack_signs(const float* x, int64_t n, int zero_is_plus, uint8_t* 
 }
 
 GW_API void gw_unpack_signs(const uint8_t* codes, int64_t n, float* out) { kernels().unpack_signs(codes, n, out); }
-
-GW_API void gw_pack_codes(const int8_t* numbers, int64_t n, int bits, uint8_t* codes) {
-  kernels().pack_codes(numbers, n, bits, codes);
-}
-
-GW_API void gw_unpack_codes(const uint8_t* codes, int64_t n, int bits, int8_t* numbers) {
-  kernels().unpack_codes(codes, n, bits, numbers);
-}

@@ -1,17 +1,35 @@
 // Which level's kernels run: the machine's best, or what a test asks for.
 #include <atomic>
+#if defined(GW_X86)
+#include <cpuid.h>
+#endif
 
 #include "kernels.h"
 
 namespace {
 
+#if defined(GW_X86)
+// Of what CMakeLists.txt compiles AVX2's level with, that for which GCC 9's __builtin_cpu_supports has no word.
+bool has_half_floats_and_leading_zeros() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C && __get_cpuid(0x80000001, &a, &b, &c, &d) && c & bit_LZCNT;
+}
+
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+         __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt") && has_half_floats_and_leading_zeros();
+}
+
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+
 int best() {
 #if defined(GW_X86)
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl"))
-    return 4;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2")) return 3;
+  if (has_avx2()) return has_avx512() ? 4 : 3;  // AVX-512's level has all of AVX2's instructions
 #endif
   return 1;
 }

@@ -12,7 +12,7 @@
 #endif
 
 // Changes whenever a function's meaning or a struct's layout does. The loader refuses any other.
-#define GW_ABI 7
+#define GW_ABI 9
 
 enum gw_dtype { GW_ABSENT, GW_FLOAT32, GW_BFLOAT16, GW_FLOAT16 };
 enum gw_kind { GW_NEAREST, GW_STOCHASTIC, GW_SIGN, GW_ONE_BIT, GW_SHARED_EXPONENT };
@@ -119,11 +119,9 @@ GW_API void gw_pack_entries(const gw_layout* layout, const uint32_t* indices, fl
 // The entries of a payload, and how many; -1 where it is no payload.
 GW_API int64_t gw_unpack_entries(const gw_layout* layout, const uint8_t* payload, uint32_t* indices, float* values);
 
-// One bit per sign (1 for plus), and 2, 3, 4 or 8 bits per whole number in two's complement; the first element lowest.
+// One bit per sign, 1 for plus; the first element lowest.
 GW_API void gw_pack_signs(const float* x, int64_t n, int zero_is_plus, uint8_t* codes);
 GW_API void gw_unpack_signs(const uint8_t* codes, int64_t n, float* out);
-GW_API void gw_pack_codes(const int8_t* numbers, int64_t n, int bits, uint8_t* codes);
-GW_API void gw_unpack_codes(const uint8_t* codes, int64_t n, int bits, int8_t* numbers);
 
 // x rounded stochastically to bfloat16, with 16 bits of noise an element.
 GW_API void gw_round_stochastically(const float* x, int64_t n, uint16_t* out, uint64_t* noise);

@@ -43,8 +43,6 @@ struct Kernels {
                      bool add);
   void (*pack_signs)(const float* x, int64_t n, bool zero_is_plus, uint8_t* codes);
   void (*unpack_signs)(const uint8_t* codes, int64_t n, float* out);
-  void (*pack_codes)(const int8_t* numbers, int64_t n, int bits, uint8_t* codes);
-  void (*unpack_codes)(const uint8_t* codes, int64_t n, int bits, int8_t* numbers);
   // Products of one matrix M (rows, columns) with thin factors P (rank, rows) and Q (rank, columns).
   void (*project_rows)(const float* m, const float* q, int64_t rows, int64_t columns, int64_t rank, float* p);
   void (*project_columns)(const float* m, const float* p, int64_t rows, int64_t columns, int64_t rank, float* q);

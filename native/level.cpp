@@ -11,7 +11,6 @@
 #include "thin.h"
 
 const Kernels GW_TABLE = {
-    add_gradient, pick_large,   take_large, count_large,  group_maxima, quantise_blocks, dequantise_blocks,
-    pack_signs,   unpack_signs, pack_codes, unpack_codes, project_rows, project_columns, thin_product,
-    round_stochastically,
+    add_gradient, pick_large,   take_large,   count_large,     group_maxima, quantise_blocks,      dequantise_blocks,
+    pack_signs,   unpack_signs, project_rows, project_columns, thin_product, round_stochastically,
 };

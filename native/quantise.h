@@ -81,8 +81,8 @@ template <int KIND> GW_INLINE Scale write_scale(float most, int top, uint8_t** s
                                  : write_power_of_two(most, scales);
 }
 
-// Codes as bytes, and what is left; `words` are the noise of those that have it, 16 bits each. With a shared exponent it
-// takes no whole number to another one.
+// Codes as bytes, and what is left; `words` are the noise of those that have it, 16 bits each. Its mean is 0, and it takes
+// no whole number to another one.
 template <int KIND>
 GW_INLINE void round_part(float* x, int64_t n, Scale scale, int top, const uint64_t* words, bool keep,
                           int8_t* numbers) {
@@ -95,7 +95,7 @@ GW_INLINE void round_part(float* x, int64_t n, Scale scale, int top, const uint6
     } else {
       const Shorts noise = load<Shorts>(reinterpret_cast<const char*>(words) + 2 * i);
       q += floats(widen(noise)) * 0x1p-16f;
-      if (KIND == GW_SHARED_EXPONENT) q += splat(0x1p-17f);
+      q += splat(0x1p-17f);
     }
     const Ints whole = nearest(q);
     lanes.put(numbers + i, bytes(whole));

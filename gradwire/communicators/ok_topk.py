@@ -28,7 +28,8 @@ QUANTILES, THRESHOLD = COMMON + "quantiles", COMMON + "threshold"
 class OkTopk(SparseCommunicator):
     """All-to-all by regions that hold equally many selected elements, sum, threshold, all-gather: the k largest sums,
     for about 2·slack·k entries per rank however many ranks (Li and Hoefler, PPoPP 2022,
-    https://arxiv.org/abs/2201.07598).
+    https://arxiv.org/abs/2201.07598). Regions move, so with `value_bits=4` each message has all elements' scales, and
+    bytes grow with the ranks, until exact values take fewer; `SplitGather`'s messages have the scales of their part.
 
     The next regions' bounds are the means over the ranks of their own selections' quantiles. The global threshold is
     exact every few steps, and at once where fewer than 2/3·k or more than 4/3·k elements passed the old one. (A local

@@ -18,8 +18,8 @@ from gradwire.slots import Layout
 class Blockwise(Codec):
     """A codec whose payload is scales, then a packed code per element: see `gradwire.ops.formats.Blocks`.
 
-    A block of neighbours has a scale of its own, not the group, for three reasons: layers of different magnitude do not
-    share one, the error does not grow with the group, and a tile is read once while it is in cache.
+    A block of neighbours has a scale of its own, not the group, for three reasons: few elements of layers of different
+    magnitude share one, the error does not grow with the group, and a tile is read once while it is in cache.
     """
 
     def __post_init__(self) -> None:

@@ -74,14 +74,15 @@ class ChunkTopK(Rowwise, Selective, recordable=True):
         return self.chunks(n) * (SCALE.itemsize * self.levels + self.k * (self.place_bits + 1) // 8)
 
     def compress(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
-        fields = self._fields(payload, x.shape[1])
+        fields, members = self._fields(payload, x.shape[1]), self._members(x.shape[1], context)
         for first, chunk in padded_rows(x, self.of, context.scratch):
             rows = slice(first, first + chunk.shape[1])
             # select
             magnitude = torch.abs(chunk, out=context.scratch.tensor("magnitude", tuple(chunk.shape)))
             top, places = backend_for(x).largest_first(magnitude, self.k)  # both (m, rows, k), the largest first
-            # quantise: the mean of equally many neighbours in that order
-            fields.scales[:, rows] = top.unflatten(2, (self.levels, -1)).mean(3)
+            # quantise: the mean of equally many neighbours in that order, fewer where the last chunk ends
+            sums = top.unflatten(2, (self.levels, -1)).sum(3)
+            torch.div(sums, members[rows], out=fields.scales[:, rows])
             # pack
             pack = backend_for(x).pack_words
             pack(places, self.place_bits, fields.places[:, rows])
@@ -102,6 +103,17 @@ class ChunkTopK(Rowwise, Selective, recordable=True):
             # rank by rank: the same rounding on every replica
             for places, values in zip(*(each.view(*some.shape[:2], -1) for each in entries), strict=True):
                 out.scatter_add_(1, places, values)
+
+    def _members(self, n: int, context: GroupContext) -> Tensor:
+        """How many of n elements each chunk's levels have (chunks, levels), at least 1: padding is none."""
+
+        def counts() -> Tensor:
+            size, device = self.k // self.levels, context.device
+            elements = n - self.of * torch.arange(self.chunks(n), dtype=torch.int64, device=device)
+            before = size * torch.arange(self.levels, dtype=torch.int64, device=device)
+            return (elements[:, None] - before).clamp_(1, size)
+
+        return context.buffers.once(("members", self, n), counts)
 
     def _entries(self, payloads: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """`entries` by payload, (payloads, ·) each."""

@@ -72,7 +72,8 @@ class HardThreshold(Sparse, recordable=True):
     """
 
     threshold: float
-    """Of this rank's own gradients with its residual, before they are divided by the number of ranks."""
+    """Of this rank's own gradients with its residual, before they are divided by the number of ranks; with `weight=` of
+    gradients times their weight over the mean weight."""
     ratio: float = 0.01
     value_bits: Literal[32, 4] = 32
 

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from math import inf, isfinite, isnan, log, nan
 from statistics import fmean, linear_regression
 from time import perf_counter
@@ -48,11 +48,13 @@ class Costs:
     beta: float
     """Seconds per byte."""
     dense_bytes: float
-    """Bytes at factor 1, in the sparse format."""
+    """Bytes at factor 1, in the sparse format, of which a factor sends so many times fewer."""
+    fixed_bytes: float = 0.0
+    """Bytes at any factor, such as scales'."""
 
     def seconds(self, factor: float) -> float:
         """Predicted seconds of a step with this factor."""
-        return max(self.alpha + self.beta * self.dense_bytes / factor, 1e-9)
+        return max(self.alpha + self.beta * (self.fixed_bytes + self.dense_bytes / factor), 1e-9)
 
 
 def fit(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -121,7 +123,7 @@ class CAT(Controller):
     """The largest factor."""
     gain: Gain = "energy"
     """How the gain is read from the share that is sent."""
-    numbers: ClassVar[int] = 6
+    numbers: ClassVar[int] = 9
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,14 +154,18 @@ class CAT(Controller):
         return self._plan()
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:
-        """Writes the norms of all and of both levels, seconds since the step before, bytes, and bytes at factor 1."""
+        """Writes the norms of all and of both levels, seconds since the step before, bytes, bytes at both ends of the
+        range, and the elements of all and of what is sent."""
         for compressor, view in levels_of(seen):
             context, n = view.context, view.context.layout.numel
-            dense_bytes = compressor.codec.payload_bytes(n) * self.min_factor
-            sent = compressor.sent(context)[1] * (dense_bytes / n)
+            first, second = compressor.codec.payload_bytes(n), compressor.second.payload_bytes(n)
+            last = replace(compressor, further=self.max_factor / self.min_factor).second.payload_bytes(n)
             numbers[:3] += compressor.observed(context)[0]
-            numbers[4] += sent.clamp(max=4 * n)  # all go without indices
-            numbers[5:6] += dense_bytes + view.nonfinite  # NaN where all ranks skip the step
+            numbers[4] += (4 * n, first, second)[compressor.level(context)]  # all go without indices
+            numbers[5:6] += first + view.nonfinite  # NaN where all ranks skip the step
+            numbers[6] += last
+            numbers[7] += n
+            numbers[8] += compressor.sent(context)[1]
         # seconds since the step before
         now, before = perf_counter(), self._marked_s
         self._marked_s = now
@@ -167,10 +173,10 @@ class CAT(Controller):
 
     def decide(self, seen: Observation) -> Plan | None:
         # update the model with this step
-        whole, first, second, seconds, sent, dense_bytes = seen.sums.tolist()
+        whole, first, second, seconds, sent, most, least, elements, chosen = seen.sums.tolist()
         timed, self._sent = self._sent, sent / seen.ranks  # the seconds are those of the step before
         self._stayed += 1
-        if not (isfinite(whole + dense_bytes) and whole > 0):
+        if not (isfinite(whole + most) and whole > 0):
             return None
         if seconds > 0 and self._stayed > 2:  # the first are those of the factor before, of its new plan and norms
             self._time(seen.step, seconds / seen.ranks, timed)
@@ -180,13 +186,13 @@ class CAT(Controller):
         if self._stayed < SETTLE_STEPS or isnan(shown.seconds):
             return None
         # choose the factor of the next steps
-        index, text = self._next(seen.step, dense_bytes / seen.ranks)
+        index, text = self._next(seen.step, most / seen.ranks, least / seen.ranks)
         if index == self._index:
             return None
         gain = self._reading.of(shown.share)
         self._index, self._stayed = index, 0
         text = f"{text} {self.factor:g}x"
-        self.decisions.append(Decision(seen.next_step, text, dense_bytes / sent, gain, gain / shown.seconds))
+        self.decisions.append(Decision(seen.next_step, text, elements / chosen, gain, gain / shown.seconds))
         return self._plan()
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -215,27 +221,30 @@ class CAT(Controller):
             self._shown[self._index].time(seconds, wire_bytes)
             self._shown[self._index].step = step
 
-    def _next(self, step: int, dense_bytes: float) -> tuple[int, str]:
-        """The index of the factor to send next, and why."""
+    def _next(self, step: int, most: float, least: float) -> tuple[int, str]:
+        """The index of the factor to send next, and why, where the range's ends send so many bytes."""
         # measure both ends of the range
         for end in (0, len(self._factors) - 1):
             if step - self._shown[end].step > REVISIT_STEPS:
                 return end, "measure"
         # maximise gain per second
-        costs, known = self._model(step, dense_bytes)
+        costs, known = self._model(step, most, least)
         promised = rates(self._factors, known, costs, self._reading)
         best = max(range(len(promised)), key=promised.__getitem__)
         stays = promised[best] <= (1 + TOLERANCE) * promised[self._index]
         return self._index if stays else best, "most gain per second:"
 
-    def _model(self, step: int, dense_bytes: float) -> tuple[Costs, dict[float, float]]:
-        """Costs and known shares, from measurements of the last REVISIT_STEPS steps."""
+    def _model(self, step: int, most: float, least: float) -> tuple[Costs, dict[float, float]]:
+        """Costs and known shares, from measurements of the last REVISIT_STEPS steps, where the range's ends send so
+        many bytes."""
         # recent measurements alone: norms and links change
         pairs = zip(self._factors, self._shown, strict=True)
         recent = [(factor, seen) for factor, seen in pairs if step - seen.step <= REVISIT_STEPS]
-        # fit the costs; factor 1 sends everything
+        # fit the costs, of bytes on a line between both ends; factor 1 sends everything
         alpha, beta = fit([(seen.wire_bytes, seen.seconds) for _, seen in recent])
-        return Costs(alpha, beta, dense_bytes), {1.0: 1.0} | {factor: seen.share for factor, seen in recent}
+        dense = (most - least) / (1 / self.min_factor - 1 / self.max_factor)
+        costs = Costs(alpha, beta, dense, least - dense / self.max_factor)
+        return costs, {1.0: 1.0} | {factor: seen.share for factor, seen in recent}
 
     def _plan(self) -> Plan:
         return with_levels(

@@ -166,7 +166,8 @@ class Fragment:
     """The shared parameters, in float32 or wider, so that a small outer step on 16 bits is not lost; with eager updates
     this replica's own."""
     pseudo_gradients: dict[str, Tensor]
-    """anchor - parameter of this replica; then, in place, the mean over the replicas."""
+    """anchor - parameter of this replica, of the anchor what the parameter's type holds; then, in place, the mean over
+    the replicas."""
     sent: dict[str, Tensor]
     """A copy of the parameters as they were sent, where the schedule needs it."""
     last_own: dict[str, Tensor]
@@ -202,9 +203,12 @@ class Fragment:
 
     @torch.no_grad()
     def measure(self) -> None:
-        """Sets `pseudo_gradients` to anchor - parameter."""
+        """Sets `pseudo_gradients` to anchor - parameter, of the anchor what the parameter's type holds."""
         for name, parameter in self.parameters.items():
-            torch.sub(self.anchors[name], parameter, out=self.pseudo_gradients[name])
+            anchor = self.anchors[name]
+            # parameters became the anchor rounded to their type: what that dropped is no movement
+            rounded = anchor.to(parameter.dtype).to(anchor.dtype)
+            torch.sub(rounded, parameter, out=self.pseudo_gradients[name])
         self.keep_sent()
 
     @torch.no_grad()

@@ -61,7 +61,7 @@ class Seed:
 
 
 class Noise:
-    """Uniform noise in [-1/2, 1/2); on a CPU a sequence that goes on from call to call."""
+    """Uniform noise in [-1/2, 1/2], whose mean is 0; on a CPU a sequence that goes on from call to call."""
 
     def __init__(self, seed: Seed, device: torch.device) -> None:
         self._seed = seed
@@ -70,12 +70,16 @@ class Noise:
 
     def add_to(self, x: Tensor) -> None:
         """Adds noise to x."""
-        # a GPU: 24 bits per element
+        # a GPU: 32 bits per element, odd numbers, of which as many are above zero as below
         if not on_host(x.device):
-            x.add_(hashed(x.numel(), self._seed, x.device).bitwise_right_shift_(8).view_as(x), alpha=2.0**-24)
+            x.add_(hashed(x.numel(), self._seed, x.device).bitwise_or_(1).view_as(x), alpha=2.0**-32)
             return
         # a CPU: 16 bits per element
-        x.add_(self.sixteen_bits(x), alpha=2.0**-16)
+        self.add_sixteen_bits_to(x)
+
+    def add_sixteen_bits_to(self, x: Tensor) -> None:
+        """Adds noise of 16 bits per element to x, which takes none of its whole numbers below 2^7 to another one."""
+        x.add_(self.sixteen_bits(x), alpha=2.0**-16).add_(2.0**-17)
 
     def sixteen_bits(self, x: Tensor) -> Tensor:
         """A random whole number in [-2^15, 2^15) for each element of x."""

@@ -28,7 +28,7 @@ def defined(codec: gw.ChunkTopK, x: Tensor) -> Tensor:
         size = codec.k // 2 ** (codec.bits - 1)
         for first in range(0, len(order), size):
             members = order[first : first + size]
-            mean = sum(abs(chunk[i].item()) for i in members) / size
+            mean = sum(abs(chunk[i].item()) for i in members) / len(members)
             for i in members:
                 out[start + i] = mean if chunk[i] >= 0 else -mean
     return out
@@ -39,6 +39,12 @@ def defined(codec: gw.ChunkTopK, x: Tensor) -> Tensor:
 def test_it_is_as_defined(codec: gw.ChunkTopK, n: int):
     x = torch.randn(n, generator=torch.Generator().manual_seed(n))
     torch.testing.assert_close(sent(codec, x), defined(codec, x), rtol=2**-8, atol=0)
+
+
+def test_a_short_last_chunk_loses_nothing_to_its_padding():
+    codec, movement = gw.ChunkTopK(64, of=4096), torch.zeros(4097)
+    movement[-1] = 1.0
+    assert sent(codec, movement)[-1] == 1
 
 
 def test_a_chunk_takes_as_many_bytes_as_said():

@@ -15,6 +15,7 @@ from gradwire.ops.backend import Backend, backend_for
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.reference.largest import TINY
+from gradwire.ops.slices import SliceEntries, Slices
 from gradwire.slots import Layout, Slot
 from tests.ops.test_select import SHAPES, heavy_tailed, log_normal, normal
 from tests.support.harness import CPU, SMALL, alone, draw, job, plan_of, slots_of
@@ -88,6 +89,21 @@ def test_indices_take_16_bits_where_they_fit(length: int, each: int):
     x[0, -66:], x[1, :66] = 1.0, -1.0
     assert codec.group_bytes(context.layout, 0) == each * 2 * 66
     assert torch.equal(sent(codec, x.view(-1), context), x.view(-1))
+
+
+@pytest.mark.parametrize("length", [10, 70_000])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_an_index_behind_its_slice_is_no_payload(length: int, axis: int):
+    layout = SliceEntries.of([Slices(0, 2, length, 1, axis)])
+    payload, out = torch.zeros(1, layout.nbytes, dtype=torch.uint8), torch.empty(2 * length)
+    _, long, short = layout.fields(payload)
+    (index,) = (short if length == 10 else long)[:, :1]
+    for wrong in (length, -1):
+        index.fill_(wrong)
+        with pytest.raises(ValueError, match="is no payload"):
+            backend_for(payload).sum_slices(payload, out, layout)
+    index.fill_(length - 1)
+    backend_for(payload).sum_slices(payload, out, layout)
 
 
 @pytest.mark.parametrize(

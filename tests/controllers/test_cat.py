@@ -2,7 +2,7 @@
 
 import re
 from math import isnan
-from typing import get_args
+from typing import Literal, get_args
 
 import pytest
 import torch
@@ -25,8 +25,8 @@ def clock(monkeypatch):
     yield from Clock.wound(monkeypatch, cat)
 
 
-def controlled(world: int = 2, **options) -> Job:
-    plan = plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather())
+def controlled(world: int = 2, bits: Literal[32, 4] = 32, **options) -> Job:
+    plan = plan_of(SLOTS, gw.TopK(0.1, bits), gw.Residual(), gw.AllGather())
     options = {"min_factor": 4, "max_factor": 64} | options
     return Job(plan, SLOTS, world, controllers=[gw.CAT(**options) for _ in range(world)])
 
@@ -86,7 +86,7 @@ def test_alpha_and_beta_are_never_below_zero(samples, line):
 
 def assert_best(controller: gw.CAT, step: int, beta_s: float) -> None:
     """No other factor promises more, by what was seen and these seconds, than it may before it is taken."""
-    _, known = controller._model(step, 0.0)
+    _, known = controller._model(step, 0.0, 0.0)
 
     def rate(factor: float) -> float:
         return controller._reading.of(share_at(factor, known)) / (ALPHA_S + beta_s * 4200 / factor)
@@ -105,6 +105,22 @@ def test_it_sends_what_brute_force_finds(beta_s: float, gain: Gain):
     if gain != "delay" or beta_s:  # at one price for all, its gains are all within the tolerance
         assert controller.factor == 4 if beta_s == 0 else controller.factor > 4
     assert [other.decisions for other in running.controllers] == [controller.decisions] * 3
+    running.close()
+
+
+@pytest.mark.parametrize("bits", [32, 4])
+def test_bytes_are_those_of_the_payloads(bits: Literal[32, 4]):
+    """Those of levels do not fall as elements do, for they have the scales of all."""
+    running = controlled(bits=bits)
+    run(running, range(40))
+    controller, plan = running.controllers[0], running.runtimes[0].plan
+    sizes = [sum(slot.numel for slot in SLOTS if slot.name in group.slots) for group in plan.groups]
+    expected = {f: sum(gw.TopK(1 / f, bits).payload_bytes(n) for n in sizes) for f in controller._factors}
+    for factor, seen in zip(controller._factors, controller._shown, strict=True):
+        assert isnan(seen.wire_bytes) or seen.wire_bytes == expected[factor]
+    costs, _ = controller._model(39, expected[4], expected[64])
+    for factor in (4, 64):
+        assert costs.seconds(factor) == pytest.approx(costs.alpha + costs.beta * expected[factor])
     running.close()
 
 

@@ -8,6 +8,7 @@ from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
+from gradwire.slots import Layout
 from tests.support.harness import alone, slots_of
 
 LEAVES = 2**0.375
@@ -33,6 +34,24 @@ def test_an_entry_takes_6_bits_and_those_of_its_gap(ratio: float):
     bits = 8 * gw.TopK(ratio, value_bits=4).payload_bytes(n) / (n * ratio)
     gap = torch.tensor(1 / ratio).log2().item()
     assert bits == pytest.approx(4 + 2 + gap + 16 / 1024 / ratio, rel=1e-3)
+
+
+@pytest.mark.parametrize("ratio", [1 / 2000, 1e-4])
+def test_where_scales_take_more_than_exact_values_these_are_sent(ratio: float):
+    for n in (1 << 20, 100_003):
+        codec, exact = gw.TopK(ratio, value_bits=4), gw.TopK(ratio)
+        assert codec.payload_bytes(n) == exact.payload_bytes(n)
+        assert codec.layout(n).exact
+    assert not gw.TopK(1 / 1700, value_bits=4).layout(1 << 20).exact
+
+
+def test_a_regions_share_never_takes_more_than_with_exact_values():
+    n = 1 << 20
+    for communicator in (gw.OkTopk(), gw.SplitGather(), gw.GlobalTopK()):
+        for world in (4, 64, 256):
+            levels = communicator.wire(gw.TopK(1 / 16, value_bits=4), Layout.vector(n), world)
+            exact = communicator.wire(gw.TopK(1 / 16), Layout.vector(n), world)
+            assert levels.wire_bytes <= exact.wire_bytes, (communicator, world)
 
 
 def test_zeros_take_no_room_and_stay_zero():

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.ops import native, reference
+from gradwire.ops import native, noise, reference
 from gradwire.ops.backend import NATIVE, REFERENCE
 from gradwire.ops.entries import Entries
-from gradwire.ops.formats import Blocks, Code, nearest, one_bit, qsgd, shared_exponent, sign
+from gradwire.ops.formats import Blocks, Code, nearest, one_bit, qsgd, shared_exponent, sign, ternary
 from gradwire.ops.native import library
-from gradwire.ops.noise import Seed
+from gradwire.ops.noise import Noise, Seed
+from gradwire.ops.reference.levels import BELOW_ONE, levels
 from tests.support.harness import job, plan_of, slots_of
 from tests.support.kernel_cases import (
     CODES,
@@ -218,7 +219,39 @@ def test_decoding_blocks_is_the_references(code: Code, ranks: int):
                 assert torch.equal(torch.cat(parts), expected)
 
 
-@needs_library
+def rounded_with_all_noises(value: float, code: Code, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """The levels of an element of a block whose largest is 1, with each of a CPU's noises once."""
+    drawn = torch.cat([torch.arange(-(1 << 15), 1 << 15), torch.zeros(1)]).short()
+    monkeypatch.setattr(Noise, "sixteen_bits", lambda _noise, x: drawn.view_as(x))
+    part = torch.full((1, len(drawn)), value)
+    part[0, -1] = 1.0
+    return levels(part, torch.empty(1, 1), code, Noise(Seed(0), part.device))[0, :-1]
+
+
+@pytest.mark.parametrize("code", [qsgd(), ternary()], ids=["qsgd", "ternary"])
+def test_rounding_at_random_leans_neither_up_nor_down(code: Code, monkeypatch: pytest.MonkeyPatch):
+    for value in (0.3, 0.7777, 1.0):
+        up, down = (rounded_with_all_noises(each, code, monkeypatch).double().mean() for each in (value, -value))
+        assert up == -down
+        assert up.item() == pytest.approx(value * code.top * BELOW_ONE, abs=2.0**-16)
+        assert rounded_with_all_noises(value, code, monkeypatch).max() <= code.top
+    assert not rounded_with_all_noises(0.0, code, monkeypatch).any()
+
+
+def test_a_gpus_noise_is_below_zero_as_often_as_above(monkeypatch: pytest.MonkeyPatch):
+    drawn = torch.randint(-(1 << 31), 1 << 31, (1000,), generator=torch.Generator().manual_seed(0)).int()
+
+    def added(hashes: Tensor) -> Tensor:
+        monkeypatch.setattr(noise, "on_host", lambda _device: False)
+        monkeypatch.setattr(noise, "hashed", lambda *_: hashes.clone())
+        x = torch.zeros(len(hashes))
+        Noise(Seed(0), x.device).add_to(x)
+        return x
+
+    assert torch.equal(added(drawn), -added(~drawn))
+    assert added(drawn).abs().max() <= 0.5
+
+
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 63, 64, 1000, 4097])
 def test_codes_survive_packing(bits: int, n: int):
@@ -229,12 +262,6 @@ def test_codes_survive_packing(bits: int, n: int):
     reference.bits.pack_codes(x, expected, bits)
     reference.bits.unpack_codes(expected, back, bits)
     assert torch.equal(back, x)
-    for _ in each_isa():
-        codes, back = garbage(size), torch.empty(n, dtype=torch.int8)
-        native.bits.pack_codes(x, codes, bits)
-        assert torch.equal(codes, expected)
-        native.bits.unpack_codes(codes, back, bits)
-        assert torch.equal(back, x)
 
 
 @needs_library

@@ -57,8 +57,6 @@ CALLS: dict[str, dict[str, Any]] = {
     "unpack_places": {"payload": payload(PLACES.nbytes, 1), "layout": PLACES},
     "pack_signs": {"x": vector(), "codes": payload(N // 8)},
     "unpack_signs": {"codes": payload(N // 8), "out": vector()},
-    "pack_codes": {"numbers": payload(N).to(torch.int8), "codes": payload(N // 2), "bits": 4},
-    "unpack_codes": {"codes": payload(N // 2), "numbers": payload(N).to(torch.int8), "bits": 4},
     "top_k": {"x": vector(), "k": 3},
     "above": {"x": vector(), "bound": 1.0, "most": 3},
     "top_k_rows": {"matrix": vector().view(2, -1), "k": 3},
@@ -69,14 +67,12 @@ CALLS: dict[str, dict[str, Any]] = {
 """Of each function arguments that it takes."""
 SETS_LENGTHS = {
     ("add_in", "next"), ("pack_entries", "indices"), ("pack_places", "indices"), ("pack_signs", "x"),
-    ("unpack_signs", "out"), ("pack_codes", "numbers"), ("unpack_codes", "numbers"), ("top_k", "x"), ("above", "x"),
-    ("top_k_rows", "matrix"), ("project_rows", "matrices"), ("project_columns", "matrices"),
-    ("multiply_batch", "out"), ("round_stochastically", "x"),
+    ("unpack_signs", "out"), ("top_k", "x"), ("above", "x"), ("top_k_rows", "matrix"), ("project_rows", "matrices"),
+    ("project_columns", "matrices"), ("multiply_batch", "out"), ("round_stochastically", "x"),
 }  # fmt: skip
 """Arguments that say how long the others are."""
 SAME_SIZE = {
-    torch.float32: torch.int32, torch.uint8: torch.int8, torch.int8: torch.uint8, torch.int64: torch.float64,
-    torch.bfloat16: torch.float16,
+    torch.float32: torch.int32, torch.uint8: torch.int8, torch.int64: torch.float64, torch.bfloat16: torch.float16,
 }  # fmt: skip
 
 
@@ -143,7 +139,6 @@ ODD: dict[str, tuple[str, Callable[[], Any]]] = {
     "an index below 0": ("indices", lambda: pack_places(torch.tensor([-1]))),
     "more indices than k": ("indices", lambda: pack_places(torch.arange(17))),
     "more of a row than it has": ("k=5", lambda: native.selecting.top_k_rows(torch.zeros(2, 4), 5)),
-    "codes of 5 bits": ("bits=5", lambda: native.bits.pack_codes(payload(8).to(torch.int8), payload(8), 5)),
     "blocks of 5 bits": ("no layout", lambda: sum_blocks(Blocks((8,), Code("nearest", 5, 1, 8)))),
     "lengths below 0": ("no layout", lambda: sum_blocks(Blocks((16, -8), nearest(4)))),
     "room for none": ("no layout", lambda: NATIVE.unpack_places(payload(99, 1), Places(8, 0))),

@@ -90,6 +90,38 @@ def diloco_is_the_papers() -> None:
     assert abs(stats.ratio - 5) < 0.1
 
 
+def in_16_bits(rounds: int, **options: Any) -> tuple[float, float]:
+    """The anchor of one weight in bfloat16, and the weight, after 20 rounds. It begins at 1, from where bfloat16 has
+    steps of 1/128; rank 0 moves it by one of them in each of the first `rounds`."""
+    model = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    nn.init.ones_(model.weight)
+    sgd = torch.optim.SGD(model.parameters(), lr=1 / 128)
+    optimizer = gw.LocalSteps(sgd, model, gw.FP32(), inner_steps=2, **options)
+    for step in range(40):
+        moves = dist.get_rank() == 0 and step % 2 == 0 and step // 2 < rounds
+        model.weight.grad = torch.full_like(model.weight, -float(moves))
+        optimizer.step()
+    anchor = optimizer.state_dict()["local_steps"]["anchors"]["weight"].item()
+    optimizer.handle.detach()
+    return anchor, model.weight.item()
+
+
+@scenario(2)
+def what_16_bits_cannot_hold_of_an_anchor_is_no_movement() -> None:
+    # small outer steps add up
+    anchor, expected = in_16_bits(20, outer=gw.Outer(0.35, momentum=0.9))[0], torch.ones(1)
+    outer = torch.optim.SGD([expected], lr=0.35, momentum=0.9, nesterov=True)
+    for _ in range(20):
+        expected.grad = torch.full((1,), -1 / 256)
+        outer.step()
+    assert anchor == pytest.approx(expected.item(), abs=1e-6)
+    # and stay where they are while nobody moves
+    for options in ({}, {"delay": 1}, {"delay": 1, "mix": 0.5}, {"eager": True}):
+        anchor, parameter = in_16_bits(1, outer=gw.Outer(0.35, momentum=0), **options)
+        assert anchor == pytest.approx(1 + 0.35 / 256, abs=1e-6), options
+        assert parameter == 1
+
+
 @scenario(2)
 def without_momentum_it_is_local_sgd() -> None:
     model, reference = network(), network()

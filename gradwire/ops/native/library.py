@@ -11,7 +11,7 @@ import numpy as np
 
 import gradwire.ops.native as package
 
-ABI = 7
+ABI = 9
 """The number that `gw_abi()` of a library for this version returns: `GW_ABI` in native/gradwire.h."""
 
 ISAS = {1: "baseline", 3: "avx2", 4: "avx512"}
@@ -36,8 +36,6 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "gw_unpack_entries": (c_int64, (c_void_p, c_void_p, c_void_p, c_void_p)),
     "gw_pack_signs": (None, (c_void_p, c_int64, c_int, c_void_p)),
     "gw_unpack_signs": (None, (c_void_p, c_int64, c_void_p)),
-    "gw_pack_codes": (None, (c_void_p, c_int64, c_int, c_void_p)),
-    "gw_unpack_codes": (None, (c_void_p, c_int64, c_int, c_void_p)),
     "gw_round_stochastically": (None, (c_void_p, c_int64, c_void_p, c_void_p)),
     "gw_project_rows": (None, (c_void_p, c_void_p, c_void_p, c_void_p)),
     "gw_project_columns": (None, (c_void_p, c_void_p, c_void_p, c_void_p)),

@@ -14,18 +14,7 @@ TINY = float(np.finfo(np.float32).tiny)
 
 
 def top_k(x: Tensor, k: int, scratch: Workspace) -> Tensor:
-    """Indices (≤ k,) int64, ascending, of the k largest |x|, exactly.
-
-    Fewer than k come back only where all others are zero (or subnormal, below 1.2e-38). Among equal
-    magnitudes the first win. x: (n,) float32, or one row (1, n); on a GPU (..., n), of each vector always k.
-    """
-    if x.device.type != "cpu":
-        magnitude = torch.abs(x, out=scratch.tensor("magnitude", tuple(x.shape)))
-        return magnitude.topk(k, sorted=False).indices.sort().values
-    return _top_k(x.view(-1), k, scratch).view(*x.shape[:-1], -1)
-
-
-def _top_k(x: Tensor, k: int, scratch: Workspace) -> Tensor:
+    """`top_k` of `gradwire.ops.reference.selecting` for a vector x (n,)."""
     # elements above a bound that k of them reach with near certainty, or a lower one where they did not
     for slack in (4.0, 40.0):
         survivors, magnitude = _above(x, lower_bound(x, k, slack), scratch)

@@ -25,7 +25,8 @@ def levels(part: Tensor, scales: Tensor, code: Code, noise: Noise | None) -> Ten
         step, inverse = _powers_of_two(most)
         scales.copy_(step)
         numbers = part * inverse
-        return numbers.add_(noise.sixteen_bits(numbers), alpha=2.0**-16).add_(2.0**-17).round_()
+        noise.add_sixteen_bits_to(numbers)
+        return numbers.round_()
     # stochastic: scale, add noise, round
     scales.copy_(most)
     numbers = part * _unless_infinite(1 / most * (code.top * BELOW_ONE))

@@ -17,7 +17,12 @@ def top_k(x: Tensor, k: int) -> Tensor:
     Fewer than k come back only where all others are zero, subnormal (below 1.2e-38) or NaN; on a GPU always k. Among
     equal magnitudes the first win.
     """
-    return largest.top_k(x, k, scratch_on(x.device))
+    scratch = scratch_on(x.device)
+    if x.device.type == "cpu":
+        return largest.top_k(x.view(-1), k, scratch).view(*x.shape[:-1], -1)
+    # a GPU: all vectors at once
+    magnitude = torch.abs(x, out=scratch.tensor("magnitude", tuple(x.shape)))
+    return magnitude.topk(k, sorted=False).indices.sort().values
 
 
 def above(x: Tensor, bound: float, most: int) -> tuple[Tensor, Tensor] | None:

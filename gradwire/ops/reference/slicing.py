@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.host import to_device
+from gradwire.ops.reference.places import no_payload
 from gradwire.ops.reference.selecting import top_k_each
 from gradwire.ops.slices import SHORT, SliceEntries
 from gradwire.ops.tiles import add_rows, at_once
@@ -39,9 +40,12 @@ def sum_slices(payloads: Tensor, out: Tensor, layout: SliceEntries) -> None:
 
 def unpack_slices(payloads: Tensor, layout: SliceEntries) -> tuple[Tensor, Tensor]:
     """The vector's indices (ranks·sent,) int64 and the values of the elements that payloads (ranks, ≥ nbytes) hold, one
-    payload after another."""
+    payload after another. On a CPU raises ValueError for bytes that are no payload."""
     values, long, short = layout.fields(payloads)
     indices = torch.cat([long.long(), short.long().bitwise_and_(SHORT - 1)], 1)
+    # a CPU: checked, for an index behind its slice is that of an element of another one
+    if indices.device.type == "cpu" and bool(((indices < 0) | (indices >= _places(layout, indices.device)[2])).any()):
+        raise no_payload(layout)
     return _elements(layout, indices).view(-1), values.reshape(-1)
 
 
@@ -59,19 +63,25 @@ def _selected(x: Tensor, layout: SliceEntries, select: Select) -> Tensor:
 
 def _elements(layout: SliceEntries, indices: Tensor) -> Tensor:
     """The vector's elements at indices (..., sent) within their slices."""
-    starts, strides = scratch_on(indices.device).once(("slices", layout), lambda: _places(layout, indices.device))
+    starts, strides, _ = _places(layout, indices.device)
     return torch.addcmul(starts, indices, strides)
 
 
-def _places(layout: SliceEntries, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Of each entry (sent,): the first element of its slice, and the slice's stride."""
-    starts = [
-        torch.arange(each.count, dtype=torch.int64, device="cpu")
-        .mul_(each.slice_stride)
-        .add_(each.start)
-        .repeat_interleave(each.kept)
-        for each in layout.slices
-    ]
-    # the distance of its elements
-    strides = [torch.full((each.sent,), each.stride, dtype=torch.int64, device="cpu") for each in layout.slices]
-    return to_device(torch.cat(starts), device), to_device(torch.cat(strides), device)
+def _places(layout: SliceEntries, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each entry (sent,): the first element of its slice, the slice's stride, and its length."""
+
+    def make() -> tuple[Tensor, Tensor, Tensor]:
+        starts = [
+            torch.arange(each.count, dtype=torch.int64, device="cpu")
+            .mul_(each.slice_stride)
+            .add_(each.start)
+            .repeat_interleave(each.kept)
+            for each in layout.slices
+        ]
+        # the distance of its elements, and how many they are
+        facts = torch.tensor([[each.stride, each.length] for each in layout.slices], dtype=torch.int64, device="cpu")
+        counts = torch.tensor([each.sent for each in layout.slices], dtype=torch.int64, device="cpu")
+        strides, lengths = facts.view(-1, 2).repeat_interleave(counts, 0).T.contiguous().unbind()
+        return to_device(torch.cat(starts), device), to_device(strides, device), to_device(lengths, device)
+
+    return scratch_on(device).once(("slices", layout), make)

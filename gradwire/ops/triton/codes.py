@@ -108,7 +108,7 @@ def in_steps(x, at, most, scales, row, known, word, salt, KIND: tl.constexpr, TO
         # a number with noise of up to one step
         tl.store(scales + row, most, known)
         step = most / TOP
-        noise = (hashed(at, word, salt) >> 8).to(tl.float32) * 2.0**-24
+        noise = (hashed(at, word, salt) | 1).to(tl.float32) * 2.0**-32  # odd: as many above zero as below
         number = x * unless_infinite(1 / most * (TOP * BELOW_ONE))[:, None] + noise
     return number, step
 

@@ -79,7 +79,7 @@ def select_slices_kernel(
     PART: tl.constexpr, MOVE: tl.constexpr,
 ):  # fmt: skip
     """Writes the indices of the k largest elements of each slice, ascending, PART elements of each slice at a time; to
-    MOVE them also their `values`, and zeros to x. LENGTH is at most 65,536, and k at most GROUPS."""
+    MOVE them also their `values`, and zeros to x. LENGTH is at most 32,768, and k at most GROUPS."""
     start, slices, length, slice_stride, stride, k, entry = row_of(table)
     x, values, indices = x + start, values + entry, indices + entry
     # find the k-th largest key
