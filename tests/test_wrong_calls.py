@@ -197,7 +197,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "no steps": (local(inner_steps=0), "use inner_steps=1 or more, or fewer fragments"),
     "half a step": (local(inner_steps=2.5), "LocalSteps(inner_steps=2.5) takes a whole number"),
     "H": (local(H=30), "there is no option named 'H': there are "),
-    "a long delay": (local(inner_steps=4, delay=9), "use that or less"),
+    "a long delay": (local(inner_steps=4, delay=9), "use 0 to 4"),
     "mix as text": (local(mix="half"), "LocalSteps(mix='half') takes a finite number, or None"),
     "many fragments": (local(fragments=99), "use 1 to as many"),
     "fragments as names": (local(fragments=["weight"]), "such as fragments=[model.a, model.b], or"),
