@@ -6,7 +6,6 @@ from typing import Unpack
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.compressors import Compressor
 from gradwire.frontends.choices import StepChoices, device_of, parameters_of, slots_of
@@ -20,10 +19,10 @@ from gradwire.frontends.sparse_gradients import sparse_in
 from gradwire.frontends.weighted import asked_in_backward
 from gradwire.options import called_as, check_type
 from gradwire.plans import Plan
-from gradwire.torch_private.autograd import uncompiled
+from gradwire.torch_private.compiled import uncompiled
 from gradwire.torch_private.fully_shard import is_fsdp
 from gradwire.torch_private.process_groups import world_size
-from gradwire.torch_private.reducer import managed_by, wait_for_delayed
+from gradwire.torch_private.reducer import is_ddp, managed_by, module_in, wait_for_delayed
 from gradwire.transports import ProcessGroup, forked
 
 KIND = "attach(ddp)"
@@ -69,21 +68,21 @@ def attach(
 
 
 def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
-    if not isinstance(ddp, DistributedDataParallel):
+    if not is_ddp(ddp):
         return _attach_alone(ddp, choices)
     if ddp.mixed_precision is not None:
         raise ValueError("DDP(mixed_precision=...) takes the hook that Gradwire needs; use torch.autocast instead")
     # the parameters in DDP's buckets, which it chose when it was made
-    managed = managed_by(ddp)
+    managed, module = managed_by(ddp), module_in(ddp)
     front_end = DDPFrontEnd.of(ddp)
-    if not managed <= {*ddp.module.parameters()}:
+    if not managed <= {*module.parameters()}:
         raise ValueError("DDP reduces a parameter that the model has no more; make DDP anew, after the last change")
-    parameters, others = parameters_of(ddp.module, managed.__contains__)
+    parameters, others = parameters_of(module, managed.__contains__)
     # an earlier DDP of the same module may not be collected yet
     check_free(parameters, beside=KIND)
     # open a process group; with one rank nothing is sent, and DDP keeps its reducer
     mesh = choices.mesh(partial(ProcessGroup.own, ddp.process_group), device_of(parameters))
-    sparse = sparse_in(ddp.module, parameters)
+    sparse = sparse_in(module, parameters)
     can_be_native = not (ddp.static_graph or choices.elastic or choices.weight is not None)
     if mesh.ranks == 1 and not choices.elastic:
         choices.let_go(mesh)

@@ -22,7 +22,7 @@ from gradwire.frontends.values import share_values, values_of
 from gradwire.frontends.wrapper import Wrapper
 from gradwire.options import called_as
 from gradwire.plans import Plan
-from gradwire.torch_private.autograd import uncompiled
+from gradwire.torch_private.compiled import uncompiled
 from gradwire.transports import ProcessGroup
 
 KIND = "a DistributedOptimizer"

@@ -250,6 +250,51 @@ def accumulated(ddp: DistributedDataParallel) -> Tensor:
     return flat(ddp)
 
 
+class Region(nn.Module):
+    """A layer as torch.compile wraps it."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._orig_mod(x)
+
+
+def with_regions(ddp: DistributedDataParallel) -> DistributedDataParallel:
+    """A second DDP with the first one's reducer, hooks and layers, as Accelerate makes it to compile each layer."""
+    made = DistributedDataParallel.__new__(DistributedDataParallel)
+    made.__dict__.update(ddp.__dict__)
+    made._modules = {}
+    made.add_module("module", nn.Sequential(*map(Region, ddp.module)))
+    made.__dict__["_orig_mod"] = ddp
+    return made
+
+
+@scenario(2)
+def a_copy_of_ddp_whose_regions_are_compiled_trains_as_ddp_does() -> None:
+    ends = []
+    for make in (lambda ddp: ddp, with_regions):
+        ddp = make(DistributedDataParallel(network()))
+        handle = gw.attach(ddp, gw.TopK(0.1))
+        accumulated(ddp)
+        assert handle.stats().steps == 7
+        # what is paused, and what DDP reduces by itself
+        before = handle.state_dict()
+        with handle.paused():
+            cross_entropy(ddp, 7).backward()
+        after, compressed = handle.state_dict(), handle.plan
+        assert all(torch.equal(before[key], after[key]) for key in before)
+        for plan in (gw.NATIVE, compressed):
+            handle.replan(plan)
+            train(ddp, 3)
+        assert same_on_all_ranks(flat(ddp))
+        ends.append((flat(ddp), handle.state_dict()))
+    (plain, state), (copied, others) = ends
+    assert torch.equal(plain, copied)
+    assert state.keys() == others.keys()
+
+
 @scenario(2, 3)
 def ddp_reduces_by_itself_where_the_plan_is_native() -> None:
     for options in ({}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.005, "find_unused_parameters": True}):
