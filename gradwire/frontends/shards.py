@@ -26,6 +26,7 @@ from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
 from gradwire.torch_private.autograd import has_gradient_hooks
 from gradwire.torch_private.fully_shard import (
+    cuts_of,
     fsdp_groups,
     fsdp_modules,
     is_fsdp,
@@ -174,10 +175,8 @@ def _largest_shard(parameter: Tensor) -> Tensor:
     assert is_sharded(parameter)
     # along every mesh dimension that cuts it, the first ranks have the largest parts
     shape = list(parameter.shape)
-    for dim, placement in enumerate(parameter.placements):
-        if placement.is_shard():
-            axis: int = placement.dim  # pyright: ignore[reportAttributeAccessIssue]
-            shape[axis] = ceil(shape[axis] / parameter.device_mesh.size(dim))
+    for dim, cut in cuts_of(parameter).items():
+        shape[cut.dim] = ceil(shape[cut.dim] / parameter.device_mesh.size(dim))
     return torch.empty(shape, dtype=parameter.dtype, device="meta")
 
 

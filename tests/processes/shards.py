@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
@@ -537,6 +538,57 @@ def unsharded_models_have_distributed_checkpoints_as_well() -> None:
     assert kinds
     assert all(torch.equal(mine[key], saved[key]) for key in kinds)
     refused(ValueError, "has 0 Gradwire states", lambda: handle.stateful(without_state()))
+
+
+class Columns(nn.Module):
+    """Two layers, which tensor parallelism cuts along the first dimension and along the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 12), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+def in_columns(mesh: DeviceMesh) -> Columns:
+    """Cut along "tp", if the mesh has that, and along "shard"."""
+    torch.manual_seed(0)
+    model = Columns()
+    if "tp" in (mesh.mesh_dim_names or ()):
+        parallelize_module(model, mesh["tp"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
+    return fully_shard(model, mesh=mesh["shard"])
+
+
+def column_steps(model: Columns, replica: int) -> None:
+    generator = torch.Generator().manual_seed(replica)
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.randn(4, 6, generator=generator)).square().mean().backward()
+
+
+@scenario(8, long=True)
+def what_memories_keep_beside_tensor_parallelism_adds_up_on_any_mesh() -> None:
+    names = ("replicate", "shard", "tp")
+    before = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=names)
+    model, path = in_columns(before), folder()
+    handle = gw.attach(model, gw.TopK(0.1), mesh=before)
+    column_steps(model, before.get_local_rank(0))
+    dcp.save({"gradwire": handle.stateful()}, checkpoint_id=path)
+    want = kept(model, handle, before)
+    assert all(want[f"{layer}.weight"].any() for layer in ("first", "second"))
+    for shape in ((2, 2, 2), (2, 4), (2, 1, 4), (4, 1, 2)):
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names[: len(shape)])
+        other = in_columns(mesh)
+        resumed = gw.attach(other, gw.TopK(0.1), mesh=mesh)
+        dcp.load({"gradwire": resumed.stateful(path)}, checkpoint_id=path)
+        got = kept(other, resumed, mesh)
+        assert got.keys() == want.keys()
+        for name, total in want.items():
+            torch.testing.assert_close(got[name], total, rtol=0, atol=1e-7)
+        column_steps(other, mesh.get_local_rank(0))
+        resumed.detach()
+    handle.detach()
 
 
 def without_state() -> Path:
