@@ -66,7 +66,6 @@ class GradientHooks:
         """Gradients go to the runtime from now on."""
         self.hook_forward(runtime)
         self._registered.keep(*self._places.hook_in())
-        # one hook for each parameter, with the number of its slot
         slots: dict[Tensor, int] = {self._parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
         self._registered.on_gradients(slots, lambda slot: partial(self._gradient_ready, slot))
 
@@ -137,6 +136,7 @@ class GradientHooks:
     def gradients_cleared(self) -> None:
         """Gives up such steps where no forward pass is seen that would."""
         if not in_backward():
+            self._accumulated.clear()
             self._give_up_failed()
             if self._under_way:
                 self.give_up()
@@ -208,7 +208,7 @@ class GradientHooks:
     def check_averaged(self) -> None:
         """Raises RuntimeError where the wrapped optimizer holds a parameter whose gradient is this rank's alone."""
         if self._runtime and self._trained:
-            self._trained.check_averaged()
+            self._trained.check_averaged(self._runtime.slots[slot].name for slot in self._accumulated)
 
     def _backward_begins(self, runtime: Runtime) -> None:
         # the end of backward is known from its first gradient on

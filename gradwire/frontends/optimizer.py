@@ -94,7 +94,8 @@ class DistributedOptimizer(Wrapper):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The wrapped optimizer's step. Raises RuntimeError where `handle` was detached, and for a parameter that was
-        not averaged."""
+        not averaged. What you put into `p.grad` yourself, such as a result of `torch.autograd.grad`, stays this rank's
+        own, unnoticed."""
         if self._front_end.detached:
             raise RuntimeError("detach() ended the exchange of gradients; wrap the optimizer anew, or the model in DDP")
         self._front_end.check_averaged()

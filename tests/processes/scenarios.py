@@ -1071,6 +1071,36 @@ def replicas_stay_the_same_with_the_optimizer() -> None:
         assert same_on_all_ranks(flat(model)), compressor
 
 
+@scenario(2)
+def the_optimizer_does_not_step_by_gradients_that_were_only_accumulated() -> None:
+    model = network()
+    optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, gw.TopK(0.1))
+    for number in range(10):  # an epoch whose last two batches are no whole step
+        with optimizer.no_sync() if number % 4 < 3 else nullcontext():
+            cross_entropy(model, number).backward()
+        if number % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+    before = flat(model)
+    refused(RuntimeError, "has a gradient of no_sync()", optimizer.step)
+    assert torch.equal(flat(model), before)
+    # after a whole step, and behind one
+    cross_entropy(model, 10).backward()
+    optimizer.step()
+    with optimizer.no_sync():
+        cross_entropy(model, 11).backward()
+    refused(RuntimeError, "call zero_grad()", optimizer.step)
+    for to_none in (True, False):
+        optimizer.zero_grad(set_to_none=to_none)
+        optimizer.step()
+        with optimizer.no_sync():
+            cross_entropy(model, 12).backward()
+    with optimizer.handle.paused():
+        cross_entropy(model, 13).backward()
+    refused(RuntimeError, "call zero_grad()", optimizer.step)
+    assert same_on_all_ranks(flat(model))
+
+
 @scenario(2, 3)
 def the_optimizer_is_plain_ddp_at_fp32() -> None:
     model = network()
