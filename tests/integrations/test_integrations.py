@@ -253,6 +253,76 @@ def test_a_fit_of_lightnings_begins_with_the_memories_of_its_own_checkpoint(
     assert loaded == [[], [({"of": 1},)], [({"of": 0},)]]
 
 
+class Outside:
+    """What Lightning takes for an optimizer, though it is none of torch's."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.defaults, self.state = inner, inner.defaults, inner.state
+        self.param_groups, self.zero_grad = inner.param_groups, inner.zero_grad
+        self.state_dict, self.load_state_dict = inner.state_dict, inner.load_state_dict
+
+    def step(self, closure: Any) -> Any:
+        with torch.enable_grad():
+            loss = closure()
+        self.inner.step()
+        return loss
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("make", "replace", "skips"),
+    [
+        (lambda sgd: sgd, lambda trainer: None, 1),
+        (lambda sgd: sgd, lambda trainer: trainer.strategy.setup_optimizers(trainer), 1),
+        (lambda sgd: sgd, lambda trainer: setattr(trainer, "optimizers", [trainer.lightning_module.sgd()]), 1),
+        (Outside, lambda trainer: None, 0),
+    ],
+    ids=["first", "set up anew", "replaced", "not torch's"],
+)
+def test_lightning_takes_back_the_steps_that_are_left_out_alone(
+    make: Callable[[Any], Any], replace: Callable[[Any], None], skips: int, monkeypatch: pytest.MonkeyPatch
+):
+    lightning = pytest.importorskip("lightning")
+    adapter = import_module("gradwire.integrations.lightning")
+    handle = Mock()
+    monkeypatch.setattr(adapter, "attach_whole", lambda *_: handle)
+
+    class Module(lightning.LightningModule):
+        require_backward_grad_sync = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def training_step(self, batch: Tensor, index: int) -> Tensor:
+            return self.layer(batch).sum()
+
+        def sgd(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        def configure_optimizers(self) -> Any:
+            return make(self.sgd())
+
+        def optimizer_step(self, epoch: int, index: int, optimizer: Any, closure: Any) -> None:
+            if index == 3:
+                closure()
+            else:
+                optimizer.step(closure=closure)
+
+    class Replaces(lightning.Callback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Tensor, index: int) -> None:
+            if index == 1:
+                replace(trainer)
+
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False,
+        callbacks=[adapter.GradientCompression("topk"), Replaces()],
+    )  # fmt: skip
+    trainer.fit(Module(), torch.utils.data.DataLoader(torch.ones(5, 2)))
+    assert handle.skip.call_count == skips
+
+
 @pytest.fixture
 def sharded(ray: ModuleType) -> Iterator[nn.Module]:
     """A model whose shards lie on two ranks of each replica, of which this process pretends to be the first."""
