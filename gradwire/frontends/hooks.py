@@ -178,9 +178,8 @@ class GradientHooks:
             self._followed = names
 
     def _gradient_ready(self, slot: int, parameter: Tensor) -> None:
-        # a gradient that this step does not reduce, or not yet
+        # a gradient of another optimizer's, or one that is not reduced yet
         if self._trained and not self._trained.holds(parameter):
-            # another optimizer's
             return
         if not self._synchronising or self._places.accumulates(parameter):
             self._accumulated.add(slot)
@@ -211,6 +210,11 @@ class GradientHooks:
             self._trained.check_averaged(self._runtime.slots[slot].name for slot in self._accumulated)
 
     def _backward_begins(self, runtime: Runtime) -> None:
+        if not in_backward():
+            runtime.refuse(
+                "gradients came outside of a backward pass, as torch's pipeline schedules have FSDP reduce them; "
+                "train with loss.backward(), without pipeline stages"
+            )
         # the end of backward is known from its first gradient on
         when_backward_ends(self._backward_ends)
         self._open_step(runtime)
@@ -223,22 +227,18 @@ class GradientHooks:
                 each.follow()
         runtime.open_step()
         self._pass = backward_pass()
-        # a gradient of earlier micro-batches must belong to a slot that is still reduced
-        self._check_accumulated(runtime)
-        self._notes = runtime.wants_readiness()
-        if not self._forward:  # the loss came from another method than forward
-            runtime.forward_begins()
-            runtime.forward_ends()
-        self._forward, self._under_way = False, True
-
-    def _check_accumulated(self, runtime: Runtime) -> None:
-        """Refuses gradients of earlier micro-batches that would stay this rank's own."""
+        # a gradient of earlier micro-batches must belong to a slot that is still reduced, or would stay this rank's own
         for slot in self._accumulated:
             if not runtime.is_reduced(slot) and self._parameter(runtime, slot).grad is not None:
                 runtime.refuse(
                     f"parameter {runtime.slots[slot].name!r} was frozen between two micro-batches of a step; freeze it "
                     "after optimizer.step() and zero_grad()"
                 )
+        self._notes = runtime.wants_readiness()
+        if not self._forward:  # the loss came from another method than forward
+            runtime.forward_begins()
+            runtime.forward_ends()
+        self._forward, self._under_way = False, True
 
     def _backward_ends(self) -> None:
         left = self._complete()

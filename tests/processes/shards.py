@@ -648,6 +648,19 @@ def parameters_that_are_replaced_after_attaching_are_an_error() -> None:
 
 
 @scenario(4)
+def gradients_outside_of_a_backward_pass_are_refused() -> None:
+    """As torch's pipeline stages have FSDP reduce what their micro-batches have added up."""
+    mesh = meshes()[0]
+    model = wrapped(mesh["shard"])
+    gw.attach(model, gw.TopK(0.1), mesh=mesh)
+    model.set_requires_gradient_sync(False)
+    loss_of(model, 0).backward()
+    model.set_requires_gradient_sync(True)
+    refused(RuntimeError, "outside of a backward pass, as torch's pipeline schedules",
+            lambda: [group.post_backward() for group in fsdp_groups(model)])  # fmt: skip
+
+
+@scenario(4)
 def detached_is_native_again_or_trains_no_more() -> None:
     for mesh in meshes():
         native, on_both, on_shards = wrapped(mesh), wrapped(mesh), wrapped(mesh["shard"])
