@@ -22,7 +22,7 @@ from gradwire.plans import Plan
 from gradwire.torch_private.compiled import uncompiled
 from gradwire.torch_private.fully_shard import is_fsdp
 from gradwire.torch_private.process_groups import world_size
-from gradwire.torch_private.reducer import is_ddp, managed_by, module_in, wait_for_delayed
+from gradwire.torch_private.reducer import is_ddp, managed_by, module_in, reduces_in_python, wait_for_delayed
 from gradwire.transports import ProcessGroup, forked
 
 KIND = "attach(ddp)"
@@ -72,6 +72,8 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
         return _attach_alone(ddp, choices)
     if ddp.mixed_precision is not None:
         raise ValueError("DDP(mixed_precision=...) takes the hook that Gradwire needs; use torch.autocast instead")
+    if reduces_in_python(ddp):
+        raise ValueError('DDP was made under optimize_ddp = "python_reducer", without buckets; make it without that')
     # the parameters in DDP's buckets, which it chose when it was made
     managed, module = managed_by(ddp), module_in(ddp)
     front_end = DDPFrontEnd.of(ddp)

@@ -30,6 +30,11 @@ def hooks_of(ddp: DistributedDataParallel) -> list[Any]:
     return [hook for hook, _ in ddp._comm_hooks]
 
 
+def reduces_in_python(ddp: DistributedDataParallel) -> bool:
+    """Whether it was made to reduce gradient by gradient inside of what torch.compile makes of a backward pass."""
+    return ddp._use_python_reducer
+
+
 def parts_of(bucket: Any) -> list[tuple[Tensor, Tensor]]:
     """The parameters of a bucket that are not empty, and the part of it that has the numbers of each one's gradient, in
     their order in memory. Of channels-last parameters `bucket.gradients()` has another order, of complex ones other

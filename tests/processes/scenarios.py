@@ -250,6 +250,13 @@ def accumulated(ddp: DistributedDataParallel) -> Tensor:
     return flat(ddp)
 
 
+@scenario(2)
+def a_ddp_that_reduces_without_buckets_is_refused() -> None:
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        ddp = DistributedDataParallel(network())
+    refused(ValueError, 'was made under optimize_ddp = "python_reducer"', lambda: gw.attach(ddp, gw.TopK(0.1)))
+
+
 class Region(nn.Module):
     """A layer as torch.compile wraps it."""
 
