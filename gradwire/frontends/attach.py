@@ -26,6 +26,16 @@ from gradwire.torch_private.reducer import is_ddp, managed_by, module_in, reduce
 from gradwire.transports import ProcessGroup, forked
 
 KIND = "attach(ddp)"
+INSTEAD = {
+    "deepspeed.DeepSpeedEngine": "gradwire.integrations.deepspeed.attach(engine, gw.TopK(0.01))",
+    "lightning._FabricModule": "gw.attach(model._forward_module, gw.TopK(0.01))",
+    "lightning_fabric._FabricModule": "gw.attach(model._forward_module, gw.TopK(0.01))",
+    "megatron.DistributedDataParallel": "gradwire.integrations.megatron.attach(ddp, gw.TopK(0.01))",
+    "torch.FullyShardedDataParallel": "fully_shard(model) in its place, and gw.attach(model, gw.TopK(0.01), mesh=mesh)",
+    "torchft.DistributedDataParallel": "gradwire.integrations.torchft.Optimizer, with the model inside",
+    "torchft.PureDistributedDataParallel": "gradwire.integrations.torchft.Optimizer, with the model inside",
+}
+"""By package and name of a wrapper that `attach` does not take: the call for it."""
 
 
 @called_as("gw.attach(ddp, gw.TopK(0.01), memory=gw.Residual())")
@@ -37,7 +47,7 @@ def attach(
     **options: Unpack[AttachOptions],
 ) -> Handle:
     """Compresses the gradients that a DistributedDataParallel reduces, or between its replicas a model that fully_shard
-    wrapped; train as before. Either may be compiled. In a process alone any model will do, and nothing is reduced.
+    wrapped; train as before. Either may be compiled. In a process alone a plain model will do; nothing is reduced.
 
     A compressor may be written as on the command line, "topk:0.01+residual". A `Plan` in its place says all group by
     group; `rules` say it layer by layer, as in [("*.norm.*", gw.FP32()), ("numel>65535", gw.PowerSGD(4))]. Without
@@ -62,9 +72,18 @@ def attach(
         "mesh", mesh, (DeviceMesh,), 'init_device_mesh("cuda", (hosts, 8), mesh_dim_names=("replicate", "shard"))'
     )
     model = uncompiled(model)
+    _check_wrapper(model)
     if mesh is None and not is_fsdp(model):
         return _attach_ddp(model, choices)
     return attach_shards(model, choices, mesh)
+
+
+def _check_wrapper(model: nn.Module) -> None:
+    """Raises ValueError, naming the call that works, for a model in another library's wrapper."""
+    for kind in type(model).__mro__:
+        package, name = kind.__module__.partition(".")[0], kind.__name__
+        if instead := INSTEAD.get(f"{package}.{name}"):
+            raise ValueError(f"attach() does not take {package}'s {name}; use {instead}")
 
 
 def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
