@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
+from inspect import signature
 from logging import WARNING
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -160,6 +161,41 @@ def test_ray_raises_on_all_workers_where_rank_0s_checkpoint_has_nothing_of_gradw
     with resumed(by_ray, tmp_path, lambda rank, file: None if rank else file.unlink()) as (errors, running):
         assert all(isinstance(error, ValueError) and FILE in str(error) for error in errors)
         check_residual(running, running.kept)
+
+
+@contextmanager
+def without_package(package: str, stands_in: object, adapter: str) -> Iterator[Any]:
+    """An adapter of a package that is not among what development needs, imported with something in its place."""
+    with patch.dict(sys.modules, {package: stands_in}):
+        sys.modules.pop(adapter, None)
+        yield import_module(adapter)
+
+
+def test_methods_of_deepspeeds_engine_still_say_what_they_take():
+    """As transformers asks before it leaves frozen parameters out."""
+
+    class Engine:
+        def save_checkpoint(
+            self, save_dir: str, tag: Any = None, client_state: Any = None, frozen: bool = False
+        ) -> Any:
+            return save_dir, client_state, frozen
+
+        def load_checkpoint(self, load_dir: str, load_module_only: bool = False) -> Any:
+            return load_dir, {"gradwire": 5}
+
+    says = SimpleNamespace(__version__="0.1", DeepSpeedEngine=Engine)
+    engine, loaded = Engine(), []
+    own = {name: signature(getattr(engine, name)) for name in ("save_checkpoint", "load_checkpoint")}
+    with without_package("deepspeed", says, "gradwire.integrations.deepspeed_engine") as adapter:
+        training = object.__new__(adapter.TrainingEngine)
+        training._engine, training._replacements = engine, framework.Replacements()
+        training.save_with("gradwire", lambda: 5, lambda found: None, loaded.append)
+    assert {name: signature(getattr(engine, name)) for name in own} == own
+    assert engine.save_checkpoint("here", frozen=True) == ("here", {"gradwire": 5}, True)
+    assert engine.load_checkpoint("here") == ("here", {})
+    assert loaded == [5]
+    training.restore()
+    assert engine.save_checkpoint("here") == ("here", None, False)
 
 
 @pytest.mark.filterwarnings("ignore")
