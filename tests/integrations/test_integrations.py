@@ -197,6 +197,18 @@ def test_methods_of_deepspeeds_engine_still_say_what_they_take():
     assert engine.save_checkpoint("here") == ("here", None, False)
 
 
+@pytest.mark.parametrize("given", [{"elastic": True}, {"scaler": "one"}, {"transport": "one"}])
+def test_options_that_torchft_leaves_unused_are_refused_in_one_line(given: dict[str, Any]):
+    model = nn.Linear(2, 2)
+    torchft = SimpleNamespace(Optimizer=object)
+    with (
+        without_package("torchft", torchft, "gradwire.integrations.torchft") as adapter,
+        pytest.raises(ValueError, match="= does not go with torchft's Optimizer; leave it out") as error,
+    ):
+        adapter.Optimizer(None, torch.optim.SGD(model.parameters()), model, "topk:0.1", **given)
+    assert str(error.value).startswith(*given)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_every_checkpoint_of_the_trainers_has_gradwires_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """That of a search lies elsewhere, and one at SIGTERM is spoken of to no callback."""
