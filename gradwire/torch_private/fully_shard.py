@@ -39,6 +39,18 @@ def parameters_of_fsdp(group: Any) -> list[nn.Parameter]:
     return [parameter.sharded_param for parameter in group.fsdp_params]
 
 
+def offloaded_in(group: Any) -> dict[Tensor, Any]:
+    """What FSDP knows of each sharded parameter of one of `fsdp_groups` whose gradient it copies to the host."""
+    return {parameter.sharded_param: parameter for parameter in group.fsdp_params if parameter.offload_to_cpu}
+
+
+def wait_for_copy(offloaded: Any) -> None:
+    """Waits until one of `offloaded_in`'s gradients is on the host: before torch 2.13 FSDP calls hooks with its copy
+    under way."""
+    if offloaded.grad_offload_event is not None:
+        offloaded.grad_offload_event.synchronize()
+
+
 def is_cut(model: nn.Module) -> bool:
     """Whether fully_shard has cut any of the model's parameters over several ranks."""
     parameters: list[Any] = [p for group in fsdp_groups(model) for p in parameters_of_fsdp(group)]

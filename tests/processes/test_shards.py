@@ -1,9 +1,13 @@
 """Runs the scenarios of sharded models over real gloo."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -11,6 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import gradwire as gw
 from gradwire.compressors import Codec
 from gradwire.frontends.shard_compression import _check
+from gradwire.frontends.shard_gradients import Shards
 from gradwire.frontends.shards import planned_slots
 from gradwire.frontends.stateful import cut_on
 from gradwire.torch_private.fully_shard import is_cut
@@ -64,3 +69,16 @@ def test_shards_beside_tensor_parallelism_are_where_torch_says(rank: int):
     assert cut_on(other, {"": cut["second.weight"]})
     with pytest.raises(ValueError, match=r"in another order than shards, .*; attach with one of that order"):
         cut_on(other, cut)
+
+
+def test_a_gradient_is_read_once_it_is_on_the_host():
+    """Before torch 2.13 FSDP calls hooks while it copies, from a GPU to pinned memory."""
+    parameter = nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.zeros(3)
+    event = Mock(synchronize=lambda: parameter.grad.fill_(1.0))
+    own = SimpleNamespace(sharded_param=parameter, offload_to_cpu=True, grad_offload_event=event)
+    places = Shards([SimpleNamespace(fsdp_params=[own], gradient_divide_factor=None)], 2)
+    assert places.gradient(parameter).clone().tolist() == [1.0, 1.0, 1.0]
+    # where its memory is not pinned, or FSDP has waited
+    own.grad_offload_event = None
+    assert places.gradient(parameter) is not None
