@@ -678,6 +678,29 @@ def detached_is_native_again_or_trains_no_more() -> None:
 
 
 @scenario(4)
+def hooks_of_shards_go_with_their_handle() -> None:
+    mesh = meshes()[0]
+    model, on_both = wrapped(mesh["shard"]), wrapped(mesh)
+    counts, before = [], hooks_on(on_both)
+    for _ in range(3):
+        handle = gw.attach(model, gw.TopK(0.1), mesh=mesh)
+        loss_of(model, 0).backward()
+        counts.append(hooks_on(model))
+        handle.detach()
+        handle = gw.attach(on_both, gw.TopK(0.1))
+        loss_of(on_both, 0).backward()
+        handle.detach()
+        assert hooks_on(on_both) == before
+    assert counts[0] == counts[1] == counts[2]
+    # what has to be seen after the last
+    refused(RuntimeError, "call attach() again", lambda: loss_of(model, 0))
+
+
+def hooks_on(model: nn.Module) -> list[int]:
+    return [len(model._forward_pre_hooks), len(model._forward_hooks), len(model._load_state_dict_post_hooks)]
+
+
+@scenario(4)
 def replicas_begin_with_the_first_ones_values() -> None:
     for mesh in meshes():
         torch.manual_seed(mesh.get_local_rank("replicate"))
