@@ -6,7 +6,6 @@ from typing import Unpack
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.compressors import Compressor
 from gradwire.frontends.choices import StepChoices, device_of, parameters_of, slots_of
@@ -20,13 +19,23 @@ from gradwire.frontends.sparse_gradients import sparse_in
 from gradwire.frontends.weighted import asked_in_backward
 from gradwire.options import called_as, check_type
 from gradwire.plans import Plan
-from gradwire.torch_private.autograd import uncompiled
+from gradwire.torch_private.compiled import uncompiled
 from gradwire.torch_private.fully_shard import is_fsdp
 from gradwire.torch_private.process_groups import world_size
-from gradwire.torch_private.reducer import managed_by, wait_for_delayed
+from gradwire.torch_private.reducer import is_ddp, managed_by, module_in, reduces_in_python, wait_for_delayed
 from gradwire.transports import ProcessGroup, forked
 
 KIND = "attach(ddp)"
+INSTEAD = {
+    "deepspeed.DeepSpeedEngine": "gradwire.integrations.deepspeed.attach(engine, gw.TopK(0.01))",
+    "lightning._FabricModule": "gw.attach(model._forward_module, gw.TopK(0.01))",
+    "lightning_fabric._FabricModule": "gw.attach(model._forward_module, gw.TopK(0.01))",
+    "megatron.DistributedDataParallel": "gradwire.integrations.megatron.attach(ddp, gw.TopK(0.01))",
+    "torch.FullyShardedDataParallel": "fully_shard(model) in its place, and gw.attach(model, gw.TopK(0.01), mesh=mesh)",
+    "torchft.DistributedDataParallel": "gradwire.integrations.torchft.Optimizer, with the model inside",
+    "torchft.PureDistributedDataParallel": "gradwire.integrations.torchft.Optimizer, with the model inside",
+}
+"""By package and name of a wrapper that `attach` does not take: the call for it."""
 
 
 @called_as("gw.attach(ddp, gw.TopK(0.01), memory=gw.Residual())")
@@ -38,7 +47,7 @@ def attach(
     **options: Unpack[AttachOptions],
 ) -> Handle:
     """Compresses the gradients that a DistributedDataParallel reduces, or between its replicas a model that fully_shard
-    wrapped; train as before. Either may be compiled. In a process alone any model will do, and nothing is reduced.
+    wrapped; train as before. Either may be compiled. In a process alone a plain model will do; nothing is reduced.
 
     A compressor may be written as on the command line, "topk:0.01+residual". A `Plan` in its place says all group by
     group; `rules` say it layer by layer, as in [("*.norm.*", gw.FP32()), ("numel>65535", gw.PowerSGD(4))]. Without
@@ -63,27 +72,38 @@ def attach(
         "mesh", mesh, (DeviceMesh,), 'init_device_mesh("cuda", (hosts, 8), mesh_dim_names=("replicate", "shard"))'
     )
     model = uncompiled(model)
+    _check_wrapper(model)
     if mesh is None and not is_fsdp(model):
         return _attach_ddp(model, choices)
     return attach_shards(model, choices, mesh)
 
 
+def _check_wrapper(model: nn.Module) -> None:
+    """Raises ValueError, naming the call that works, for a model in another library's wrapper."""
+    for kind in type(model).__mro__:
+        package, name = kind.__module__.partition(".")[0], kind.__name__
+        if instead := INSTEAD.get(f"{package}.{name}"):
+            raise ValueError(f"attach() does not take {package}'s {name}; use {instead}")
+
+
 def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
-    if not isinstance(ddp, DistributedDataParallel):
+    if not is_ddp(ddp):
         return _attach_alone(ddp, choices)
     if ddp.mixed_precision is not None:
         raise ValueError("DDP(mixed_precision=...) takes the hook that Gradwire needs; use torch.autocast instead")
+    if reduces_in_python(ddp):
+        raise ValueError('DDP was made under optimize_ddp = "python_reducer", without buckets; make it without that')
     # the parameters in DDP's buckets, which it chose when it was made
-    managed = managed_by(ddp)
+    managed, module = managed_by(ddp), module_in(ddp)
     front_end = DDPFrontEnd.of(ddp)
-    if not managed <= {*ddp.module.parameters()}:
+    if not managed <= {*module.parameters()}:
         raise ValueError("DDP reduces a parameter that the model has no more; make DDP anew, after the last change")
-    parameters, others = parameters_of(ddp.module, managed.__contains__)
+    parameters, others = parameters_of(module, managed.__contains__)
     # an earlier DDP of the same module may not be collected yet
     check_free(parameters, beside=KIND)
     # open a process group; with one rank nothing is sent, and DDP keeps its reducer
     mesh = choices.mesh(partial(ProcessGroup.own, ddp.process_group), device_of(parameters))
-    sparse = sparse_in(ddp.module, parameters)
+    sparse = sparse_in(module, parameters)
     can_be_native = not (ddp.static_graph or choices.elastic or choices.weight is not None)
     if mesh.ranks == 1 and not choices.elastic:
         choices.let_go(mesh)

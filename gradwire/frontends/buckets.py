@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private.autograd import in_backward
-from gradwire.torch_private.reducer import delayed_by, is_joining, parts_of
+from gradwire.torch_private.reducer import delayed_by, is_joining, module_in, parts_of
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def left_alone(ddp: DistributedDataParallel | None, managed: Collection[Tensor])
     or that the DDP is gone."""
     if ddp is None:
         return "its DDP was garbage collected"
-    others = {n: p for n, p in ddp.module.named_parameters() if p.requires_grad and p not in managed}
+    others = {n: p for n, p in module_in(ddp).named_parameters() if p.requires_grad and p not in managed}
     delayed = {*delayed_by(ddp)}
     # two kinds: DDP sends some itself, later; the others stay this rank's own
     late = [repr(name) for name, p in others.items() if p in delayed]

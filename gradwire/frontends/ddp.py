@@ -19,7 +19,7 @@ from gradwire.frontends.paused import paused
 from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private.autograd import in_backward, when_backward_ends
-from gradwire.torch_private.reducer import delayed_by, hooks_of, is_joining, retire, with_hook, without_hook
+from gradwire.torch_private.reducer import delayed_by, hooks_of, is_joining, module_in, retire, with_hook, without_hook
 
 
 class DDPFrontEnd:
@@ -136,14 +136,14 @@ class DDPFrontEnd:
 
     def placed(self) -> Mapping[str, Placed]:
         """A replica on every rank."""
-        return whole_on(self.ddp.process_group, dict(self.ddp.module.named_parameters()))
+        return whole_on(self.ddp.process_group, dict(module_in(self.ddp).named_parameters()))
 
     def held(self) -> Mapping[str, Tensor]:
         """All parameters that are reduced, by us or by DDP."""
         if not self.runtime:
             return {}
         reduced = {*self._slot, *delayed_by(self.ddp)}
-        return {name: p for name, p in self.ddp.module.named_parameters() if p in reduced}
+        return {name: p for name, p in module_in(self.ddp).named_parameters() if p in reduced}
 
     def left_alone(self) -> str:
         """A remark about parameters whose gradients do not go to the runtime."""

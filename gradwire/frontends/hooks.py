@@ -66,7 +66,6 @@ class GradientHooks:
         """Gradients go to the runtime from now on."""
         self.hook_forward(runtime)
         self._registered.keep(*self._places.hook_in())
-        # one hook for each parameter, with the number of its slot
         slots: dict[Tensor, int] = {self._parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
         self._registered.on_gradients(slots, lambda slot: partial(self._gradient_ready, slot))
 
@@ -137,6 +136,7 @@ class GradientHooks:
     def gradients_cleared(self) -> None:
         """Gives up such steps where no forward pass is seen that would."""
         if not in_backward():
+            self._accumulated.clear()
             self._give_up_failed()
             if self._under_way:
                 self.give_up()
@@ -178,9 +178,8 @@ class GradientHooks:
             self._followed = names
 
     def _gradient_ready(self, slot: int, parameter: Tensor) -> None:
-        # a gradient that this step does not reduce, or not yet
+        # a gradient of another optimizer's, or one that is not reduced yet
         if self._trained and not self._trained.holds(parameter):
-            # another optimizer's
             return
         if not self._synchronising or self._places.accumulates(parameter):
             self._accumulated.add(slot)
@@ -208,9 +207,14 @@ class GradientHooks:
     def check_averaged(self) -> None:
         """Raises RuntimeError where the wrapped optimizer holds a parameter whose gradient is this rank's alone."""
         if self._runtime and self._trained:
-            self._trained.check_averaged()
+            self._trained.check_averaged(self._runtime.slots[slot].name for slot in self._accumulated)
 
     def _backward_begins(self, runtime: Runtime) -> None:
+        if not in_backward():
+            runtime.refuse(
+                "gradients came outside of a backward pass, as torch's pipeline schedules have FSDP reduce them; "
+                "train with loss.backward(), without pipeline stages"
+            )
         # the end of backward is known from its first gradient on
         when_backward_ends(self._backward_ends)
         self._open_step(runtime)
@@ -223,22 +227,18 @@ class GradientHooks:
                 each.follow()
         runtime.open_step()
         self._pass = backward_pass()
-        # a gradient of earlier micro-batches must belong to a slot that is still reduced
-        self._check_accumulated(runtime)
-        self._notes = runtime.wants_readiness()
-        if not self._forward:  # the loss came from another method than forward
-            runtime.forward_begins()
-            runtime.forward_ends()
-        self._forward, self._under_way = False, True
-
-    def _check_accumulated(self, runtime: Runtime) -> None:
-        """Refuses gradients of earlier micro-batches that would stay this rank's own."""
+        # a gradient of earlier micro-batches must belong to a slot that is still reduced, or would stay this rank's own
         for slot in self._accumulated:
             if not runtime.is_reduced(slot) and self._parameter(runtime, slot).grad is not None:
                 runtime.refuse(
                     f"parameter {runtime.slots[slot].name!r} was frozen between two micro-batches of a step; freeze it "
                     "after optimizer.step() and zero_grad()"
                 )
+        self._notes = runtime.wants_readiness()
+        if not self._forward:  # the loss came from another method than forward
+            runtime.forward_begins()
+            runtime.forward_ends()
+        self._forward, self._under_way = False, True
 
     def _backward_ends(self) -> None:
         left = self._complete()

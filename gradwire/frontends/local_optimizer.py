@@ -35,7 +35,7 @@ from gradwire.options import Options, called_as, one_line
 from gradwire.plans import Plan
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
-from gradwire.torch_private.autograd import uncompiled
+from gradwire.torch_private.compiled import uncompiled
 from gradwire.torch_private.fully_shard import is_fsdp
 
 

@@ -22,7 +22,7 @@ from gradwire.frontends.values import share_values, values_of
 from gradwire.frontends.wrapper import Wrapper
 from gradwire.options import called_as
 from gradwire.plans import Plan
-from gradwire.torch_private.autograd import uncompiled
+from gradwire.torch_private.compiled import uncompiled
 from gradwire.transports import ProcessGroup
 
 KIND = "a DistributedOptimizer"
@@ -94,7 +94,8 @@ class DistributedOptimizer(Wrapper):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The wrapped optimizer's step. Raises RuntimeError where `handle` was detached, and for a parameter that was
-        not averaged."""
+        not averaged. What you put into `p.grad` yourself, such as a result of `torch.autograd.grad`, stays this rank's
+        own, unnoticed."""
         if self._front_end.detached:
             raise RuntimeError("detach() ended the exchange of gradients; wrap the optimizer anew, or the model in DDP")
         self._front_end.check_averaged()

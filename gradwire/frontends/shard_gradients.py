@@ -13,7 +13,9 @@ from gradwire.torch_private.fully_shard import (
     fsdp_accumulates,
     fsdp_is_hooked,
     fsdp_sums,
+    offloaded_in,
     parameters_of_fsdp,
+    wait_for_copy,
 )
 
 
@@ -25,6 +27,7 @@ class Shards:
         self._group: dict[Tensor, Any] = {
             parameter: group for group in groups for parameter in parameters_of_fsdp(group)
         }
+        self._offloaded = {parameter: own for group in groups for parameter, own in offloaded_in(group).items()}
         self._groups, self._summed = groups, [group for group in groups if fsdp_sums(group)]
         self._replicas = replicas
 
@@ -39,6 +42,8 @@ class Shards:
             raise ValueError(
                 "FSDP divides by a factor that is not known here; call set_gradient_divide_factor() before attach()"
             )
+        if parameter in self._offloaded:
+            wait_for_copy(self._offloaded[parameter])
         return None if parameter.grad is None else local_of(parameter.grad)
 
     def left(self, parameter: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from gradwire.compressors import FP32
 from gradwire.frontends.choices import StepChoices, device_of, parameters_of, slots_of
 from gradwire.frontends.handle import Handle
+from gradwire.frontends.hook import Hook, RegisteredHooks
 from gradwire.frontends.hooks import GradientHooks
 from gradwire.frontends.owners import check_free
 from gradwire.frontends.shard_gradients import Shards, local_of
@@ -26,6 +27,7 @@ from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
 from gradwire.torch_private.autograd import has_gradient_hooks
 from gradwire.torch_private.fully_shard import (
+    cuts_of,
     fsdp_groups,
     fsdp_modules,
     is_fsdp,
@@ -85,7 +87,7 @@ class ShardsFrontEnd:
         self._hooks = GradientHooks(trained.fit, model, Shards(groups, mesh.size(0)), find_unused, trained=trained)
         self._undo: list[Callable[[], None]] = []
         self._runtime: Runtime | None = None
-        self._to_check = True
+        self._registered, self._to_check = RegisteredHooks(), True
 
     def hook_in(self, model: nn.Module, runtime: Runtime) -> None:
         """Gradients go to the runtime from now on."""
@@ -94,15 +96,21 @@ class ShardsFrontEnd:
         self._hooks.hook_in(runtime)
         self._hooks.own(self._parameters.values(), "attach()")
         # parameters that are replaced lose their hooks: looked for here
-        model.register_forward_pre_hook(self._forward_begins, prepend=True)
-        model.register_load_state_dict_post_hook(self._loaded)
+        self._registered.keep(
+            model.register_forward_pre_hook(Hook(partial(self._forward_begins, runtime)), prepend=True),
+            model.register_load_state_dict_post_hook(Hook(self._loaded)),
+        )
 
     def unhook(self) -> None:
         """Submits no more gradients."""
-        self._runtime = None
         self._hooks.unhook()
+        self._registered.remove()
         for undo in self._undo:
             undo()
+        # FSDP reduces over replicas again, or they would drift apart
+        if self._runtime and not self._undo:
+            self._registered.keep(self._model.register_forward_pre_hook(Hook(self._check_reduced), prepend=True))
+        self._runtime = None
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate; the next one outside reduces the sum."""
@@ -128,23 +136,23 @@ class ShardsFrontEnd:
     def _loaded(self, module: nn.Module, incompatible: Any) -> None:
         self._to_check = True
 
-    def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
+    def _forward_begins(self, runtime: Runtime, module: nn.Module, arguments: Any) -> None:
         if not torch.is_grad_enabled():
             return
-        # after detach() FSDP may reduce over replicas again; else they would drift apart
-        if self._runtime is None:
-            self._check_reduced(module)
         # a state was loaded, or a step begins: are the parameters still those with hooks?
-        elif self._to_check or self._hooks.waiting:
-            self._check_same(module, self._runtime)
+        if self._to_check or self._hooks.waiting:
+            self._check_same(module, runtime)
             self._to_check = False
-        if self._runtime:
-            self._hooks.follow()
+        self._hooks.follow()
 
-    def _check_reduced(self, module: nn.Module) -> None:
-        """Raises RuntimeError where replicas would drift apart unnoticed."""
-        if not self._undo and not any(map(has_gradient_hooks, self._parameters.values())):
+    def _check_reduced(self, module: nn.Module, arguments: Any) -> None:
+        """Raises RuntimeError, after `unhook`, where replicas would drift apart unnoticed."""
+        if not torch.is_grad_enabled():
+            return
+        if not any(map(has_gradient_hooks, self._parameters.values())):
             raise RuntimeError("detach() ended the exchange between replicas; call attach() again before training")
+        # another front end reduces them now
+        self._registered.remove()
 
     def _check_same(self, module: nn.Module, runtime: Runtime) -> None:
         """Ends the job where parameters were replaced: new ones have no hooks."""
@@ -174,10 +182,8 @@ def _largest_shard(parameter: Tensor) -> Tensor:
     assert is_sharded(parameter)
     # along every mesh dimension that cuts it, the first ranks have the largest parts
     shape = list(parameter.shape)
-    for dim, placement in enumerate(parameter.placements):
-        if placement.is_shard():
-            axis: int = placement.dim  # pyright: ignore[reportAttributeAccessIssue]
-            shape[axis] = ceil(shape[axis] / parameter.device_mesh.size(dim))
+    for dim, cut in cuts_of(parameter).items():
+        shape[cut.dim] = ceil(shape[cut.dim] / parameter.device_mesh.size(dim))
     return torch.empty(shape, dtype=parameter.dtype, device="meta")
 
 

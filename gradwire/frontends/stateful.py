@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Protocol
 
@@ -41,6 +42,7 @@ from gradwire.frontends.values import is_sharded, or_zero
 from gradwire.ops.host import kind_of
 from gradwire.predecessors import predecessors
 from gradwire.slots import real_shape
+from gradwire.torch_private.fully_shard import behind_rows, cuts_of
 
 ABOUT = "gradwire"
 """The key by which a state is found in a checkpoint; its description."""
@@ -92,8 +94,7 @@ class Placed:
         return or_zero(rows.to_local().sum(0))
 
     def _rows(self, local: Tensor, replicas: int) -> DTensor:
-        cuts = [Shard(cut.dim + 1) if isinstance(cut, Shard) else cut for cut in self.cuts]
-        return self._cut(local, (replicas, *self.shape), [Shard(0), *cuts])
+        return self._cut(local, (replicas, *self.shape), [Shard(0), *map(behind_rows, self.cuts)])
 
     def _cut(self, local: Tensor, shape: tuple[int, ...], cuts: list[Placement]) -> DTensor:
         whole = torch.empty(shape, dtype=torch.float32, device="meta")
@@ -119,13 +120,20 @@ def cut_on(mesh: DeviceMesh, parameters: Mapping[str, Tensor]) -> dict[str, Plac
 
 
 def _placed(mesh: DeviceMesh, parameter: DTensor) -> Placed:
-    cuts: list[Placement] = [Replicate()] * (mesh.ndim - 1)
-    own = parameter.device_mesh
+    cuts: list[Placement] = [Replicate()] * mesh.ndim
+    own, found = parameter.device_mesh, cuts_of(parameter)
     # the cuts of the parameter's own mesh, each along that dimension of the whole mesh that has the same ranks
-    for dim, cut in enumerate(parameter.placements):
-        if cut.is_shard() and own.size(dim) > 1:
-            cuts[_dimension(mesh, dist.get_process_group_ranks(own.get_group(dim))) - 1] = cut
-    return Placed(mesh, real_shape(parameter), real_shape(parameter.to_local()), parameter.device, tuple(cuts))
+    places = [_dimension(mesh, dist.get_process_group_ranks(own.get_group(dim))) for dim in found]
+    for place, cut in zip(places, found.values(), strict=True):
+        cuts[place] = cut
+    # of two cuts of one dimension the second cuts what the first has left
+    order = [(cut.dim, place) for place, cut in zip(places, found.values(), strict=True)]
+    if sorted(order, key=itemgetter(0)) != sorted(order):
+        raise ValueError(
+            f"mesh= has its dimensions in another order than shards, {own.mesh_dim_names}; attach with one of that "
+            "order, or save handle.state_dict() of each rank"
+        )
+    return Placed(mesh, real_shape(parameter), real_shape(parameter.to_local()), parameter.device, tuple(cuts[1:]))
 
 
 def _dimension(mesh: DeviceMesh, ranks: list[int]) -> int:

@@ -77,10 +77,16 @@ class TrainedParameters:
         """Raises RuntimeError where the optimizer holds a parameter that no rank knows."""
         self._check_known(self._held_now())
 
-    def check_averaged(self) -> None:
-        """Raises RuntimeError where the optimizer holds a parameter with a gradient that it did not hold at the last
-        look, in the backward pass."""
+    def check_averaged(self, accumulated: Iterable[str]) -> None:
+        """Raises RuntimeError where the optimizer holds a parameter with a gradient that was only `accumulated` since
+        the last step, or that it did not hold at the last look, in the backward pass."""
         self._check_known(held := self._held_now())
+        for name in accumulated:
+            if id(parameter := self.fit[name]) in held and parameter.grad is not None:
+                raise RuntimeError(
+                    f"parameter {name!r} has a gradient of no_sync(), which is this rank's own; run the last backward "
+                    "pass before step() outside of it, or call zero_grad()"
+                )
         new = held - self._held
         for name, parameter in self._full.items() if new else ():
             if id(parameter) in new and parameter.grad is not None:

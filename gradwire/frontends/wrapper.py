@@ -4,12 +4,12 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.frontends.trained import held_by
 from gradwire.frontends.values import is_sharded
 from gradwire.options import check_type
+from gradwire.torch_private.reducer import is_ddp
 
 
 def _of_inner(name: str) -> Any:
@@ -56,7 +56,7 @@ class Wrapper(Optimizer):
             raise ValueError(f"the optimizer is a {type(optimizer).__name__} already; wrap the optimizer inside it")
         # a model that is not in DDP, which averages gradients itself
         check_type("model", model, (nn.Module,), f"network in {call}", optional=False)
-        if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        if any(map(is_ddp, model.modules())):
             raise ValueError(
                 f"DistributedDataParallel averages gradients itself; pass gw.{cls.__name__} a model without it, or use "
                 "gw.attach(ddp, gw.TopK(0.01))"

@@ -19,6 +19,7 @@ from gradwire.frontends.owners import check_free
 from gradwire.frontends.trained import TrainedParameters
 from gradwire.integrations.deepspeed_engine import TrainingEngine
 from gradwire.integrations.first_rank import load_first
+from gradwire.integrations.framework import check_unused
 from gradwire.plans import Plan
 from gradwire.runtime.runtime import Runtime
 from gradwire.transports import ProcessGroup
@@ -37,8 +38,7 @@ def attach(engine: Any, compressor: Compressor | Plan | str | None = None, **opt
     Call it on all ranks, before training. Raises what `gradwire.attach` raises, and ValueError for an engine whose
     gradients are not whole on every rank, as under ZeRO's stages 2 and 3."""
     # options, then the engine: before anything is made
-    if given := [name for name in ("elastic", "scaler") if options.get(name)]:
-        raise ValueError(f"{given[0]}= does not go with DeepSpeed's engine; leave it out")
+    check_unused(options, ("elastic", "scaler"), "DeepSpeed's engine")
     choices = StepChoices.of(compressor, **options)
     choices.check()
     own = TrainingEngine(engine)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from functools import partial, wraps
 from importlib import import_module
 from inspect import signature
 from itertools import chain
@@ -118,11 +118,14 @@ class TrainingEngine:
         save_rest, load_rest = self._engine.save_checkpoint, self._engine.load_checkpoint
         asks = signature(load_rest)
 
+        # callers look at signatures, as transformers does
+        @wraps(save_rest)
         def save_checkpoint(
             save_dir: str, tag: Any = None, client_state: Any = None, *rest: Any, **options: Any
         ) -> Any:
             return save_rest(save_dir, tag, {**(client_state or {}), key: state()}, *rest, **options)
 
+        @wraps(load_rest)
         def load_checkpoint(*arguments: Any, **options: Any) -> tuple[str | None, Any]:
             asked = asks.bind_partial(*arguments, **options).arguments
             path, client_state = load_rest(*arguments, **options)

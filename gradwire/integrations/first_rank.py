@@ -1,6 +1,7 @@
 """The state in a trainer's checkpoint: rank 0 keeps that of all ranks, and hands it out where training resumes. Other
 hosts may see another file, or none."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from gradwire.frontends import Handle
 from gradwire.saving import save
 
 FILE = "gradwire.pt"
+_log = logging.getLogger("gradwire")
 
 
 def keep_file(handle: Handle, folder: str | Path, first: bool) -> None:
@@ -20,9 +22,12 @@ def keep_file(handle: Handle, folder: str | Path, first: bool) -> None:
         save(state, Path(folder) / FILE)
 
 
-def read_file(folder: str | Path) -> StateDict:
-    """Reads the state from gradwire.pt in a folder. Raises ValueError, with the path, if it cannot be read."""
+def read_file(folder: str | Path) -> StateDict | None:
+    """Reads the state from gradwire.pt in a folder; None where that is not there, as when training began without
+    Gradwire. Raises ValueError, with the path, if it cannot be read."""
     path = Path(folder) / FILE
+    if not path.is_file():
+        return None
     try:
         # on the host: it may have been saved on another GPU
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -42,12 +47,14 @@ def load_first(handle: Handle, state: StateDict | None, error: str = "") -> bool
     return state is not None
 
 
-def load_read(handle: Handle, first: bool, read: Callable[[], StateDict | None]) -> bool:
-    """Has rank 0 `read` a state, which all ranks load as by `load_first`. If reading fails, all raise ValueError."""
+def load_read(handle: Handle, first: bool, read: Callable[[], StateDict | None], checkpoint: object) -> None:
+    """Has rank 0 `read` the state that the `checkpoint` has, which all ranks load as by `load_first`, or warns that it
+    has none. If reading fails, all raise ValueError."""
     state, error = None, ""
     if first:
         try:
             state = read()
         except Exception as failed:  # also those of a framework that fetches files
             error = str(failed) or type(failed).__name__
-    return load_first(handle, state, error)
+    if not load_first(handle, state, error) and checkpoint:
+        _log.warning("%s has no %s; training goes on without that checkpoint's memories", checkpoint, FILE)

@@ -51,6 +51,11 @@ def check_fits(refusals: Mapping[str, bool]) -> None:
             raise ValueError(why)
 
 
+def check_unused(options: Mapping[str, Any], unused: Iterable[str], owner: str) -> None:
+    """Raises ValueError for an option that was given though `owner`, a framework's object, leaves it `unused`."""
+    check_fits({f"{name}= does not go with {owner}; leave it out": bool(options.get(name)) for name in unused})
+
+
 def check_has(owner: Any, names: Iterable[str], framework: str, tried: str) -> None:
     """Raises ValueError, naming the version of the `framework` that was tried, where `owner` lacks an attribute."""
     if missing := [name for name in names if not hasattr(owner, name)]:

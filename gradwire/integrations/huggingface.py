@@ -1,6 +1,6 @@
 """Gradwire under the Trainer of transformers: a callback."""
 
-import logging
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,12 +11,11 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
-from gradwire.integrations.first_rank import FILE, keep_file, load_read, read_file
+from gradwire.integrations.first_rank import keep_file, load_read, read_file
 from gradwire.integrations.framework import attach_whole, check_has
 from gradwire.plans import Plan
 
 OF_TRAINER, TRIED = ("_get_output_dir", "_save_checkpoint", "train"), "5.23.0"
-_log = logging.getLogger("gradwire")
 
 
 class CompressionCallback(TrainerCallback):
@@ -49,7 +48,7 @@ class CompressionCallback(TrainerCallback):
             self.handle, self._model = attach_whole(model, self._compressor, self._options, scaler), model
         # the state of the checkpoint that training resumes from
         if self._from and self.handle:
-            self._load(Path(self._from), self.handle, state.is_world_process_zero)
+            load_read(self.handle, state.is_world_process_zero, partial(read_file, self._from), self._from)
 
     def _noting_checkpoint(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """`trainer.train`, noting the checkpoint it resumes from, which callbacks are not given."""
@@ -65,8 +64,3 @@ class CompressionCallback(TrainerCallback):
         own, state = cast(Any, self._trainer), self._trainer.state
         folder = Path(own._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         keep_file(self.handle, folder, state.is_world_process_zero)
-
-    def _load(self, folder: Path, handle: Handle, first: bool) -> None:
-        path = folder / FILE
-        if not load_read(handle, first, lambda: read_file(folder) if path.is_file() else None):
-            _log.warning("%s is not there; training goes on without that checkpoint's memories", path)

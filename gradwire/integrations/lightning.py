@@ -19,14 +19,15 @@ _log = logging.getLogger("gradwire")
 class GradientCompression(lightning.Callback):
     """Callback that compresses gradients in `fit`; Lightning's checkpoints take the state along. Under automatic
     optimization a step is taken back, as by `handle.skip()`, where the module's `optimizer_step` calls the closure and
-    leaves the optimizer's step out. The `options` are those of `gradwire.attach`, which says what it raises; `handle`
-    is there once training has started."""
+    leaves the optimizer's step out, if that is one of torch's. The `options` are those of `gradwire.attach`, which says
+    what it raises; `handle` is there once training has started."""
 
     def __init__(self, compressor: Compressor | Plan | str | None = None, **options: Any) -> None:
         self.handle: Handle | None = None
         self._compressor, self._options = compressor, options
         self._model: nn.Module | None = None
         self._stage, self._unused = "", False
+        self._watched: list[Any] = []
         self._loaded: StateDict = {}
 
     def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
@@ -44,8 +45,6 @@ class GradientCompression(lightning.Callback):
             scaler = getattr(trainer.precision_plugin, "scaler", None)
             self.handle = attach_whole(model, self._compressor, self._options, scaler)
             self._model = model
-            for optimizer in trainer.optimizers:
-                optimizer.register_step_post_hook(self._stepped)
         # the state of a checkpoint that was loaded before there was a job
         if self._loaded and self.handle:
             self.handle.load_state_dict(self._loaded)
@@ -56,6 +55,14 @@ class GradientCompression(lightning.Callback):
     def on_after_backward(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Notes that there are gradients for a step, unless they only accumulate."""
         self._unused = pl_module.automatic_optimization and getattr(self._model, "require_backward_grad_sync", False)
+        # optimizers may be others than when the fit began; one that is not torch's does not say that it stepped
+        optimizers: list[Any] = [*trainer.optimizers]
+        for optimizer in optimizers:
+            if not hasattr(optimizer, "register_step_post_hook"):
+                self._unused = False
+            elif optimizer not in self._watched:
+                optimizer.register_step_post_hook(self._stepped)
+        self._watched = optimizers
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
         """Takes back the step that the optimizer did not take: Lightning zeroes its gradients."""

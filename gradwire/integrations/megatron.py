@@ -13,6 +13,7 @@ from gradwire.frontends.choices import StepChoices, device_of, parameters_of, sl
 from gradwire.frontends.gradient_access import Whole
 from gradwire.frontends.hooks import GradientHooks
 from gradwire.frontends.owners import check_free
+from gradwire.integrations.framework import check_unused
 from gradwire.integrations.megatron_ddp import BucketGroup, MegatronModel
 from gradwire.plans import Plan
 from gradwire.runtime.runtime import Runtime
@@ -32,8 +33,7 @@ def attach(ddp: Any, compressor: Compressor | Plan | str | None = None, **option
     `handle.load_state_dict` when training goes on. Raises what `gradwire.attach` raises, and ValueError for a model
     that is not whole on every rank."""
     # options, then the model: before anything is made
-    if given := [name for name in UNUSED if options.get(name)]:
-        raise ValueError(f"{given[0]}= does not go with Megatron's DistributedDataParallel; leave it out")
+    check_unused(options, UNUSED, "Megatron's DistributedDataParallel")
     choices = StepChoices.of(compressor, **options)
     choices.check()
     own = MegatronModel(ddp)

@@ -22,8 +22,8 @@ def compress(
 ) -> Handle:
     """Compresses the gradients of a model from `ray.train.torch.prepare_model`, and loads `checkpoint`, by default the
     one that Ray restarts workers from, as rank 0 has it. All workers call it; the `options` are those of
-    `gradwire.attach`, which says what it raises. Raises ValueError, on all workers, for a checkpoint without Gradwire's
-    state."""
+    `gradwire.attach`, which says what it raises. Raises ValueError, on all workers, for a checkpoint whose gradwire.pt
+    cannot be read; where it has none, training goes on without memories, and a warning."""
     found = checkpoint or train.get_checkpoint()
 
     def read() -> StateDict | None:
@@ -34,7 +34,7 @@ def compress(
 
     # all workers attach, then load what was saved
     handle = attach_whole(model, compressor, options)
-    load_read(handle, _is_first(), read)
+    load_read(handle, _is_first(), read, found and found.path)
     return handle
 
 

@@ -23,6 +23,7 @@ from gradwire.frontends.local_optimizer import DILOCO
 from gradwire.frontends.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
 from gradwire.frontends.rounds import go_back
 from gradwire.groups import Grouping
+from gradwire.integrations.framework import check_unused
 from gradwire.integrations.quorum_exchange import QuorumExchange
 from gradwire.integrations.torchft_replica import ReplicaGradients, least, replica_of, thawed
 from gradwire.memories import Memory
@@ -40,7 +41,7 @@ class Optimizer(torchft.Optimizer):
     """torchft's `Optimizer`, with the gradients of `model` compressed and averaged over the replicas of `manager`; the
     model is not to be wrapped in torchft's `DistributedDataParallel`. Where a replica has several ranks, `fully_shard`
     has wrapped the model on them: HSDP, of which FSDP does what is inside a replica. The `options` are those of
-    `gradwire.attach` that say how gradients are reduced: memory, communicator, dense, groups, controller.
+    `gradwire.attach` that say how gradients are reduced: memory, communicator, dense, groups, rules, controller.
 
     `handle` is that of the present quorum. Memories of replicas that stay are those after the last step that counts,
     whatever is lost; a new replica begins with empty ones, or with those of `state`: what `exchange_state()`
@@ -65,12 +66,12 @@ class Optimizer(torchft.Optimizer):
         state: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
+        check_unused(options, ("elastic", "scaler", "transport"), "torchft's Optimizer")
         super().__init__(manager, optimizer)
         # elastic: steps wait for the vote, and lost replicas end the exchange, not the job
         self._choices = StepChoices.of(
-            compressor, elastic=True, transport=None, scaler=None, find_unused_parameters=find_unused_parameters,
-            seed=seed, **options,
-        )  # fmt: skip
+            compressor, find_unused_parameters=find_unused_parameters, seed=seed, **{**options, "elastic": True}
+        )
         self._choices.check()
         self._model, self._replica = model, replica_of(model, manager)
         warn_of(self._choices.by_layer, self._replica.planned)

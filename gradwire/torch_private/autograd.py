@@ -1,18 +1,13 @@
-"""Autograd, torch.compile and torch.amp: the moments of a backward pass, and wrappers of a model or a loss."""
+"""Autograd and torch.amp: the moments of a backward pass, and the factor of a loss."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 NO_PASS = -1
 """The number of no backward pass."""
-
-
-def uncompiled(model: nn.Module) -> nn.Module:
-    """The model that torch.compile wrapped, whose hooks it calls."""
-    return getattr(model, "_orig_mod", model)
 
 
 def scale_of(scaler: Any) -> Tensor | None:

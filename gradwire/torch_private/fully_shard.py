@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import DataParallelMeshInfo, FSDPMeshInfo
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 
 def is_fsdp(model: nn.Module) -> bool:
@@ -37,14 +39,40 @@ def parameters_of_fsdp(group: Any) -> list[nn.Parameter]:
     return [parameter.sharded_param for parameter in group.fsdp_params]
 
 
+def offloaded_in(group: Any) -> dict[Tensor, Any]:
+    """What FSDP knows of each sharded parameter of one of `fsdp_groups` whose gradient it copies to the host."""
+    return {parameter.sharded_param: parameter for parameter in group.fsdp_params if parameter.offload_to_cpu}
+
+
+def wait_for_copy(offloaded: Any) -> None:
+    """Waits until one of `offloaded_in`'s gradients is on the host: before torch 2.13 FSDP calls hooks with its copy
+    under way."""
+    if offloaded.grad_offload_event is not None:
+        offloaded.grad_offload_event.synchronize()
+
+
 def is_cut(model: nn.Module) -> bool:
     """Whether fully_shard has cut any of the model's parameters over several ranks."""
     parameters: list[Any] = [p for group in fsdp_groups(model) for p in parameters_of_fsdp(group)]
-    return any(
-        placement.is_shard() and parameter.device_mesh.size(dim) > 1
-        for parameter in parameters
+    return any(map(cuts_of, parameters))
+
+
+def cuts_of(parameter: DTensor) -> dict[int, Any]:
+    """How a sharded tensor is cut over several ranks, by dimension of its mesh. What FSDP2 cuts of a tensor that tensor
+    parallelism has cut along the same dimension is no `Shard`."""
+    return {
+        dim: placement
         for dim, placement in enumerate(parameter.placements)
-    )
+        if parameter.device_mesh.size(dim) > 1 and not (placement.is_replicate() or placement.is_partial())
+    }
+
+
+def behind_rows(cut: Any) -> Any:
+    """One of `cuts_of` a tensor, for the same one with a dimension more in front."""
+    if cut.is_replicate():
+        return cut
+    strided = {"split_factor": cut.split_factor} if isinstance(cut, _StridedShard) else {}
+    return type(cut)(cut.dim + 1, **strided)
 
 
 def only_inside_replicas(group: Any) -> Callable[[], None] | None:

@@ -1,18 +1,38 @@
 """DistributedDataParallel: its hook, its buckets, and which parameters it reduces."""
 
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.torch_private.autograd import when_backward_ends
 
 
+def is_ddp(model: nn.Module) -> TypeGuard[DistributedDataParallel]:
+    """Whether it is a DistributedDataParallel."""
+    return isinstance(model, DistributedDataParallel)
+
+
+def module_in(ddp: DistributedDataParallel) -> nn.Module:
+    """The model that DDP was given, by whose names its parameters are known: a copy of DDP, of which Accelerate has
+    compiled parts, has other names."""
+    return _original(ddp).module
+
+
+def _original(ddp: DistributedDataParallel) -> DistributedDataParallel:
+    return getattr(ddp, "_orig_mod", ddp)
+
+
 def hooks_of(ddp: DistributedDataParallel) -> list[Any]:
     """The communication hooks that were registered."""
     return [hook for hook, _ in ddp._comm_hooks]
+
+
+def reduces_in_python(ddp: DistributedDataParallel) -> bool:
+    """Whether it was made to reduce gradient by gradient inside of what torch.compile makes of a backward pass."""
+    return ddp._use_python_reducer
 
 
 def parts_of(bucket: Any) -> list[tuple[Tensor, Tensor]]:
@@ -75,7 +95,7 @@ def wait_for_delayed(ddp: DistributedDataParallel) -> None:
     for parameter in ddp.module.parameters() if delayed_by(ddp) else ():
         hooks = parameter._backward_hooks or {}
         for key, hook in hooks.items():
-            if hook == ddp._delayed_all_reduce_hook:
+            if hook == _original(ddp)._delayed_all_reduce_hook:
                 hooks[key] = reduce
 
 

@@ -1,11 +1,16 @@
 """What `attach` is given, in one process: read, refused in one line, or idle."""
 
+import re
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 import gradwire as gw
 from gradwire.frontends.choices import StepChoices
+from gradwire.integrations.framework import attach_whole
 
 
 def test_one_process_has_an_idle_handle_whatever_the_model():
@@ -53,6 +58,29 @@ def test_what_cannot_be_is_one_clear_line(arguments: dict, why: str):
 def test_what_is_no_model_is_named(model: object):
     with pytest.raises(ValueError, match=r"DistributedDataParallel\(model\)"):
         gw.attach(model, gw.TopK(0.1))  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "instead"),
+    [
+        ("deepspeed.runtime.engine.DeepSpeedEngine", "gradwire.integrations.deepspeed.attach(engine,"),
+        ("megatron.core.distributed.distributed_data_parallel.DistributedDataParallel",
+         "gradwire.integrations.megatron.attach(ddp,"),
+        ("torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel", "fully_shard(model)"),
+        ("torchft.ddp.DistributedDataParallel", "gradwire.integrations.torchft.Optimizer"),
+        ("torchft.ddp.PureDistributedDataParallel", "gradwire.integrations.torchft.Optimizer"),
+        ("lightning.fabric.wrappers._FabricModule", "gw.attach(model._forward_module,"),
+        ("lightning_fabric.wrappers._FabricModule", "gw.attach(model._forward_module,"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("attach", [gw.attach, partial(attach_whole, options={})])
+def test_a_wrapper_of_another_library_is_told_its_own_call(attach: Callable, wrapper: str, instead: str):
+    module, _, name = wrapper.rpartition(".")
+    kind = type(name, (nn.Sequential,), {"__module__": module})
+    for model in (kind(nn.Linear(3, 4)), type("Derived", (kind,), {})(nn.Linear(3, 4))):
+        with pytest.raises(ValueError, match=rf"does not take .*'s {name}; use {re.escape(instead)}") as error:
+            attach(model, compressor=gw.TopK(0.1))
+        assert "\n" not in str(error.value)
 
 
 AUTO, LIST = {"controller": gw.Auto([gw.TopK(0.1)])}, [("*.bias", [gw.FP32(), gw.BF16()])]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
+from inspect import signature
 from logging import WARNING
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -145,21 +146,67 @@ def test_a_file_that_cannot_be_read_is_named_on_all_ranks(by: Resume, tmp_path: 
         check_residual(running, running.kept)
 
 
+@pytest.mark.parametrize("by", [by_huggingface, by_ray])
 def test_training_goes_on_with_a_warning_where_rank_0_sees_no_file_of_gradwires(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    by: Resume, tmp_path: Path, attached: None, caplog: pytest.LogCaptureFixture
 ):
     """Where only one of two hosts sees the file, none waits for the other."""
     caplog.set_level(WARNING)
-    with resumed(by_huggingface, tmp_path, lambda rank, file: None if rank else file.unlink()) as (results, running):
+    with resumed(by, tmp_path, lambda rank, file: None if rank else file.unlink()) as (results, running):
         raising(results)
         check_residual(running, running.kept)
-    assert "is not there; training goes on without that checkpoint's memories" in caplog.text
+    assert f"{tmp_path / '0'} has no {FILE}; training goes on without that checkpoint's memories" in caplog.text
 
 
-def test_ray_raises_on_all_workers_where_rank_0s_checkpoint_has_nothing_of_gradwire(tmp_path: Path, attached: None):
-    with resumed(by_ray, tmp_path, lambda rank, file: None if rank else file.unlink()) as (errors, running):
-        assert all(isinstance(error, ValueError) and FILE in str(error) for error in errors)
-        check_residual(running, running.kept)
+@contextmanager
+def without_package(package: str, stands_in: object, adapter: str) -> Iterator[Any]:
+    """An adapter of a package that is not among what development needs, imported with something in its place."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, package, stands_in)
+        patched.delitem(sys.modules, adapter, raising=False)
+        try:
+            yield import_module(adapter)
+        finally:
+            sys.modules.pop(adapter, None)
+
+
+def test_methods_of_deepspeeds_engine_still_say_what_they_take():
+    """As transformers asks before it leaves frozen parameters out."""
+
+    class Engine:
+        def save_checkpoint(
+            self, save_dir: str, tag: Any = None, client_state: Any = None, frozen: bool = False
+        ) -> Any:
+            return save_dir, client_state, frozen
+
+        def load_checkpoint(self, load_dir: str, load_module_only: bool = False) -> Any:
+            return load_dir, {"gradwire": 5}
+
+    says = SimpleNamespace(__version__="0.1", DeepSpeedEngine=Engine)
+    engine, loaded = Engine(), []
+    own = {name: signature(getattr(engine, name)) for name in ("save_checkpoint", "load_checkpoint")}
+    with without_package("deepspeed", says, "gradwire.integrations.deepspeed_engine") as adapter:
+        training = object.__new__(adapter.TrainingEngine)
+        training._engine, training._replacements = engine, framework.Replacements()
+        training.save_with("gradwire", lambda: 5, lambda found: None, loaded.append)
+    assert {name: signature(getattr(engine, name)) for name in own} == own
+    assert engine.save_checkpoint("here", frozen=True) == ("here", {"gradwire": 5}, True)
+    assert engine.load_checkpoint("here") == ("here", {})
+    assert loaded == [5]
+    training.restore()
+    assert engine.save_checkpoint("here") == ("here", None, False)
+
+
+@pytest.mark.parametrize("given", [{"elastic": True}, {"scaler": "one"}, {"transport": "one"}])
+def test_options_that_torchft_leaves_unused_are_refused_in_one_line(given: dict[str, Any]):
+    model = nn.Linear(2, 2)
+    torchft = SimpleNamespace(Optimizer=object)
+    with (
+        without_package("torchft", torchft, "gradwire.integrations.torchft") as adapter,
+        pytest.raises(ValueError, match="= does not go with torchft's Optimizer; leave it out") as error,
+    ):
+        adapter.Optimizer(None, torch.optim.SGD(model.parameters()), model, "topk:0.1", **given)
+    assert str(error.value).startswith(*given)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -251,6 +298,76 @@ def test_a_fit_of_lightnings_begins_with_the_memories_of_its_own_checkpoint(
     trainer(2).fit(Module(), data, ckpt_path=tmp_path / kept)
     loaded = [[call.args for call in handle.load_state_dict.call_args_list] for handle in made]
     assert loaded == [[], [({"of": 1},)], [({"of": 0},)]]
+
+
+class Outside:
+    """What Lightning takes for an optimizer, though it is none of torch's."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.defaults, self.state = inner, inner.defaults, inner.state
+        self.param_groups, self.zero_grad = inner.param_groups, inner.zero_grad
+        self.state_dict, self.load_state_dict = inner.state_dict, inner.load_state_dict
+
+    def step(self, closure: Any) -> Any:
+        with torch.enable_grad():
+            loss = closure()
+        self.inner.step()
+        return loss
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("make", "replace", "skips"),
+    [
+        (lambda sgd: sgd, lambda trainer: None, 1),
+        (lambda sgd: sgd, lambda trainer: trainer.strategy.setup_optimizers(trainer), 1),
+        (lambda sgd: sgd, lambda trainer: setattr(trainer, "optimizers", [trainer.lightning_module.sgd()]), 1),
+        (Outside, lambda trainer: None, 0),
+    ],
+    ids=["first", "set up anew", "replaced", "not torch's"],
+)
+def test_lightning_takes_back_the_steps_that_are_left_out_alone(
+    make: Callable[[Any], Any], replace: Callable[[Any], None], skips: int, monkeypatch: pytest.MonkeyPatch
+):
+    lightning = pytest.importorskip("lightning")
+    adapter = import_module("gradwire.integrations.lightning")
+    handle = Mock()
+    monkeypatch.setattr(adapter, "attach_whole", lambda *_: handle)
+
+    class Module(lightning.LightningModule):
+        require_backward_grad_sync = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def training_step(self, batch: Tensor, index: int) -> Tensor:
+            return self.layer(batch).sum()
+
+        def sgd(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        def configure_optimizers(self) -> Any:
+            return make(self.sgd())
+
+        def optimizer_step(self, epoch: int, index: int, optimizer: Any, closure: Any) -> None:
+            if index == 3:
+                closure()
+            else:
+                optimizer.step(closure=closure)
+
+    class Replaces(lightning.Callback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Tensor, index: int) -> None:
+            if index == 1:
+                replace(trainer)
+
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False,
+        callbacks=[adapter.GradientCompression("topk"), Replaces()],
+    )  # fmt: skip
+    trainer.fit(Module(), torch.utils.data.DataLoader(torch.ones(5, 2)))
+    assert handle.skip.call_count == skips
 
 
 @pytest.fixture

@@ -250,6 +250,58 @@ def accumulated(ddp: DistributedDataParallel) -> Tensor:
     return flat(ddp)
 
 
+@scenario(2)
+def a_ddp_that_reduces_without_buckets_is_refused() -> None:
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        ddp = DistributedDataParallel(network())
+    refused(ValueError, 'was made under optimize_ddp = "python_reducer"', lambda: gw.attach(ddp, gw.TopK(0.1)))
+
+
+class Region(nn.Module):
+    """A layer as torch.compile wraps it."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._orig_mod(x)
+
+
+def with_regions(ddp: DistributedDataParallel) -> DistributedDataParallel:
+    """A second DDP with the first one's reducer, hooks and layers, as Accelerate makes it to compile each layer."""
+    made = DistributedDataParallel.__new__(DistributedDataParallel)
+    made.__dict__.update(ddp.__dict__)
+    made._modules = {}
+    made.add_module("module", nn.Sequential(*map(Region, ddp.module)))
+    made.__dict__["_orig_mod"] = ddp
+    return made
+
+
+@scenario(2)
+def a_copy_of_ddp_whose_regions_are_compiled_trains_as_ddp_does() -> None:
+    ends = []
+    for make in (lambda ddp: ddp, with_regions):
+        ddp = make(DistributedDataParallel(network()))
+        handle = gw.attach(ddp, gw.TopK(0.1))
+        accumulated(ddp)
+        assert handle.stats().steps == 7
+        # what is paused, and what DDP reduces by itself
+        before = handle.state_dict()
+        with handle.paused():
+            cross_entropy(ddp, 7).backward()
+        after, compressed = handle.state_dict(), handle.plan
+        assert all(torch.equal(before[key], after[key]) for key in before)
+        for plan in (gw.NATIVE, compressed):
+            handle.replan(plan)
+            train(ddp, 3)
+        assert same_on_all_ranks(flat(ddp))
+        ends.append((flat(ddp), handle.state_dict()))
+    (plain, state), (copied, others) = ends
+    assert torch.equal(plain, copied)
+    assert state.keys() == others.keys()
+
+
 @scenario(2, 3)
 def ddp_reduces_by_itself_where_the_plan_is_native() -> None:
     for options in ({}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.005, "find_unused_parameters": True}):
@@ -1024,6 +1076,36 @@ def replicas_stay_the_same_with_the_optimizer() -> None:
         optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, compressor)
         train(model, 6, optimizer=optimizer)
         assert same_on_all_ranks(flat(model)), compressor
+
+
+@scenario(2)
+def the_optimizer_does_not_step_by_gradients_that_were_only_accumulated() -> None:
+    model = network()
+    optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, gw.TopK(0.1))
+    for number in range(10):  # an epoch whose last two batches are no whole step
+        with optimizer.no_sync() if number % 4 < 3 else nullcontext():
+            cross_entropy(model, number).backward()
+        if number % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+    before = flat(model)
+    refused(RuntimeError, "has a gradient of no_sync()", optimizer.step)
+    assert torch.equal(flat(model), before)
+    # after a whole step, and behind one
+    cross_entropy(model, 10).backward()
+    optimizer.step()
+    with optimizer.no_sync():
+        cross_entropy(model, 11).backward()
+    refused(RuntimeError, "call zero_grad()", optimizer.step)
+    for to_none in (True, False):
+        optimizer.zero_grad(set_to_none=to_none)
+        optimizer.step()
+        with optimizer.no_sync():
+            cross_entropy(model, 12).backward()
+    with optimizer.handle.paused():
+        cross_entropy(model, 13).backward()
+    refused(RuntimeError, "call zero_grad()", optimizer.step)
+    assert same_on_all_ranks(flat(model))
 
 
 @scenario(2, 3)

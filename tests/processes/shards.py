@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
@@ -539,6 +540,57 @@ def unsharded_models_have_distributed_checkpoints_as_well() -> None:
     refused(ValueError, "has 0 Gradwire states", lambda: handle.stateful(without_state()))
 
 
+class Columns(nn.Module):
+    """Two layers, which tensor parallelism cuts along the first dimension and along the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 12), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+def in_columns(mesh: DeviceMesh) -> Columns:
+    """Cut along "tp", if the mesh has that, and along "shard"."""
+    torch.manual_seed(0)
+    model = Columns()
+    if "tp" in (mesh.mesh_dim_names or ()):
+        parallelize_module(model, mesh["tp"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
+    return fully_shard(model, mesh=mesh["shard"])
+
+
+def column_steps(model: Columns, replica: int) -> None:
+    generator = torch.Generator().manual_seed(replica)
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.randn(4, 6, generator=generator)).square().mean().backward()
+
+
+@scenario(8, long=True)
+def what_memories_keep_beside_tensor_parallelism_adds_up_on_any_mesh() -> None:
+    names = ("replicate", "shard", "tp")
+    before = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=names)
+    model, path = in_columns(before), folder()
+    handle = gw.attach(model, gw.TopK(0.1), mesh=before)
+    column_steps(model, before.get_local_rank(0))
+    dcp.save({"gradwire": handle.stateful()}, checkpoint_id=path)
+    want = kept(model, handle, before)
+    assert all(want[f"{layer}.weight"].any() for layer in ("first", "second"))
+    for shape in ((2, 2, 2), (2, 4), (2, 1, 4), (4, 1, 2)):
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names[: len(shape)])
+        other = in_columns(mesh)
+        resumed = gw.attach(other, gw.TopK(0.1), mesh=mesh)
+        dcp.load({"gradwire": resumed.stateful(path)}, checkpoint_id=path)
+        got = kept(other, resumed, mesh)
+        assert got.keys() == want.keys()
+        for name, total in want.items():
+            torch.testing.assert_close(got[name], total, rtol=0, atol=1e-7)
+        column_steps(other, mesh.get_local_rank(0))
+        resumed.detach()
+    handle.detach()
+
+
 def without_state() -> Path:
     path = folder()
     dcp.save({"model": network()}, checkpoint_id=path)
@@ -596,6 +648,19 @@ def parameters_that_are_replaced_after_attaching_are_an_error() -> None:
 
 
 @scenario(4)
+def gradients_outside_of_a_backward_pass_are_refused() -> None:
+    """As torch's pipeline stages have FSDP reduce what their micro-batches have added up."""
+    mesh = meshes()[0]
+    model = wrapped(mesh["shard"])
+    gw.attach(model, gw.TopK(0.1), mesh=mesh)
+    model.set_requires_gradient_sync(False)
+    loss_of(model, 0).backward()
+    model.set_requires_gradient_sync(True)
+    refused(RuntimeError, "outside of a backward pass, as torch's pipeline schedules",
+            lambda: [group.post_backward() for group in fsdp_groups(model)])  # fmt: skip
+
+
+@scenario(4)
 def detached_is_native_again_or_trains_no_more() -> None:
     for mesh in meshes():
         native, on_both, on_shards = wrapped(mesh), wrapped(mesh), wrapped(mesh["shard"])
@@ -610,6 +675,29 @@ def detached_is_native_again_or_trains_no_more() -> None:
         gw.attach(on_shards, as_fsdp_groups(native, gw.FP32()), mesh=mesh)
         loss_of(on_shards, 0).backward()
         assert equal(gradients(on_shards), gradients(native))
+
+
+@scenario(4)
+def hooks_of_shards_go_with_their_handle() -> None:
+    mesh = meshes()[0]
+    model, on_both = wrapped(mesh["shard"]), wrapped(mesh)
+    counts, before = [], hooks_on(on_both)
+    for _ in range(3):
+        handle = gw.attach(model, gw.TopK(0.1), mesh=mesh)
+        loss_of(model, 0).backward()
+        counts.append(hooks_on(model))
+        handle.detach()
+        handle = gw.attach(on_both, gw.TopK(0.1))
+        loss_of(on_both, 0).backward()
+        handle.detach()
+        assert hooks_on(on_both) == before
+    assert counts[0] == counts[1] == counts[2]
+    # what has to be seen after the last
+    refused(RuntimeError, "call attach() again", lambda: loss_of(model, 0))
+
+
+def hooks_on(model: nn.Module) -> list[int]:
+    return [len(model._forward_pre_hooks), len(model._forward_hooks), len(model._load_state_dict_post_hooks)]
 
 
 @scenario(4)

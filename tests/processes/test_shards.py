@@ -1,10 +1,24 @@
 """Runs the scenarios of sharded models over real gloo."""
 
+from collections.abc import Iterator
+from types import SimpleNamespace
+from unittest.mock import Mock
+
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import gradwire as gw
 from gradwire.compressors import Codec
 from gradwire.frontends.shard_compression import _check
+from gradwire.frontends.shard_gradients import Shards
+from gradwire.frontends.shards import planned_slots
+from gradwire.frontends.stateful import cut_on
+from gradwire.torch_private.fully_shard import is_cut
 from tests.processes import shards
 from tests.processes.launched import cases, check
 
@@ -26,3 +40,45 @@ def test_scenario(name, world):
 def test_a_codec_that_cannot_send_shards_is_told_why(gradients: Codec, weights: Codec, reason: str) -> None:
     with pytest.raises(ValueError, match=f"{reason}.*; use gw.QSGD"):
         _check(gradients, weights, None)
+
+
+@pytest.fixture
+def rank() -> Iterator[int]:
+    """One of 8 ranks, of which there is no other."""
+    dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
+    yield 5
+    dist.destroy_process_group()
+
+
+def test_shards_beside_tensor_parallelism_are_where_torch_says(rank: int):
+    mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("replicate", "shard", "tp"))
+    model = shards.in_columns(mesh)
+    parameters = dict(model.named_parameters())
+    assert is_cut(model)
+    largest = {slot.name: slot.numel for slot in planned_slots(parameters)}
+    assert largest == {"first.weight": 3 * 6, "first.bias": 3, "second.weight": 2 * 6, "second.bias": 2}
+    for name, placed in cut_on(mesh, parameters).items():
+        own = parameters[name]
+        shape, offset = compute_local_shape_and_global_offset(own.shape, own.device_mesh, own.placements)
+        row = placed.row(own.to_local())
+        assert compute_local_shape_and_global_offset(row.shape, row.device_mesh, row.placements) == (
+            (1, *shape), (rank // 4, *offset),
+        )  # fmt: skip
+    other = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("replicate", "tp", "shard"))
+    cut = dict(shards.in_columns(other).named_parameters())
+    assert cut_on(other, {"": cut["second.weight"]})
+    with pytest.raises(ValueError, match=r"in another order than shards, .*; attach with one of that order"):
+        cut_on(other, cut)
+
+
+def test_a_gradient_is_read_once_it_is_on_the_host():
+    """Before torch 2.13 FSDP calls hooks while it copies, from a GPU to pinned memory."""
+    parameter = nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.zeros(3)
+    event = Mock(synchronize=lambda: parameter.grad.fill_(1.0))
+    own = SimpleNamespace(sharded_param=parameter, offload_to_cpu=True, grad_offload_event=event)
+    places = Shards([SimpleNamespace(fsdp_params=[own], gradient_divide_factor=None)], 2)
+    assert places.gradient(parameter).clone().tolist() == [1.0, 1.0, 1.0]
+    # where its memory is not pinned, or FSDP has waited
+    own.grad_offload_event = None
+    assert places.gradient(parameter) is not None
