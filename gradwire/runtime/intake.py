@@ -247,10 +247,12 @@ class Intake:
         # the note first, so that all ranks find the reason when the step's end says that it counts for none
         note_raised(self._steps.pipeline.mesh, self.step)
         self._executor.post(self._steps.lose)
-        # then zeros for what is missing, which complete its groups
+        # then zeros for what is missing, which complete its groups: in this step alone, for no gradient lies there
+        places, fixed, self._fixed = self._tensors.copy(), self._fixed, False
         for slot in self.arrivals.missing(self.groups):
             zeros = torch.zeros(self.slots[slot].numel, dtype=torch.float32, device=self._executor.device)
             self.submit_absent(slot, self.slots[slot].view(zeros))
+        self._tensors, self._fixed = places, fixed
 
     def _complete(self, group: int, absent: Sequence[int]) -> None:
         # the first complete group: the worker begins the step

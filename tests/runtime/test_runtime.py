@@ -3,6 +3,7 @@
 import random
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -379,6 +380,54 @@ def test_a_step_that_backward_did_not_finish_is_taken_by_no_rank():
             means, state = running.step(draw(SLOTS, 2, 2))[0], running.states()[0]
             later.append([*means, *(state[key] for key in sorted(state.keys() - {"step", "about"}))])
     assert all(torch.equal(a, b) for a, b in zip(*later, strict=True))
+
+
+def given_up(running: Job, places: list[list[Tensor]]) -> None:
+    """A step whose backward pass fails on rank 1 behind the second gradient; each lies in its place."""
+    for rank, runtime in enumerate(running.runtimes):
+        runtime.open_step()
+        for slot, place in list(enumerate(places[rank]))[: 2 if rank else None]:
+            runtime.submit(slot, place)
+    raising(together(2, lambda rank: running.runtimes[rank].give_up()))
+
+
+def check_means(running: Job, places: list[list[Tensor]], seed: int, hand_over: Callable[[Runtime, int], None]) -> None:
+    """A step whose gradients lie in these places, where the means are to be afterwards."""
+    grads = draw(SLOTS, 2, seed)
+    for runtime, own, new in zip(running.runtimes, places, grads, strict=True):
+        runtime.open_step()
+        for place, grad in zip(own, new, strict=True):
+            place.copy_(grad)
+        for slot in range(len(SLOTS)):
+            hand_over(runtime, slot)
+    running.finish()
+    for own in places:
+        torch.testing.assert_close(own, [(one + other) / 2 for one, other in zip(*grads, strict=True)])
+
+
+def test_a_step_given_up_before_places_are_known_leaves_none_behind():
+    """As under Megatron, where gradients lie in the same places from the first step on."""
+    with job(plan_of(SLOTS, gw.FP32(), gw.NoMemory(), gw.AllReduce()), SLOTS, 2) as running:
+        places = draw(SLOTS, 2, 0)
+        for runtime in running.runtimes:
+            runtime.fix_places(True)
+        given_up(running, places)
+        for seed in range(2):
+            check_means(running, places, seed, lambda own, slot: own.submit(slot, places[own.mesh.rank][slot]))
+
+
+def test_a_step_given_up_leaves_gradients_where_they_lie_for_the_next_plan():
+    """As in DDP's buckets, from which slots just arrive."""
+    first, second = (plan_of(SLOTS, gw.FP32(), gw.NoMemory(), gw.AllReduce(), groups=groups) for groups in (2, 3))
+    with job(first, SLOTS, 2) as running:
+        places = draw(SLOTS, 2, 0)
+        for runtime in running.runtimes:
+            runtime.fix_places(True)
+        check_means(running, places, 1, lambda own, slot: own.submit(slot, places[own.mesh.rank][slot]))
+        given_up(running, places)
+        running.install(second)
+        for seed in range(2):
+            check_means(running, places, seed, lambda own, slot: own.arrive(slot))
 
 
 def test_steps_of_some_groups():
