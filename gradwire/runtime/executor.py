@@ -74,8 +74,6 @@ class Executor:
 
     aborted = False
     """Collectives under way were ended, or are about to be; on a GPU they leave garbage and raise nothing."""
-    closed = False
-    """It takes no more tasks."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -236,7 +234,6 @@ class Executor:
         """Ends the thread once all tasks are done. Returns False where they are not after CLOSE_S. (A thread that is
         still in torch when Python exits aborts the process.)"""
         # the thread ends behind the tasks that were posted
-        self.closed = True
         self._tasks.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_S)
@@ -261,6 +258,8 @@ class Executor:
                 # a task's tensors are not kept alive while the next one is waited for
                 self.waits.task(begins=False)
                 del task, item
+        # nobody waits for what is posted from here on
+        self.give_up(self._error or RuntimeError("the job has ended; attach anew"))
 
 
 def _settle(result: Future[Any], error: BaseException | None, value: object = None) -> None:

@@ -24,6 +24,9 @@ from gradwire.transports import Mesh
 
 T = TypeVar("T")
 
+GONE = "the DDP of this handle was garbage collected: keep a reference to ddp, or attach anew"
+"""Why a job has ended whose handle was kept."""
+
 
 class Together(Protocol):
     """A function that has all ranks carry out a task together."""
@@ -37,6 +40,7 @@ class Job(Protocol):
     """The runtime that reduces, to `Turns`."""
 
     error: BaseException | None
+    closed: bool
 
     def raise_error(self) -> None:
         """Raises the job's error, if there is one."""
@@ -108,10 +112,12 @@ class Turns:
     ) -> Iterator[None]:
         """A turn of a call that all ranks make; inside, they have begun the same steps, which have ended. `agree`
         compares facts. Raises ValueError, on all ranks, where one of them is inside a backward pass, has begun other
-        steps, or has other `facts`."""
+        steps, or has other `facts`; on this one, where its job has ended."""
         # hold the turn: no step begins, and no other call comes
         with self._one:
             self._job.raise_error()
+            if self._job.closed:
+                raise ValueError(GONE)
             # a step of this rank whose backward pass failed must end, as on the others
             if not self._in_backward:
                 self._abandon()

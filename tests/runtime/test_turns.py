@@ -181,6 +181,19 @@ def test_after_a_backward_pass_that_failed_calls_are_made(call: Callable[[gw.Han
     on_two(body, plan(NAMES, gw.TopK(0.3)))
 
 
+@pytest.mark.parametrize("call", ALL_TOGETHER)
+def test_a_handle_whose_job_has_ended_says_so(call: Callable[[gw.Handle], object]):
+    """As where its DDP was garbage collected; `detach()` works all the same."""
+
+    def body(trained: Rank) -> None:
+        trained.loss().backward()
+        trained.handle._runtime.close()
+        with pytest.raises(ValueError, match="garbage collected: keep a reference to ddp, or attach anew"):
+            call(trained.handle)
+
+    on_two(body, plan(NAMES, gw.TopK(0.3)))
+
+
 def test_ranks_that_have_begun_other_steps_are_refused():
     """A step may be under way, as local steps have them."""
     first = plan_of(SLOTS, gw.TopK(0.3), gw.Residual(), gw.AllGather())
