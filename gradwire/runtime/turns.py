@@ -70,15 +70,16 @@ class Turns:
         self._lost = False
         self._backward: weakref.ref[_Backward] | None = None
 
-    def open_step(self, groups: Sequence[int] | None = None) -> bool:
-        """Opens a step of all groups or of some, at its first gradient. Returns False, and opens none, where a call of
-        another thread has just put a native plan in force: the framework reduces this step."""
+    def open_step(self, groups: Sequence[int] | None = None, to_the_end: bool = False) -> bool:
+        """Opens a step of all groups or of some, at its first gradient; `to_the_end` of its backward pass, which
+        `pass_over` then says. Returns False, and opens none, where a call of another thread has just put a native plan
+        in force: the framework reduces this step."""
         self.give_up()
         # no call of all ranks is under way from here on
         with self._one:
             if self._intake.is_native:
                 return False
-            self._open(groups)
+            self._open(groups, to_the_end)
             return True
 
     def reduce(self, gradients: Mapping[str, Tensor], groups: Sequence[int] | None = None) -> None:
@@ -148,9 +149,9 @@ class Turns:
         with self.own("detach()"):
             pass
 
-    def _open(self, groups: Sequence[int] | None) -> None:
+    def _open(self, groups: Sequence[int] | None, to_the_end: bool = False) -> None:
         """Opens a step, and follows the backward pass that it belongs to, if any."""
-        self._intake.open(groups)
+        self._intake.open(groups, to_the_end)
         self._backward = None
         if in_backward():
             backward = _Backward(self._backward_over)
