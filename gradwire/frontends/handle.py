@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -133,7 +134,7 @@ class Handle:
 
     def __repr__(self) -> str:
         stats, plan = self.stats(), self.plan
-        sent = f", {stats.ratio:.1f} times fewer bytes" if stats.wire_bytes else ""
+        sent = f", {stats.ratio:.1f} times fewer bytes" if isfinite(stats.ratio) else ""
         return f"<Handle {self.status()}; {plan.describe() if plan else 'no plan'}; {stats.steps} steps{sent}>"
 
     def trace(self, steps: int = 1) -> Trace:

@@ -60,7 +60,7 @@ class Runtime:
         # the error and counters, which are needed from the beginning
         self._job_error = failing = JobError(partial(Runtime._end_job, weakref.proxy(self)))
         self.fail, self.raise_error, self.refuse = failing.fail, failing.raise_known, failing.refuse
-        self._futures, self._reduced = StepFutures(), ReducedSteps(self.slots, mesh.averaged)
+        self._futures, self._reduced = StepFutures(), ReducedSteps(self.slots, mesh)
         planned = self.slots if options.planned is None else list(options.planned)
         self._agreement = Agreement(self.mesh, planned, device, options)
         self.hosts, own_mesh = self._agreement.hosts, mesh if options.owns_mesh else None
@@ -200,8 +200,7 @@ class Runtime:
         """Counts a step that the framework has reduced by itself; returns how many follow, where that is known."""
         self._intake.native_step_ended()
         self._steps.native_step_ended(self._intake.step)
-        self._reduced.count()
-        self._pipeline.wire_bytes += self._reduced.step_bytes
+        self._pipeline.wire_bytes += self._reduced.count(())
         return self._active.native_step_ended()
 
     def native_ended(self, seconds: Sequence[float]) -> None:
@@ -283,7 +282,7 @@ class Runtime:
 
     def _step_ended(self) -> None:
         """Puts the next step's plan in force, then completes the futures that wait for the means. On the worker."""
-        self._reduced.count()
+        self._reduced.count(self._steps.exchanges)
         if not self._steps.promised:
             self._active.step_ended()
         self._recorder.waited(self._steps.last_arrival)
