@@ -253,6 +253,9 @@ class Intake:
         self._keeps_last = False
         while self._last:
             self._post(*self._last.pop())
+        # the worker has them: the user may clear gradients that lie elsewhere in the next step
+        if not self._fixed:
+            self._tensors = [None] * len(self.slots)
 
     def abandon(self) -> None:
         """Completes a step that no rank takes with zeros, so that all ranks come to its end."""
@@ -265,7 +268,9 @@ class Intake:
             zeros = torch.zeros(self.slots[slot].numel, dtype=torch.float32, device=self._executor.device)
             self.submit_absent(slot, self.slots[slot].view(zeros))
         self.pass_over()
-        self._tensors, self._fixed = places, fixed
+        self._fixed = fixed
+        if fixed:
+            self._tensors = places
 
     def _complete(self, group: int, absent: Sequence[int]) -> None:
         if self._keeps_last and self.arrivals.all_there(self.groups):

@@ -92,6 +92,7 @@ class Turns:
             for index, slot in enumerate(self._intake.slots):
                 if slot.name in gradients:
                     self._intake.submit(index, gradients[slot.name])
+            self._intake.pass_over()
 
     def give_up(self) -> None:
         """Ends a step that was begun and whose backward pass failed; no rank takes it."""
