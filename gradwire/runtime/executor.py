@@ -26,6 +26,7 @@ from gradwire.ops.host import to_host
 from gradwire.runtime.graphs import CUDAGraphs, Graphs
 from gradwire.runtime.waits import Waits
 from gradwire.torch_private.foreach import memory_of
+from gradwire.transports.transport import Lost
 
 T = TypeVar("T")
 
@@ -221,10 +222,10 @@ class Executor:
         return [self.device] if self._cuda else None
 
     def synchronize(self) -> None:
-        """Waits until the worker's stream is done. Raises RuntimeError where collectives on it were aborted."""
+        """Waits until the worker's stream is done. Raises `Lost` where collectives on it were aborted."""
         self._finish_stream()
         if self.aborted:
-            raise RuntimeError("the collectives under way were aborted")
+            raise Lost("the collectives under way were aborted")
 
     def _finish_stream(self) -> None:
         if self._stream:

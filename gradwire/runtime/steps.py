@@ -237,7 +237,7 @@ class Steps:
         nonfinite = each.sum(0, keepdim=True)
         votes, self._lost = self._voted and not self._lost, False
         # ranks that reduce nothing together share the verdict all the same
-        self.pipeline.add_up(nonfinite, reduced=False)
+        self.pipeline.agree(partial(self.pipeline.mesh.sum, nonfinite, self.pipeline.mesh.divided))
         # find the slots that no rank used
         used = self.used.agree(self._active)
         for exchange in self._active:

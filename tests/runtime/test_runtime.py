@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.collective import Collective
 from gradwire.compressors import Cast, GroupContext, Parts
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
@@ -19,6 +20,7 @@ from gradwire.plans import uniform
 from gradwire.runtime.failures import ReductionError
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
+from gradwire.transports import Pending
 from tests.support.cases import CASES, Case
 from tests.support.harness import CPU, SMALL, Job, draw, hand_over, hosts, job, plan_of, raising, slots_of, together
 from tests.support.kernel_cases import needs_library
@@ -328,6 +330,49 @@ def test_a_rank_that_leaves_does_not_let_the_others_hang():
         (error,) = together(1, lambda rank: running.runtimes[rank].finish())
         assert isinstance(error, ReductionError)
         assert "rank 1 was told to stop" in str(error)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("wrong shapes")], ids=repr)
+def test_an_error_of_one_rank_in_a_call_of_all_names_that_rank(error: RuntimeError):
+    def talk(mesh: gw.Mesh, device: torch.device) -> None:
+        if mesh.rank:
+            raise error
+        mesh.sum(torch.zeros(1))
+
+    with job(uniform(SLOTS, gw.TopK(0.1)), SLOTS, 2) as running:
+
+        def call(rank: int) -> None:
+            with running.runtimes[rank].between_steps("talk()") as all_ranks:
+                all_ranks(talk, None)
+
+        for failed in together(2, call):
+            assert isinstance(failed, ReductionError)
+            assert f"failed on rank 1: {type(error).__name__}: {error}" in str(failed)
+
+
+class OutOfMemory(gw.Threads):
+    """A transport on one of whose ranks a collective finds no memory."""
+
+    armed = False
+
+    def start(self, op: Collective) -> Pending:
+        if self.armed:
+            raise torch.OutOfMemoryError("no memory")
+        return super().start(op)
+
+
+def test_a_collective_without_memory_is_no_lost_rank():
+    transports = OutOfMemory.group(2)
+    with job(uniform(SLOTS, gw.TopK(0.1)), SLOTS, 2, transports=transports) as running:
+        transports[1].armed = True
+
+        def step(rank: int) -> None:
+            running.runtimes[rank].open_step()
+            hand_over(running.runtimes[rank], draw(SLOTS, 2, 0)[rank])
+            running.runtimes[rank].finish()
+
+        for failed in together(2, step):
+            assert "failed on rank 1: OutOfMemoryError: no memory" in str(failed)
 
 
 def test_an_error_of_a_controller_reaches_every_rank():
