@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -148,6 +149,16 @@ def test_inside_a_backward_pass_calls_are_refused_on_all_ranks():
         assert first[1].endswith(
             "load_state_dict() inside a backward pass; make this call when backward() has returned"
         )
+
+
+def test_what_cannot_be_sent_to_all_ranks_ends_no_job():
+    def body(trained: Rank) -> int:
+        with pytest.raises(ValueError, match="a datetime in a state cannot be sent to other ranks"):
+            trained.handle.from_first({"when": datetime.now(UTC)})
+        trained.loss().backward()
+        return trained.handle.stats().steps
+
+    assert on_two(body, plan(NAMES, gw.TopK(0.3))) == [1, 1]
 
 
 def test_a_job_ends_between_backward_passes():
