@@ -89,7 +89,7 @@ class Steps:
         self.recordings = Recordings(executor, lambda: control.looks)
         self.float_residuals = FloatResiduals(executor.device)
         self.used = UsedSlots(len(store.slots), pipeline, executor, options.find_unused)
-        self._promise_sum = self._flags = torch.zeros(1, dtype=torch.float32, device=executor.device)
+        self._promise_sum, self._flags = torch.zeros(2, 1, dtype=torch.float32, device=executor.device)
         self._weights = Weights(pipeline, executor)
         # the step under way, or the last one while its verdict is not read
         self._active: list[GroupExchange] = []

@@ -136,6 +136,12 @@ def by_name(plan: gw.Plan) -> list[str]:
     return [name for group in plan.groups for name in group.slots]
 
 
+def test_collectives_that_are_over_are_not_kept_for_other_threads():
+    with job(uniform(SLOTS, gw.TopK(0.1)), SLOTS, 2) as running:
+        running.step(draw(SLOTS, 2, 0))
+        assert not running.transports[0]._hub.meetings
+
+
 def test_after_the_first_step_groups_follow_the_order_of_gradients():
     def replan(slots: list) -> gw.Plan:
         return plan_of(slots, gw.TopK(0.2), gw.Residual(), gw.AllGather(), groups=len(slots))
