@@ -51,18 +51,13 @@ def all_to_all(nbytes: int, world: int) -> Wire:
 
 
 def broadcast(nbytes: int, world: int) -> Wire:
-    """m bytes down a binomial tree: the root sends them log2 N times, rounded up."""
+    """m bytes down a binomial tree, or up: the root sends them, or takes them, log2 N times, rounded up."""
     return Wire(depth(world), depth(world) * nbytes)
 
 
 def broadcast_around(nbytes: int, world: int) -> Wire:
     """m bytes around a ring whose ranks pass pieces on as they come: N-1 messages, and m bytes."""
     return Wire(world - 1, nbytes)
-
-
-def up_a_tree(nbytes: int, world: int) -> Wire:
-    """m bytes up a binomial tree: the root takes them log2 N times, rounded up."""
-    return Wire(depth(world), depth(world) * nbytes)
 
 
 def depth(world: int) -> int:

@@ -308,7 +308,7 @@ FAULTS = [
     Fault("runtime/control.py", "if change is None or _fingerprint(change) != announced:", "if change is None:"),
     Fault("runtime/control.py", "            texts[\"decided\"] = change_to_json(decided)\n",
           "            pass\n"),
-    Fault("runtime/control.py", "            if axis != REPLICA:\n", "            if False:\n"),
+    Fault("runtime/control.py", "self._mesh.axes.keys() - {REPLICA}", "()"),
     # front ends
     Fault("frontends/rounds.py", "            _copy_each(fragment.last_own, kept[\"moved\"])\n", ""),
     Fault("frontends/rounds.py", "            _copy_each(self.fragments[index].sent, kept[\"sent\"])\n", ""),

@@ -17,7 +17,6 @@ BYTES = 1000
         (wire.all_to_all, Wire(3, 750), Wire(4, 800)),
         (wire.broadcast, Wire(2, 2000), Wire(3, 3000)),
         (wire.broadcast_around, Wire(3, 1000), Wire(4, 1000)),
-        (wire.up_a_tree, Wire(2, 2000), Wire(3, 3000)),
     ],
 )
 def test_a_formula_is_the_published_one(formula, four: Wire, five: Wire):

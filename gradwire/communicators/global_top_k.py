@@ -12,7 +12,7 @@ from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.backend import backend_for
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
-from gradwire.wire import Wire, broadcast, depth, up_a_tree
+from gradwire.wire import Wire, broadcast, depth
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,9 @@ class GlobalTopK(SparseCommunicator, recordable=True):
         return depth(world) + 1
 
     def codec_wire(self, codec: Sparse, n: int, world: int) -> Wire:
-        size = framed(codec.payload_bytes(n))
-        return up_a_tree(size, world) + broadcast(size, world)
+        # up the tree, and down
+        one_way = broadcast(framed(codec.payload_bytes(n)), world)
+        return one_way + one_way
 
     def reduce_codec(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         entries = codec.layout(vector.numel)

@@ -18,6 +18,7 @@ from gradwire.frontends.native_steps import NativeSteps
 from gradwire.frontends.paused import paused
 from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.runtime.runtime import Runtime
+from gradwire.runtime.turns import GONE
 from gradwire.torch_private.autograd import in_backward, when_backward_ends
 from gradwire.torch_private.reducer import delayed_by, hooks_of, is_joining, module_in, retire, with_hook, without_hook
 
@@ -45,8 +46,7 @@ class DDPFrontEnd:
     hook reduces as DDP would. A step of DDP's own is over when a gradient came since the one before and the next
     forward pass begins.
 
-    Reduced are the parameters in DDP's buckets, which it chose when it was made. The rest it leaves alone, and so do
-    we; those that it delays, it reduces by itself.
+    Reduced are the parameters in DDP's buckets, chosen when it was made; those that it delays, it reduces by itself.
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
@@ -64,7 +64,7 @@ class DDPFrontEnd:
     def ddp(self) -> Any:
         """The DDP. Raises ValueError where it is gone."""
         if (ddp := self._module()) is None:
-            raise ValueError("the DDP of this handle was garbage collected: keep a reference to ddp, or attach anew")
+            raise ValueError(GONE)
         return ddp
 
     @classmethod

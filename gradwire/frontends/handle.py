@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -133,7 +134,7 @@ class Handle:
 
     def __repr__(self) -> str:
         stats, plan = self.stats(), self.plan
-        sent = f", {stats.ratio:.1f} times fewer bytes" if stats.wire_bytes else ""
+        sent = f", {stats.ratio:.1f} times fewer bytes" if isfinite(stats.ratio) else ""
         return f"<Handle {self.status()}; {plan.describe() if plan else 'no plan'}; {stats.steps} steps{sent}>"
 
     def trace(self, steps: int = 1) -> Trace:
@@ -184,7 +185,11 @@ class Handle:
         """Rank 0's `state`, on all ranks, which ask together, between backward passes. Raises ValueError where it has
         something else than tensors, numbers and texts."""
         with self._runtime.between_steps("from_first()") as together:
-            return together(partial(from_first, state), state)
+            told, refusal = together(partial(from_first, state), (state, ""))
+        # all ranks refuse it, and their job goes on
+        if refusal:
+            raise ValueError(refusal)
+        return told
 
     def verify(self, heal: bool = False) -> list[str]:
         """Compares a checksum of every parameter, of local steps of every shared one, over the ranks that are to hold

@@ -32,7 +32,7 @@ class GradientHooks:
        Where other parameters are `trained` than in the step before, the plan becomes one for these.
     2. A forward pass, `zero_grad` of a wrapped optimizer, or the next pass, gives up the steps of a backward pass that
        failed, for the other ranks wait for them.
-    3. Each gradient is submitted; the worker reduces groups that are complete while backward goes on.
+    3. Each gradient is submitted; the worker reduces groups that are complete while backward goes on, but the last one.
     4. At the end of backward, slots without a gradient are submitted as absent, which completes the last groups, and
        `finish` waits for the worker. When `backward()` returns, every gradient is the mean.
 
@@ -225,7 +225,7 @@ class GradientHooks:
         for each in _OF_MODELS.of(self._model):
             if not each._under_way:
                 each.follow()
-        runtime.open_step()
+        runtime.open_step(to_the_end=True)
         self._pass = backward_pass()
         # a gradient of earlier micro-batches must belong to a slot that is still reduced, or would stay this rank's own
         for slot in self._accumulated:
@@ -283,6 +283,7 @@ class GradientHooks:
                 runtime.submit_absent(slot, real(left[slot]))
             else:
                 runtime.submit(slot, real(gradient))
+        runtime.pass_over()
         return left
 
     def _wait(self, left: dict[int, Tensor]) -> None:

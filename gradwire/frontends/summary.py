@@ -1,6 +1,7 @@
 """A table of a job's plan and statistics."""
 
 from collections.abc import Collection, Mapping, Sequence
+from math import isfinite
 
 from gradwire.plans import Plan
 from gradwire.runtime.row_memory import AS_THEY_ARE, RowWay
@@ -41,7 +42,8 @@ def _figures(stats: Stats, elements: int) -> list[str]:
     times = {"encode": stats.encode_s, "wire": stats.wire_s, "decode": stats.decode_s, "waited for": stats.wait_s}
     spent = ", ".join(f"{name} {1e3 * seconds / steps:.2f} ms" for name, seconds in times.items())
     sent, dense = (f"{count / steps / 1e3:,.1f} kB" for count in (stats.wire_bytes, stats.dense_bytes))
-    lines = [f"sent a step: {sent}; dense {dense}; {stats.ratio:.1f} times fewer", f"time a step: {spent}"]
+    fewer = f"; {stats.ratio:.1f} times fewer" if isfinite(stats.ratio) else ""
+    lines = [f"sent a step: {sent}; dense {dense}{fewer}", f"time a step: {spent}"]
     if elements:
         held = stats.held_bytes
         lines.append(f"memory held: {held / 1e6:,.1f} MB, {held / elements:.1f} bytes a parameter")

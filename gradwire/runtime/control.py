@@ -126,7 +126,7 @@ class Control:
         if self.decided is not None and self._mesh.rank == 0:
             self._numbers[-1] = _fingerprint(self.decided)
         # one small message, under way while groups are decoded
-        self._under_way = self._pipeline.send(Sum(Message.plain(self._numbers)))
+        self._under_way = self._pipeline.agree(partial(self._pipeline.send, Sum(Message.plain(self._numbers))))
 
     def reduced(self, means: Callable[[], Mapping[str, Tensor]], nonfinite: Tensor, scale: Scalar) -> None:
         """Shows the controller the step's means, which are times the loss's `scale`."""
@@ -264,10 +264,8 @@ class Control:
 
     def _finish_sum(self, pending: Pending) -> None:
         """Sums the numbers along the axis "replica", then along the others."""
-        pending.wait()
-        for axis, transport in self._mesh.axes.items():
-            if axis != REPLICA:
-                transport.run(Sum(Message.plain(self._numbers), axis))
+        self._mesh.wait(pending)
+        self._mesh.sum(self._numbers, self._mesh.axes.keys() - {REPLICA})
 
 
 def origin_of(state: Mapping[str, Tensor]) -> Plan:

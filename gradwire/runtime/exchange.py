@@ -118,6 +118,10 @@ class GroupExchange(ABC):
         assert self.input is not None
         return {slot.name: self.input.gradients.slot(i) for i, slot in enumerate(self.stored.layout.slots)}
 
+    def let_go(self) -> None:
+        """The means are in place: their tensors are the framework's alone."""
+        self.input = self.input and self.input.without_gradients()
+
     @abstractmethod
     def commit(self) -> None:
         """The step was good."""

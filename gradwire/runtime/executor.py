@@ -26,6 +26,7 @@ from gradwire.ops.host import to_host
 from gradwire.runtime.graphs import CUDAGraphs, Graphs
 from gradwire.runtime.waits import Waits
 from gradwire.torch_private.foreach import memory_of
+from gradwire.transports.transport import Lost
 
 T = TypeVar("T")
 
@@ -74,8 +75,6 @@ class Executor:
 
     aborted = False
     """Collectives under way were ended, or are about to be; on a GPU they leave garbage and raise nothing."""
-    closed = False
-    """It takes no more tasks."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -223,10 +222,10 @@ class Executor:
         return [self.device] if self._cuda else None
 
     def synchronize(self) -> None:
-        """Waits until the worker's stream is done. Raises RuntimeError where collectives on it were aborted."""
+        """Waits until the worker's stream is done. Raises `Lost` where collectives on it were aborted."""
         self._finish_stream()
         if self.aborted:
-            raise RuntimeError("the collectives under way were aborted")
+            raise Lost("the collectives under way were aborted")
 
     def _finish_stream(self) -> None:
         if self._stream:
@@ -236,7 +235,6 @@ class Executor:
         """Ends the thread once all tasks are done. Returns False where they are not after CLOSE_S. (A thread that is
         still in torch when Python exits aborts the process.)"""
         # the thread ends behind the tasks that were posted
-        self.closed = True
         self._tasks.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_S)
@@ -261,6 +259,8 @@ class Executor:
                 # a task's tensors are not kept alive while the next one is waited for
                 self.waits.task(begins=False)
                 del task, item
+        # nobody waits for what is posted from here on
+        self.give_up(self._error or RuntimeError("the job has ended; attach anew"))
 
 
 def _settle(result: Future[Any], error: BaseException | None, value: object = None) -> None:

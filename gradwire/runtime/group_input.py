@@ -1,7 +1,7 @@
 """One group's input to a step: its gradients, and how they count in the mean."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +26,10 @@ class GroupInput:
     """This rank's part of the mean over all ranks; None where each has the same."""
     float_residual: Tensor | None = None
     """(n,) float32, to compute the next residual in where it is kept in another type: see `FloatResiduals`."""
+
+    def without_gradients(self) -> "GroupInput":
+        """This input once its means are in place: what is known of it, without the gradients."""
+        return replace(self, gradients=Gradients(self.gradients.split, ()))
 
     def part(self, ranks: int, hosts: int = 1) -> Scalar:
         """The part of this rank's gradients in a mean over so many ranks, which is then averaged over hosts."""

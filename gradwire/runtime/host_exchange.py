@@ -65,6 +65,10 @@ class HostExchange(GroupExchange):
         if self.stored.slot_state.buffers:
             yield from self._share_small()
 
+    def let_go(self) -> None:
+        super().let_go()
+        self._between.let_go()
+
     def commit(self) -> None:
         self._led_before = self.stored.led
         self.stored.led = self.stored.led | dict.fromkeys(self._moved, self._leader)

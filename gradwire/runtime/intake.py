@@ -127,6 +127,8 @@ class Intake:
         self.begun_s = 0.0
         self._fixed = False
         self._known: set[int] = set()
+        # the step's last group and its absent slots, where it is posted when the backward pass is over
+        self._keeps_last, self._last = False, list[tuple[int, Sequence[int]]]()
         _of_process.add(self)
 
     def is_reduced(self, slot: int) -> bool:
@@ -140,11 +142,14 @@ class Intake:
 
     @property
     def unfinished(self) -> bool:
-        """Whether gradients of the open step are missing; between backward passes, that one failed."""
-        return not self.arrivals.all_there(self.groups)
+        """Whether gradients of the open step are missing, or its backward pass is not over; between passes, that one
+        failed."""
+        return bool(self._last) or not self.arrivals.all_there(self.groups)
 
-    def open(self, groups: Sequence[int] | None) -> None:
-        """Opens a step of these groups, or of all; before that, turns are recorded where some are due."""
+    def open(self, groups: Sequence[int] | None, to_the_end: bool = False) -> None:
+        """Opens a step of these groups, or of all; before that, turns are recorded where some are due. One that is open
+        `to_the_end` is whole only with `pass_over`, so that no rank takes it where the backward pass fails behind its
+        last gradient."""
         # the weight first: the user's function may fail
         self._weight = self._ask_weight()
         # record turns while nothing is under way: the training thread waits for that
@@ -161,6 +166,7 @@ class Intake:
         # count the gradients of this step
         self.arrivals.begin()
         self.groups = range(len(self._members)) if groups is None else groups
+        self._keeps_last = to_the_end
         self.step += 1
         now = monotonic()
         self._step_s, self._opened = max(0.0, now - self._opened), now
@@ -174,7 +180,7 @@ class Intake:
         """How far this rank is; for any thread."""
         if self.step == self.ended:
             return RankStatus(self._steps.number, self._doing())
-        doing = WAITING if self.arrivals.all_there(self.groups) else "in backward"
+        doing = "in backward" if self.unfinished else WAITING
         return RankStatus(self._steps.number, doing, self._exchanged_s)
 
     @property
@@ -194,7 +200,7 @@ class Intake:
     def _waits(self) -> bool:
         """Whether this rank waits for the others in a step, or gave that up lately."""
         lately_s = 2 * self._steps.pipeline.mesh.timeout_s
-        return self.step > self.ended and self.arrivals.all_there(self.groups) and 0 < self._exchanged_s < lately_s
+        return self.step > self.ended and not self.unfinished and 0 < self._exchanged_s < lately_s
 
     def native_step_ended(self) -> None:
         """Counts a step that the framework has reduced by itself."""
@@ -242,17 +248,37 @@ class Intake:
         """A point behind all steps that were opened so far."""
         return Point(self._executor.place(), self.step)
 
+    def pass_over(self) -> None:
+        """Notes that the backward pass of a step can fail no more, and all its gradients are there."""
+        self._keeps_last = False
+        while self._last:
+            self._post(*self._last.pop())
+        # the worker has them: the user may clear gradients that lie elsewhere in the next step
+        if not self._fixed:
+            self._tensors = [None] * len(self.slots)
+
     def abandon(self) -> None:
         """Completes a step that no rank takes with zeros, so that all ranks come to its end."""
         # the note first, so that all ranks find the reason when the step's end says that it counts for none
         note_raised(self._steps.pipeline.mesh, self.step)
         self._executor.post(self._steps.lose)
-        # then zeros for what is missing, which complete its groups
+        # then zeros for what is missing, which complete its groups: in this step alone, for no gradient lies there
+        places, fixed, self._fixed = self._tensors.copy(), self._fixed, False
         for slot in self.arrivals.missing(self.groups):
             zeros = torch.zeros(self.slots[slot].numel, dtype=torch.float32, device=self._executor.device)
             self.submit_absent(slot, self.slots[slot].view(zeros))
+        self.pass_over()
+        self._fixed = fixed
+        if fixed:
+            self._tensors = places
 
     def _complete(self, group: int, absent: Sequence[int]) -> None:
+        if self._keeps_last and self.arrivals.all_there(self.groups):
+            self._last.append((group, absent))
+        else:
+            self._post(group, absent)
+
+    def _post(self, group: int, absent: Sequence[int]) -> None:
         # the first complete group: the worker begins the step
         if not self.begun_s:
             self.begun_s = monotonic()

@@ -1,14 +1,14 @@
 """The pipeline: groups between their first collective and their means, advanced entry by entry of a step's script."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
-from gradwire.collective import HOST, REPLICA, Collective, Message, Sum
+from gradwire.collective import HOST, Collective
 from gradwire.compressors import Reduction
 from gradwire.ops.backend import backend_on
 from gradwire.runtime.exchange import GroupExchange
@@ -17,6 +17,7 @@ from gradwire.runtime.failures import Interrupted, ReductionError
 from gradwire.runtime.trace import Recorder
 from gradwire.torch_private.profiling import in_profile
 from gradwire.transports import Mesh, Pending
+from gradwire.transports.transport import Lost
 
 T = TypeVar("T")
 RANGE = "gradwire: turn {} of group {}, {}"
@@ -58,10 +59,8 @@ class Pipeline:
         # wait for the collective before: the worker stands here
         running, now = self._under_way.pop(group), None
         if running.op is not None and running.pending is not None:
-            try:
-                running.pending.wait()
-            except RuntimeError as error:
-                raise self._lost(running.exchange, error) from error
+            with self._named("reducing", running.exchange):
+                self.mesh.wait(running.pending)
             label, wire_bytes = type(running.op).__name__, self._wire_bytes(running.op)
             now = self.recorder.add("wire", running.started, group, label, wire_bytes)
         # decode, or encode for the next round and start it
@@ -84,16 +83,8 @@ class Pipeline:
 
     def agree(self, talk: Callable[[], T]) -> T:
         """Runs a task in which all ranks exchange something between groups, while this one waits."""
-        try:
+        with self._named("agreeing with", "the other ranks"):
             return talk()
-        except RuntimeError as error:
-            raise Interrupted("agreeing with the other ranks ended", self._why(error)) from error
-
-    def add_up(self, numbers: Tensor, *, reduced: bool) -> None:
-        """Sums numbers over the axes along which gradients are reduced, or over all others, while this rank waits."""
-        for axis, transport in self.mesh.axes.items():
-            if (axis in (REPLICA, HOST)) == reduced:
-                self.agree(partial(transport.run, Sum(Message.plain(numbers), axis)))
 
     def _go_on(self, running: UnderWay, start: Moment) -> None:
         # the group's own part, from `start` on: until it yields its next collective, or has written the means
@@ -106,25 +97,31 @@ class Pipeline:
             self.recorder.add("decode", start, exchange.index)
             return
         except Exception as error:
-            raise ReductionError(
-                f"reducing {exchange} failed on rank {self.mesh.rank}: {type(error).__name__}: {error}"
-            ) from error
+            raise self._failed(f"reducing {exchange}", error) from error
         # start the collective, which goes on while other groups are encoded
         running.started = self.recorder.add("encode", start, exchange.index)
         self._under_way[exchange.index] = running
-        try:
+        with self._named("reducing", exchange):
             running.pending = None if running.op is None else self.send(running.op)
-        except RuntimeError as error:
-            raise self._lost(exchange, error) from error
 
     def _wire_bytes(self, op: Collective) -> int:
         """The bytes that this rank sends between hosts."""
         # those of a host stay inside
         return 0 if op.axis == HOST else op.wire_bytes(self.mesh.axes[op.axis].world)
 
-    def _lost(self, exchange: GroupExchange, error: RuntimeError) -> Interrupted:
-        return Interrupted(f"reducing {exchange} ended", self._why(error))
+    @contextmanager
+    def _named(self, doing: str, what: object) -> Iterator[None]:
+        """A context whose errors say what has failed: on which rank, or why another one has ended it."""
+        try:
+            yield
+        except ReductionError:  # it says so itself, as that of a meeting does
+            raise
+        except Lost as error:
+            # the reason that another rank left when it failed, or else that one was lost
+            why = self.mesh.failure() or f"a rank was lost ({error})"
+            raise Interrupted(f"{doing} {what} ended", why) from error
+        except RuntimeError as error:
+            raise self._failed(f"{doing} {what}", error) from error
 
-    def _why(self, error: RuntimeError) -> str:
-        """The reason that another rank left when it failed, or else that one was lost."""
-        return self.mesh.failure() or f"a rank was lost ({error})"
+    def _failed(self, what: str, error: Exception) -> ReductionError:
+        return ReductionError(f"{what} failed on rank {self.mesh.rank}: {type(error).__name__}: {error}")

@@ -22,4 +22,4 @@ def raised(mesh: Mesh, step: int) -> str | None:
 
 
 def _key(step: int) -> str:
-    return f"raised/{step}"
+    return f"raised/{step}/rank"

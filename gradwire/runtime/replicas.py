@@ -79,16 +79,15 @@ Tree = Any
 """Tensors, numbers, texts and None, in dictionaries, lists and tuples."""
 
 
-def from_first(tree: Tree, mesh: Mesh, device: torch.device) -> Tree:
+def from_first(tree: Tree, mesh: Mesh, device: torch.device) -> tuple[Tree, str]:
     """Broadcasts nested state from rank 0; all ranks call this together. What is on a GPU there comes to `device`.
-
-    Raises ValueError, on all ranks, where something else is in it."""
+    Where something else is in it, none comes, but the reason, on all ranks."""
     tensors: list[Tensor] = []
     # its structure as text, or the reason why it cannot be sent
     text = _written(tree, tensors) if mesh.rank == 0 else ""
     read = json.loads(_text_from_first(text, mesh, device))
     if "error" in read:
-        raise ValueError(read["error"])
+        return None, read["error"]
     # then its tensors, one after another
     own = iter(tensors)
 
@@ -100,7 +99,7 @@ def from_first(tree: Tree, mesh: Mesh, device: torch.device) -> Tree:
         mesh.share([given], device)
         return given
 
-    return _read(read["tree"], tensor)
+    return _read(read["tree"], tensor), ""
 
 
 def _written(tree: Tree, tensors: list[Tensor]) -> str:

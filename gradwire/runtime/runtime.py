@@ -60,7 +60,7 @@ class Runtime:
         # the error and counters, which are needed from the beginning
         self._job_error = failing = JobError(partial(Runtime._end_job, weakref.proxy(self)))
         self.fail, self.raise_error, self.refuse = failing.fail, failing.raise_known, failing.refuse
-        self._futures, self._reduced = StepFutures(), ReducedSteps(self.slots, mesh.averaged)
+        self._futures, self._reduced = StepFutures(), ReducedSteps(self.slots, mesh)
         planned = self.slots if options.planned is None else list(options.planned)
         self._agreement = Agreement(self.mesh, planned, device, options)
         self.hosts, own_mesh = self._agreement.hosts, mesh if options.owns_mesh else None
@@ -98,14 +98,14 @@ class Runtime:
 
     def _hand_on_calls(self) -> None:
         """Has calls for every gradient go straight to where they are handled."""
-        intake, arrivals, turns = self._intake, self._intake.arrivals, self._turns
+        intake, turns, executor, steps = self._intake, self._turns, self._executor, self._steps
         self.submit, self.submit_absent, self.is_reduced = intake.submit, intake.submit_absent, intake.is_reduced
-        self.arrived, self.arrive, self.absent = arrivals.there, arrivals.arrive, arrivals.absent
-        self.is_immediate, self.lost, self.used = self._executor.is_immediate, self._executor.lost, self._steps.used.has
-        self.fix_places, self.point, self.became_ready = intake.fix_places, intake.point, intake.became_ready
+        self.arrived, self.arrive, self.absent = intake.arrivals.there, intake.arrivals.arrive, intake.arrivals.absent
+        self.is_immediate, self.lost, self.mark = executor.is_immediate, executor.lost, executor.mark
+        self.fix_places, self.pass_over, self.became_ready = intake.fix_places, intake.pass_over, intake.became_ready
         self.forward_begins, self.forward_ends = intake.forward_begins, self._recorder.forward_ends
         self.wants_readiness, self.backward_failed = intake.wants_readiness, turns.backward_failed
-        self.native_begins, self.mark = partial(self._executor.post, self._steps.close), self._executor.mark
+        self.point, self.native_begins, self.used = intake.point, partial(executor.post, steps.close), steps.used.has
         self.open_step, self.reduce, self.give_up, self.detach = turns.open_step, turns.reduce, turns.give_up, turns.end
 
     # A step, on the thread that trains
@@ -200,8 +200,7 @@ class Runtime:
         """Counts a step that the framework has reduced by itself; returns how many follow, where that is known."""
         self._intake.native_step_ended()
         self._steps.native_step_ended(self._intake.step)
-        self._reduced.count()
-        self._pipeline.wire_bytes += self._reduced.step_bytes
+        self._pipeline.wire_bytes += self._reduced.count(())
         return self._active.native_step_ended()
 
     def native_ended(self, seconds: Sequence[float]) -> None:
@@ -283,7 +282,7 @@ class Runtime:
 
     def _step_ended(self) -> None:
         """Puts the next step's plan in force, then completes the futures that wait for the means. On the worker."""
-        self._reduced.count()
+        self._reduced.count(self._steps.exchanges)
         if not self._steps.promised:
             self._active.step_ended()
         self._recorder.waited(self._steps.last_arrival)

@@ -8,6 +8,7 @@ from time import monotonic
 import torch
 
 from gradwire.ops.backend import in_use
+from gradwire.runtime.exchange import GroupExchange
 from gradwire.runtime.failures import rank_at
 from gradwire.runtime.steps import Steps
 from gradwire.slots import Slot
@@ -15,25 +16,32 @@ from gradwire.transports import Mesh
 
 
 class ReducedSteps:
-    """Counts of reduced steps, and of the bytes that plain DDP would have sent in them."""
+    """Counts of reduced steps, and of the bytes that plain DDP would have sent in them: in a ring over all ranks, in
+    which a host sends as much as a rank."""
 
-    step_bytes: int
-    """A dense step's bytes, for the slots that are trained now."""
-
-    def __init__(self, slots: Sequence[Slot], ranks: int) -> None:
-        self._slots, self._ranks = slots, ranks
-        self.steps = self.dense_bytes = self.step_bytes = 0
+    def __init__(self, slots: Sequence[Slot], mesh: Mesh) -> None:
+        self._slots, self._ranks, self._host = slots, mesh.averaged, mesh.host
+        # of a step, for the slots that are trained now
+        self._step_bytes = 0
+        self.steps = self.dense_bytes = 0
 
     def follow(self, trained: Sequence[Slot]) -> None:
         """Counts steps of these slots from now on."""
         names = {slot.name for slot in trained}
         numbers = sum(slot.numel * slot.dtype.itemsize for slot in self._slots if slot.name in names)
-        self.step_bytes = 2 * (self._ranks - 1) * numbers // self._ranks
+        self._step_bytes = 2 * (self._ranks - 1) * numbers // self._ranks
 
-    def count(self) -> None:
-        """Counts one more step."""
+    def count(self, exchanges: Sequence[GroupExchange]) -> int:
+        """Counts one more step, by a plan with these exchanges; returns its dense bytes: of ranks that share a host,
+        those of the groups that this one leads, or an equal part where the framework reduces by itself."""
+        own = self._step_bytes
+        if self._host is not None:
+            led = [each.stored.layout.numel * each.compresses for each in exchanges]
+            whole = sum(each.stored.layout.numel for each in exchanges)
+            own = own * sum(led) // whole if whole else own // self._host.world
         self.steps += 1
-        self.dense_bytes += self.step_bytes
+        self.dense_bytes += own
+        return own
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,8 @@ class Stats:
     """Bytes of gradients, and of a controller's numbers, handed to the network between hosts; without the few of other
     sums, such as the verdict's."""
     dense_bytes: int
-    """Bytes that plain DDP would have sent."""
+    """Bytes that plain DDP would have sent, in a ring over all ranks; where ranks share hosts, between hosts, for the
+    groups that this rank leads."""
     encode_s: float
     """On a GPU this, and the two that follow, are estimates from one step of 16."""
     wire_s: float
@@ -83,8 +92,8 @@ class Stats:
 
     @property
     def ratio(self) -> float:
-        """How many times fewer bytes than plain DDP."""
-        return self.dense_bytes / self.wire_bytes if self.wire_bytes else float("inf")
+        """How many times fewer bytes than plain DDP; infinite where this rank has sent no gradient."""
+        return self.dense_bytes / self.wire_bytes if self.dense_bytes and self.wire_bytes else float("inf")
 
 
 @dataclass(frozen=True)

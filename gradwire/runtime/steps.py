@@ -89,7 +89,7 @@ class Steps:
         self.recordings = Recordings(executor, lambda: control.looks)
         self.float_residuals = FloatResiduals(executor.device)
         self.used = UsedSlots(len(store.slots), pipeline, executor, options.find_unused)
-        self._promise_sum = self._flags = torch.zeros(1, dtype=torch.float32, device=executor.device)
+        self._promise_sum, self._flags = torch.zeros(2, 1, dtype=torch.float32, device=executor.device)
         self._weights = Weights(pipeline, executor)
         # the step under way, or the last one while its verdict is not read
         self._active: list[GroupExchange] = []
@@ -222,8 +222,7 @@ class Steps:
         exchange = self.exchanges[entry.group]
         # a later turn: the collective before is awaited
         if entry.turn:
-            self.pipeline.advance(entry.group)
-            return
+            return self.pipeline.advance(entry.group)
         # the first turn: add up, encode, start the first collective
         self.pipeline.start(exchange, self.recordings.run(exchange, self._inputs.pop(entry.group), self.taken))
         # behind the last group's first turn, the controller's numbers travel while groups are decoded
@@ -238,7 +237,7 @@ class Steps:
         nonfinite = each.sum(0, keepdim=True)
         votes, self._lost = self._voted and not self._lost, False
         # ranks that reduce nothing together share the verdict all the same
-        self.pipeline.add_up(nonfinite, reduced=False)
+        self.pipeline.agree(partial(self.pipeline.mesh.sum, nonfinite, self.pipeline.mesh.divided))
         # find the slots that no rank used
         used = self.used.agree(self._active)
         for exchange in self._active:
@@ -250,10 +249,11 @@ class Steps:
         if self._elastic:
             self._promise()
         # show the means to the controller, and make them NaN where the step does not count
-        scale = self._scale()
-        self.control.reduced(self._means, nonfinite, 1.0 if scale is None else scale)
+        self.control.reduced(self._means, nonfinite, 1.0 if (scale := self._scale()) is None else scale)
         self._poison(nonfinite)
         self.recordings.step_ended(self._active)
+        for exchange in self._active:
+            exchange.let_go()
         # count the step, or wait for the vote; then the threads that wait for the means go on
         if votes or self.count():
             self.ended()

@@ -24,6 +24,9 @@ from gradwire.transports import Mesh
 
 T = TypeVar("T")
 
+GONE = "the DDP of this handle was garbage collected: keep a reference to ddp, or attach anew"
+"""Why a job has ended whose handle was kept."""
+
 
 class Together(Protocol):
     """A function that has all ranks carry out a task together."""
@@ -37,6 +40,7 @@ class Job(Protocol):
     """The runtime that reduces, to `Turns`."""
 
     error: BaseException | None
+    closed: bool
 
     def raise_error(self) -> None:
         """Raises the job's error, if there is one."""
@@ -66,15 +70,16 @@ class Turns:
         self._lost = False
         self._backward: weakref.ref[_Backward] | None = None
 
-    def open_step(self, groups: Sequence[int] | None = None) -> bool:
-        """Opens a step of all groups or of some, at its first gradient. Returns False, and opens none, where a call of
-        another thread has just put a native plan in force: the framework reduces this step."""
+    def open_step(self, groups: Sequence[int] | None = None, to_the_end: bool = False) -> bool:
+        """Opens a step of all groups or of some, at its first gradient; `to_the_end` of its backward pass, which
+        `pass_over` then says. Returns False, and opens none, where a call of another thread has just put a native plan
+        in force: the framework reduces this step."""
         self.give_up()
         # no call of all ranks is under way from here on
         with self._one:
             if self._intake.is_native:
                 return False
-            self._open(groups)
+            self._open(groups, to_the_end)
             return True
 
     def reduce(self, gradients: Mapping[str, Tensor], groups: Sequence[int] | None = None) -> None:
@@ -87,6 +92,7 @@ class Turns:
             for index, slot in enumerate(self._intake.slots):
                 if slot.name in gradients:
                     self._intake.submit(index, gradients[slot.name])
+            self._intake.pass_over()
 
     def give_up(self) -> None:
         """Ends a step that was begun and whose backward pass failed; no rank takes it."""
@@ -108,10 +114,12 @@ class Turns:
     ) -> Iterator[None]:
         """A turn of a call that all ranks make; inside, they have begun the same steps, which have ended. `agree`
         compares facts. Raises ValueError, on all ranks, where one of them is inside a backward pass, has begun other
-        steps, or has other `facts`."""
+        steps, or has other `facts`; on this one, where its job has ended."""
         # hold the turn: no step begins, and no other call comes
         with self._one:
             self._job.raise_error()
+            if self._job.closed:
+                raise ValueError(GONE)
             # a step of this rank whose backward pass failed must end, as on the others
             if not self._in_backward:
                 self._abandon()
@@ -142,9 +150,9 @@ class Turns:
         with self.own("detach()"):
             pass
 
-    def _open(self, groups: Sequence[int] | None) -> None:
+    def _open(self, groups: Sequence[int] | None, to_the_end: bool = False) -> None:
         """Opens a step, and follows the backward pass that it belongs to, if any."""
-        self._intake.open(groups)
+        self._intake.open(groups, to_the_end)
         self._backward = None
         if in_backward():
             backward = _Backward(self._backward_over)

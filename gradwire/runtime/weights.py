@@ -1,6 +1,7 @@
 """Weights of the ranks' gradients in a step's mean, such as the numbers of their samples."""
 
 from collections.abc import Callable
+from functools import partial
 from math import isfinite
 
 import torch
@@ -11,6 +12,7 @@ from gradwire.ops.vectors import Scalar
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.job_error import JobError
 from gradwire.runtime.pipeline import Pipeline
+from gradwire.transports.mesh import SAME
 
 CALL = "return the number of this rank's samples, 0 or more"
 
@@ -66,9 +68,10 @@ class Weights:
             # a number on the host
             self._own.fill_(weight)
         # the replica's, then all replicas'
-        self._pipeline.add_up(self._own, reduced=False)
+        mesh = self._pipeline.mesh
+        self._pipeline.agree(partial(mesh.sum, self._own, mesh.divided))
         self._sum.copy_(self._own)
-        self._pipeline.add_up(self._sum, reduced=True)
+        self._pipeline.agree(partial(mesh.sum, self._sum, SAME))
         # the share; 0 where all weights are 0
         torch.div(self._own, self._sum.clamp_min_(torch.finfo(torch.float32).tiny), out=self._share)
         self.share = number_in(self._share[0])

@@ -13,7 +13,7 @@ from gradwire.collective import HOST, REPLICA, Broadcast, Collective, Gather, Me
 from gradwire.options import check_type, one_line
 from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.parcels import parcels
-from gradwire.transports.transport import KeyValueStore, Pending, Transport
+from gradwire.transports.transport import KeyValueStore, Pending, Transport, of_others
 
 T = TypeVar("T")
 
@@ -105,6 +105,11 @@ class Mesh:
         return self._rank({axis: transport.rank for axis, transport in self.axes.items()})
 
     @property
+    def divided(self) -> list[str]:
+        """The axes along which ranks hold different parts of the model."""
+        return [axis for axis in self.axes if axis not in SAME]
+
+    @property
     def same_parts(self) -> list[list[int]]:
         """For each part of the model, the ranks that hold it."""
         sizes = [transport.world for transport in self.axes.values()]
@@ -134,13 +139,25 @@ class Mesh:
         return min(transport.timeout_s for transport in self.axes.values())
 
     def start(self, op: Collective) -> Pending:
-        """Starts `op` on its axis."""
-        return self.axes[op.axis].start(op)
+        """Starts `op` on its axis. Raises `Lost`, as all that follow do, where another rank is the reason."""
+        with of_others():
+            return self.axes[op.axis].start(op)
 
-    def sum(self, tensor: Tensor) -> None:
-        """Sums `tensor` over all ranks, in place."""
-        for axis, transport in self.axes.items():
-            transport.run(Sum(Message.plain(tensor), axis))
+    def wait(self, pending: Pending) -> None:
+        """Waits for a collective that was started."""
+        with of_others():
+            pending.wait()
+
+    def run(self, op: Collective) -> None:
+        """Starts `op` on its axis and waits for it."""
+        with of_others():
+            self.axes[op.axis].run(op)
+
+    def sum(self, tensor: Tensor, axes: Collection[str] | None = None) -> None:
+        """Sums `tensor` over all ranks, or along these axes alone, in place."""
+        for axis in self.axes:
+            if axes is None or axis in axes:
+                self.run(Sum(Message.plain(tensor), axis))
 
     def share(
         self, tensors: Sequence[Tensor], device: torch.device, *, source: int = 0, axes: Collection[str] | None = None
@@ -155,7 +172,7 @@ class Mesh:
             if gives:
                 parcel.pack()
             for axis in along:
-                self.axes[axis].run(Broadcast(Message.plain(parcel.buffer), place[axis], axis))
+                self.run(Broadcast(Message.plain(parcel.buffer), place[axis], axis))
             if not gives:
                 parcel.unpack()
 
@@ -165,14 +182,15 @@ class Mesh:
         # from the innermost axis out, so that rows come in the order of the ranks
         for axis, transport in reversed(self.axes.items()):
             received = rows.new_empty((transport.world, rows.numel()))
-            transport.run(Gather(Message.plain(rows.view(-1)), Message.plain(received), axis))
+            self.run(Gather(Message.plain(rows.view(-1)), Message.plain(received), axis))
             rows = received
         return rows.view(self.ranks, -1).view(tensor.dtype)
 
     def open(self, device: torch.device) -> None:
         """Opens all transports."""
-        for transport in self.axes.values():
-            transport.open(device)
+        with of_others():
+            for transport in self.axes.values():
+                transport.open(device)
 
     def check(self, device: torch.device) -> None:
         """Raises ValueError, naming what works, where tensors of this device cannot be carried."""
@@ -213,19 +231,23 @@ class Mesh:
 
 
 class _Part:
-    """The keys of a store that begin with `prefix`."""
+    """The keys of a store that begin with `prefix`. Raises `Lost` where the store is gone."""
 
     def __init__(self, store: KeyValueStore, prefix: str) -> None:
         self._store, self._prefix = store, prefix
 
     def set(self, key: str, value: str) -> None:
-        self._store.set(f"{self._prefix}/{key}", value)
+        with of_others():
+            self._store.set(f"{self._prefix}/{key}", value)
 
     def get(self, key: str, timeout_s: float) -> str | None:
-        return self._store.get(f"{self._prefix}/{key}", timeout_s)
+        with of_others():
+            return self._store.get(f"{self._prefix}/{key}", timeout_s)
 
     def add(self, key: str, number: int) -> int:
-        return self._store.add(f"{self._prefix}/{key}", number)
+        with of_others():
+            return self._store.add(f"{self._prefix}/{key}", number)
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._store.check([f"{self._prefix}/{key}" for key in keys])
+        with of_others():
+            return self._store.check([f"{self._prefix}/{key}" for key in keys])

@@ -71,31 +71,30 @@ class _Hub:
         self.world = world
         self.store = _Store()
         self.lock = threading.Lock()
-        self.meetings: list[_Meeting] = []
+        self.meetings: dict[int, _Meeting] = {}
         self.failed: str | None = None
 
     def join(self, rank: int, index: int, op: Collective) -> Pending:
         # under the lock: the first to come opens the meeting, the last one does the work
         with self.lock:
-            if index == len(self.meetings):
-                self.meetings.append(_Meeting())
-            meeting = self.meetings[index]
+            meeting = self.meetings.setdefault(index, _Meeting())
             meeting.ops[rank] = op
             meeting.error = self.failed
             if self.failed or len(meeting.ops) == self.world:
                 if not meeting.error:
                     meeting.error = _carry_out([meeting.ops[r] for r in range(self.world)])
                 meeting.done.set()
+                # over: nothing of it is kept
+                del self.meetings[index]
         return meeting
 
     def fail(self, reason: str) -> None:
         # under the lock: no meeting opens or ends while all that are open fail
         with self.lock:
             self.failed = reason
-            for meeting in self.meetings:
-                if not meeting.done.is_set():
-                    meeting.error = reason
-                    meeting.done.set()
+            for meeting in self.meetings.values():
+                meeting.error = reason
+                meeting.done.set()
 
 
 class Threads(Transport):

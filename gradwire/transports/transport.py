@@ -1,12 +1,29 @@
 """The interface of transports, the one seam between the algorithms and the network."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 
 from gradwire.collective import Collective
+
+
+class Lost(RuntimeError):
+    """A collective ended because of another rank, which failed or is gone."""
+
+
+@contextmanager
+def of_others() -> Iterator[None]:
+    """A context of a transport's calls, whose errors are other ranks', and become `Lost`; but not those of this rank's
+    memory and device."""
+    try:
+        yield
+    except (Lost, torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except RuntimeError as error:
+        raise Lost(str(error)) from error
 
 
 class Pending(Protocol):

@@ -157,7 +157,7 @@ def _reduce(
     for op in exchange.run(GroupInput(gradients), step=0):
         started = ended = _now(device)
         if op is not None:
-            mesh.start(op).wait()
+            mesh.run(op)
             ended = _now(device)
         # encoding ends where the next collective starts, decoding where the mean is sent on inside the host
         if wire_s and op is not None and op.axis == HOST:

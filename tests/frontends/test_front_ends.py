@@ -6,7 +6,8 @@ from time import sleep
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import gradwire as gw
 from gradwire.frontends.choices import Choices, StepChoices, parameters_of
@@ -14,11 +15,50 @@ from gradwire.ops import native
 from gradwire.runtime import meeting
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
-from tests.support.harness import CPU, SMALL, draw, job, plan_of, raising, slots_of, together
+from tests.support.harness import CPU, SMALL, draw, hosts, job, plan_of, raising, slots_of, together
 from tests.support.kernel_cases import needs_library
 from tests.support.ranks import run_python
 
 SLOTS = slots_of(SMALL)
+
+
+class Words(nn.Module):
+    """A sparse embedding below a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(6, 4, sparse=True), nn.Linear(4, 40)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.embedding(words))
+
+
+@pytest.mark.parametrize("compressor", [gw.FP32(), gw.TopK(0.1)], ids=str)
+@pytest.mark.parametrize("by_host", [False, True], ids=["replicas", "hosts"])
+def test_gradients_that_the_user_clears_are_kept_by_nobody(by_host: bool, compressor: gw.Compressor):
+    """At the peak, in the next backward pass, they would take as much as those that it makes."""
+    transports = hosts(2, 1) if by_host else gw.Threads.group(2)
+
+    def train(rank: int) -> list[bool]:
+        model: nn.Module = nn.Linear(4, 40) if by_host else Words()
+        optimizer = gw.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), 0.1), model, compressor, transport=transports[rank]
+        )
+        gone: list[bool] = []
+        for _ in range(3):
+            model(torch.ones(1, 4) if by_host else torch.tensor([rank, 2])).sum().backward()
+            kept = [StorageWeakRef(memory_of(p.grad)) for p in model.parameters() if p.grad is not None]
+            optimizer.zero_grad()
+            gone += [each.expired() for each in kept]
+        return gone
+
+    for gone in raising(together(2, train)):
+        assert len(gone) >= 6
+        assert all(gone)
+
+
+def memory_of(gradient: Tensor) -> torch.UntypedStorage:
+    return (gradient._values() if gradient.is_sparse else gradient).untyped_storage()
 
 
 class Refuses(gw.Recording):

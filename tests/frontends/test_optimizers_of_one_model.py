@@ -223,6 +223,36 @@ def test_what_is_seen_behind_a_failed_pass_gives_up_also_what_it_had_not_come_to
     assert len({*map(tuple, raising(together(2, train)))}) == 1
 
 
+@pytest.mark.parametrize("seen", ["forward", "zero_grad", "backward"])
+def test_a_pass_that_fails_behind_the_last_gradient_of_an_optimizer_is_no_step_of_it_on_any_rank(seen: str):
+    """Rank 0's pass does not fail: with means, it would step what rank 1 does not."""
+    transports, models = [Threads.group(2) for _ in range(2)], [Heads(), Heads()]
+
+    def train(rank: int) -> list[Tensor]:
+        model = models[rank]
+        optimizers = wrapped(model, lambda model: [model.first.parameters(), model.body.parameters()], transports, rank)
+        hook = model.body.weight.register_hook(fail)
+        if rank:
+            with pytest.raises(ZeroDivisionError):
+                loss_of(model, 0, 0).backward()
+        hook.remove()
+        if not rank:
+            loss_of(model, 0, 0).backward()
+            own = [p.grad for each in (model.first, model.body) for p in each.parameters()]
+            assert all(gradient.isnan().all() for gradient in own)
+        elif seen == "forward":
+            model(torch.zeros(1, 4), 0)
+        elif seen == "zero_grad":
+            optimizers[0].zero_grad()
+        model.zero_grad()
+        loss_of(model, 1, 1).backward()
+        return [p.grad for each in (model.first, model.body) for p in each.parameters()]
+
+    first, second = raising(together(2, train))
+    assert all(map(torch.equal, first, second))
+    assert all(gradient.isfinite().all() for gradient in first)
+
+
 def fail(gradient: Tensor) -> None:
     raise ZeroDivisionError
 

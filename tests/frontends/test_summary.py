@@ -1,5 +1,8 @@
 """`handle.summary()`: the plan's groups, what a step sends, where its time goes."""
 
+from math import isinf
+
+import pytest
 import torch
 
 import gradwire as gw
@@ -7,7 +10,7 @@ from gradwire.frontends.handle import Handle
 from gradwire.frontends.summary import table
 from gradwire.ops.backend import in_use
 from gradwire.runtime.stats import Stats
-from tests.support.harness import draw, job, slots_of
+from tests.support.harness import draw, hosts, job, slots_of
 
 SLOTS = slots_of({"wide": torch.empty(40, 50), "tall": torch.empty(300, 4), "bias": torch.empty(7)})
 PLAN = gw.Plan((
@@ -40,6 +43,25 @@ def test_a_summary_has_a_row_for_each_group_and_figures_of_a_step():
     assert twice[6] == f"memory held: {stats.held_bytes / 1e6:.1f} MB, {held:.1f} bytes a parameter"
     assert 8 <= held < 16
     assert twice[7] == f"kernels: {in_use()}"
+
+
+def test_ranks_that_share_a_host_count_what_they_send_for_it_and_what_ddp_would():
+    """Of three ranks two lead a group each, which no compressor makes smaller: a ring over all ranks sends 5 / 3 of it
+    over a host's link, and a sum over two hosts once."""
+    plan = gw.Plan(tuple(gw.Group((name,), gw.FP32(), gw.NoMemory(), gw.AllReduce()) for name in ("wide", "tall")))
+    slots = SLOTS[:2]
+    with job(plan, slots, 6, transports=hosts(2, 3)) as running:
+        running.step(draw(slots, 6, seed=0))
+        handles = [Handle(runtime, None) for runtime in running.runtimes]  # pyright: ignore
+        stats, said = [handle.stats() for handle in handles], [handle.summary() for handle in handles]
+    for rank, elements in enumerate([2000, 1200, 0] * 2):
+        assert stats[rank].dense_bytes == pytest.approx(5 / 3 * 4 * elements, abs=2)
+        if elements:
+            assert stats[rank].ratio == pytest.approx(5 / 3, rel=0.02)
+            assert f"dense {stats[rank].dense_bytes / 1e3:.1f} kB; 1.7 times fewer" in said[rank]
+        else:
+            assert isinf(stats[rank].ratio)
+            assert "times fewer" not in said[rank]
 
 
 def test_times_are_those_of_a_step():

@@ -12,7 +12,7 @@ import gradwire as gw
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.failures import Interrupted
 from tests.support import harness
-from tests.support.harness import SMALL, draw, plan_of, raising, slots_of, together
+from tests.support.harness import CPU, SMALL, draw, plan_of, raising, slots_of, together
 
 WORLD, WHOLE = 2, 2
 SLOTS = slots_of(SMALL)
@@ -149,3 +149,13 @@ def test_a_backward_pass_that_raised_is_the_reason_when_a_gpu_reads_the_verdict_
         running.step(GRADS[0])
         for runtime in running.runtimes:
             assert "since a backward pass raised on rank 0" in runtime.status()
+
+
+def test_nobody_waits_for_a_worker_that_has_ended():
+    executor = Executor(CPU)
+    before = executor.place()
+    assert executor.close()
+    for wait in (executor.flush, lambda: executor.call(int)):
+        (error,) = together(1, lambda rank, wait=wait: wait())
+        assert "the job has ended" in str(error)
+    executor.flush(before)

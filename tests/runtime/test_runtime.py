@@ -3,6 +3,7 @@
 import random
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.collective import Collective
 from gradwire.compressors import Cast, GroupContext, Parts
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
@@ -18,6 +20,7 @@ from gradwire.plans import uniform
 from gradwire.runtime.failures import ReductionError
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
+from gradwire.transports import Pending
 from tests.support.cases import CASES, Case
 from tests.support.harness import CPU, SMALL, Job, draw, hand_over, hosts, job, plan_of, raising, slots_of, together
 from tests.support.kernel_cases import needs_library
@@ -131,6 +134,12 @@ def submit(running: Job, grads: list[list[Tensor]], orders: list[list[int]]) -> 
 
 def by_name(plan: gw.Plan) -> list[str]:
     return [name for group in plan.groups for name in group.slots]
+
+
+def test_collectives_that_are_over_are_not_kept_for_other_threads():
+    with job(uniform(SLOTS, gw.TopK(0.1)), SLOTS, 2) as running:
+        running.step(draw(SLOTS, 2, 0))
+        assert not running.transports[0]._hub.meetings
 
 
 def test_after_the_first_step_groups_follow_the_order_of_gradients():
@@ -329,6 +338,49 @@ def test_a_rank_that_leaves_does_not_let_the_others_hang():
         assert "rank 1 was told to stop" in str(error)
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("wrong shapes")], ids=repr)
+def test_an_error_of_one_rank_in_a_call_of_all_names_that_rank(error: RuntimeError):
+    def talk(mesh: gw.Mesh, device: torch.device) -> None:
+        if mesh.rank:
+            raise error
+        mesh.sum(torch.zeros(1))
+
+    with job(uniform(SLOTS, gw.TopK(0.1)), SLOTS, 2) as running:
+
+        def call(rank: int) -> None:
+            with running.runtimes[rank].between_steps("talk()") as all_ranks:
+                all_ranks(talk, None)
+
+        for failed in together(2, call):
+            assert isinstance(failed, ReductionError)
+            assert f"failed on rank 1: {type(error).__name__}: {error}" in str(failed)
+
+
+class OutOfMemory(gw.Threads):
+    """A transport on one of whose ranks a collective finds no memory."""
+
+    armed = False
+
+    def start(self, op: Collective) -> Pending:
+        if self.armed:
+            raise torch.OutOfMemoryError("no memory")
+        return super().start(op)
+
+
+def test_a_collective_without_memory_is_no_lost_rank():
+    transports = OutOfMemory.group(2)
+    with job(uniform(SLOTS, gw.TopK(0.1)), SLOTS, 2, transports=transports) as running:
+        transports[1].armed = True
+
+        def step(rank: int) -> None:
+            running.runtimes[rank].open_step()
+            hand_over(running.runtimes[rank], draw(SLOTS, 2, 0)[rank])
+            running.runtimes[rank].finish()
+
+        for failed in together(2, step):
+            assert "failed on rank 1: OutOfMemoryError: no memory" in str(failed)
+
+
 def test_an_error_of_a_controller_reaches_every_rank():
     """It decides between steps, when no group is under way."""
 
@@ -379,6 +431,54 @@ def test_a_step_that_backward_did_not_finish_is_taken_by_no_rank():
             means, state = running.step(draw(SLOTS, 2, 2))[0], running.states()[0]
             later.append([*means, *(state[key] for key in sorted(state.keys() - {"step", "about"}))])
     assert all(torch.equal(a, b) for a, b in zip(*later, strict=True))
+
+
+def given_up(running: Job, places: list[list[Tensor]]) -> None:
+    """A step whose backward pass fails on rank 1 behind the second gradient; each lies in its place."""
+    for rank, runtime in enumerate(running.runtimes):
+        runtime.open_step()
+        for slot, place in list(enumerate(places[rank]))[: 2 if rank else None]:
+            runtime.submit(slot, place)
+    raising(together(2, lambda rank: running.runtimes[rank].give_up()))
+
+
+def check_means(running: Job, places: list[list[Tensor]], seed: int, hand_over: Callable[[Runtime, int], None]) -> None:
+    """A step whose gradients lie in these places, where the means are to be afterwards."""
+    grads = draw(SLOTS, 2, seed)
+    for runtime, own, new in zip(running.runtimes, places, grads, strict=True):
+        runtime.open_step()
+        for place, grad in zip(own, new, strict=True):
+            place.copy_(grad)
+        for slot in range(len(SLOTS)):
+            hand_over(runtime, slot)
+    running.finish()
+    for own in places:
+        torch.testing.assert_close(own, [(one + other) / 2 for one, other in zip(*grads, strict=True)])
+
+
+def test_a_step_given_up_before_places_are_known_leaves_none_behind():
+    """As under Megatron, where gradients lie in the same places from the first step on."""
+    with job(plan_of(SLOTS, gw.FP32(), gw.NoMemory(), gw.AllReduce()), SLOTS, 2) as running:
+        places = draw(SLOTS, 2, 0)
+        for runtime in running.runtimes:
+            runtime.fix_places(True)
+        given_up(running, places)
+        for seed in range(2):
+            check_means(running, places, seed, lambda own, slot: own.submit(slot, places[own.mesh.rank][slot]))
+
+
+def test_a_step_given_up_leaves_gradients_where_they_lie_for_the_next_plan():
+    """As in DDP's buckets, from which slots just arrive."""
+    first, second = (plan_of(SLOTS, gw.FP32(), gw.NoMemory(), gw.AllReduce(), groups=groups) for groups in (2, 3))
+    with job(first, SLOTS, 2) as running:
+        places = draw(SLOTS, 2, 0)
+        for runtime in running.runtimes:
+            runtime.fix_places(True)
+        check_means(running, places, 1, lambda own, slot: own.submit(slot, places[own.mesh.rank][slot]))
+        given_up(running, places)
+        running.install(second)
+        for seed in range(2):
+            check_means(running, places, seed, lambda own, slot: own.arrive(slot))
 
 
 def test_steps_of_some_groups():

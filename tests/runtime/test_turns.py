@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -150,6 +151,16 @@ def test_inside_a_backward_pass_calls_are_refused_on_all_ranks():
         )
 
 
+def test_what_cannot_be_sent_to_all_ranks_ends_no_job():
+    def body(trained: Rank) -> int:
+        with pytest.raises(ValueError, match="a datetime in a state cannot be sent to other ranks"):
+            trained.handle.from_first({"when": datetime.now(UTC)})
+        trained.loss().backward()
+        return trained.handle.stats().steps
+
+    assert on_two(body, plan(NAMES, gw.TopK(0.3))) == [1, 1]
+
+
 def test_a_job_ends_between_backward_passes():
     def body(trained: Rank) -> None:
         def detach(gradient: Tensor) -> None:
@@ -177,6 +188,19 @@ def test_after_a_backward_pass_that_failed_calls_are_made(call: Callable[[gw.Han
             loss.backward()
         call(trained.handle)
         assert torch.equal(residual_in(trained.handle.state_dict()), before)
+
+    on_two(body, plan(NAMES, gw.TopK(0.3)))
+
+
+@pytest.mark.parametrize("call", ALL_TOGETHER)
+def test_a_handle_whose_job_has_ended_says_so(call: Callable[[gw.Handle], object]):
+    """As where its DDP was garbage collected; `detach()` works all the same."""
+
+    def body(trained: Rank) -> None:
+        trained.loss().backward()
+        trained.handle._runtime.close()
+        with pytest.raises(ValueError, match="garbage collected: keep a reference to ddp, or attach anew"):
+            call(trained.handle)
 
     on_two(body, plan(NAMES, gw.TopK(0.3)))
 

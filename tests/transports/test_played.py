@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from gradwire.collective import Broadcast, Collective, Gather, Message, SendReceive, Sum
 from gradwire.communicators.scatter_reduce import part_bounds
+from gradwire.runtime.raised import note_raised, raised
 from gradwire.transports.card import CPU, ClockLane
 from gradwire.transports.others import Others
 from gradwire.transports.played import SentCollective
@@ -42,6 +43,13 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+
+
+def test_a_backward_pass_that_raised_is_no_reason_for_later_steps():
+    mesh = gw.Mesh.of(gw.Played(4, fast()))
+    note_raised(mesh, 3)
+    assert raised(mesh, 3) == "since a backward pass raised on rank 0"
+    assert raised(mesh, 4) is None
 
 
 def test_messages_take_turns_and_waiting_sleeps():

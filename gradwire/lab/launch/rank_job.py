@@ -81,7 +81,7 @@ class Peers:
 
     def text_of_first(self, text: str) -> str:
         """Rank 0's text, on all ranks."""
-        return from_first(text, Mesh.of(self.transport), self.device)
+        return from_first(text, Mesh.of(self.transport), self.device)[0]
 
     def interface_bytes(self) -> int | None:
         """The bytes that this rank's host has sent, divided by its ranks."""
