@@ -31,7 +31,7 @@ from gradwire.tuner.candidate_plans import (
 )
 from gradwire.tuner.phases import BEFORE_TRIALS, CHOOSING_STEPS, COMPARING, TIMED, TRACED, WARM, Phase, status
 from gradwire.tuner.saved import Saved
-from gradwire.tuner.trials import STILL_CLOSE, Trials, change_to, step_s
+from gradwire.tuner.trials import STILL_CLOSE, Trials, change_to, is_unrecorded, step_s
 from gradwire.tuner.watch import LOOK_STEPS, WINDOW, Watch
 from gradwire.ways import Way
 
@@ -49,9 +49,9 @@ class Auto(Controller):
     each on these steps' gradients for its efficiency: the progress of a step, in dense steps. It searches the plan with
     the most predicted progress per second, tries the best few in turn, and keeps the one that was best in reality; of
     several that are equally good, the most efficient: dense, where nothing beats it clearly. With `fidelity`, say 0.01,
-    steps may lose that share of a dense step's progress, and no more. Choosing takes 150 steps at most. Where another
-    plan is close, it meets the chosen one again after 3,000 steps, then after 6,000 and so on, for 60 steps each time.
-    When steps later take much longer or shorter than they did, it measures and searches anew.
+    steps may lose that share of a dense step's progress, and no more. Choosing takes 150 steps at most, on a GPU about
+    300, as plans are recorded first. Where another is close, it meets the chosen one again after 3,000 steps, then
+    after 6,000 and so on, for 60 steps. When steps later take much longer or shorter, it measures and searches anew.
 
     A candidate is a compressor, or a `Group` without slots that names memory and communicator as well. By default
     those that need no tuning: fp32, bf16, and 8 bits with a residual. With the objective "step" it is the plan with the
@@ -67,7 +67,7 @@ class Auto(Controller):
     was done and why, as does the logger "gradwire".
     """
 
-    numbers: ClassVar[int] = 2
+    numbers: ClassVar[int] = 3
 
     def __init__(
         self,
@@ -130,8 +130,8 @@ class Auto(Controller):
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:
         now = perf_counter()
-        numbers[0], numbers[1] = now - self._last_s, 1
-        self._last_s = now
+        numbers[0], self._last_s = now - self._last_s, now
+        numbers[1 : 2 + seen.unrecorded] = 1  # by which is_unrecorded() knows
 
     def decide(self, seen: Observation) -> Change | None:
         if self._measured_by not in ("", own := self._job(seen)):
@@ -210,7 +210,7 @@ class Auto(Controller):
 
     def _try(self, seen: Observation) -> Change | None:
         trials = self._trials
-        if not trials.add(step_s(seen)):
+        if not trials.add(step_s(seen), is_unrecorded(seen)):
             return None
         if not trials.between_rounds:
             return self._turn(seen)
