@@ -118,11 +118,11 @@ class Outcome:
 def simulate(
     profile: Profile, cluster: Cluster, regime: Regime | None = None, plan: Plan | None = None, every: int = 1
 ) -> Iterator[Outcome]:
-    """Each candidate alone, in its best bucket size; `plan` as it is, where one is given; and the plan with the most
-    progress per second, or with the shortest step where that is the profile's objective; its step is within 1 % of the
-    shortest where that can be proven in time. Where `every` is
-    more than 1, also all of these with local steps, of which so many make a round; the best plan's round is the
-    shortest that harms no training. Raises ValueError for a plan that the profile does not know."""
+    """Each candidate alone, in its best bucket size; `plan` as it is, where one is given that is not native; and the
+    plan with the most progress per second, or with the shortest step where that is the profile's objective; its step is
+    within 1 % of the shortest where that can be proven in time. Where `every` is more than 1, also all of these with
+    local steps, of which so many make a round; the best plan's round is the shortest that harms no training. Raises
+    ValueError for a plan that the profile does not know."""
     # the profile as it would be there, and its scheduling problem
     regime = regime or Worker(profile.contention)
     there = on_cluster(profile, cluster)
@@ -155,7 +155,7 @@ def _ways(there: Profile, problem: Problem, regime: Regime, plan: Plan | None) -
     """The best solution with each candidate alone, by name, and the given plan's."""
     known = names(there.candidates)
     named = {known[option]: baselines.best_buckets(problem, regime, option, SIZES) for option in problem.chosen_from}
-    if plan:
+    if plan and not plan.native:  # DDP by itself is nothing that the search times
         named[GIVEN] = evaluate(problem, there.choices(plan), regime)
     return named
 

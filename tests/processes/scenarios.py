@@ -332,6 +332,8 @@ def a_plan_is_shown_where_ddp_by_itself_is_faster() -> None:
         plan_job.plan(spec, peers, lines.append)
     planned = plan_job.Planned.from_line(lines[-1])
     assert "DDP by itself" in planned.decisions[-1]
+    assert planned.plan == gw.NATIVE
+    assert {group.compressor for group in planned.shown.groups} == {gw.FP32()}
     assert {"encode", "wire"} <= {span.lane for span in planned.timeline.spans}
 
 

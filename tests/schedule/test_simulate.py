@@ -10,6 +10,7 @@ import pytest
 
 import gradwire as gw
 from gradwire.cli import main
+from gradwire.cli.scheduler_commands import read_job
 from gradwire.lab.jobs.plan_job import candidate, candidates
 from gradwire.lab.scheduling.profiles import CLUSTERS, CURVES, MODELS, PCIE, problem, profile
 from gradwire.lab.scheduling.published_regimes import ComputeStream
@@ -123,6 +124,15 @@ def test_a_given_plan_is_simulated_as_it_is():
     groups = [replace(WAYS[0], slots=tuple(slot.name for slot in SLOTS))]
     found = {o.way: o.step_s for o in simulate(JOB, Cluster(8, 100 * MBIT), plan=gw.Plan(tuple(groups)))}
     assert found[BEST] <= found[GIVEN]
+
+
+def test_ddp_by_itself_is_no_plan_to_simulate(tmp_path: Path):
+    """As `gradwire plan` writes it where nothing is faster."""
+    gw.NATIVE.save(tmp_path / "plan.json")
+    JOB.save(tmp_path / "profile.json")
+    profile, plan = read_job(str(tmp_path / "plan.json"), None)
+    assert plan == gw.NATIVE
+    assert [outcome.way for outcome in simulate(profile, Cluster(8, 1e8), plan=plan)] == [*names(CANDIDATES), BEST]
 
 
 @pytest.mark.parametrize(("ranks", "gpus"), [(1, 1), (12, 8), (8, 0)])
@@ -373,9 +383,10 @@ def test_a_plan_is_found_written_and_used(tmp_path: Path, capsys: pytest.Capture
     assert all(str(run / name) in out for name in written)
     assert "<svg" in (run / "timeline.svg").read_text()
     assert "next best plan" in out
-    assert Profile.load(run / "profile.json").choices(gw.Plan.load(run / "plan.json"))
+    plan = gw.Plan.load(run / "plan.json")
+    assert plan.native or Profile.load(run / "profile.json").choices(plan)
     assert {event["name"] for event in json.loads((run / "trace.json").read_text())["traceEvents"]} >= {"forward"}
     assert main(["train", "--plan", str(run / "plan.json"), "--steps", "3", *digits]) == 0
     assert "plan:" in capsys.readouterr().out
     assert main(["simulate", str(run / "plan.json"), "--ranks", "8", "--out", str(tmp_path)]) == 0
-    assert "given plan" in capsys.readouterr().out
+    assert ("given plan" in capsys.readouterr().out) is not plan.native

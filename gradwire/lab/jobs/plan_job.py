@@ -86,7 +86,9 @@ class Planned:
     """Result of a planning job."""
 
     plan: Plan
-    """The chosen plan."""
+    """The chosen plan; native where DDP by itself is the fastest."""
+    shown: Plan
+    """That of the timeline: the chosen one or, as DDP by itself has no spans, dense by Gradwire's hook."""
     profile: Profile
     """From which it was chosen."""
     tried: dict[Plan, Tried]
@@ -101,6 +103,7 @@ class Planned:
     def to_line(self) -> dict[str, Any]:
         return {
             "plan": self.plan.to_json(),
+            "shown": self.shown.to_json(),
             "profile": self.profile.to_json(),
             "tried": [[plan.to_json(), *tried] for plan, tried in self.tried.items()],
             "gain": self.gain,
@@ -112,6 +115,7 @@ class Planned:
     def from_line(cls, line: dict[str, Any]) -> "Planned":
         return cls(
             Plan.from_json(line["plan"]),
+            Plan.from_json(line["shown"]),
             Profile.from_json(line["profile"]),
             {Plan.from_json(plan): Tried(*tried) for plan, *tried in line["tried"]},
             line["gain"],
@@ -165,7 +169,7 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
     tried = {plan: own for trials in controller.tried for plan, own in trials.beside(chosen).items()}
     gain = controller.dense_s / controller.expected_s if isfinite(controller.dense_s) else None
     if chosen.native:
-        # a plan is to be traced, though DDP by itself may be faster
+        # DDP by itself cannot be traced: dense steps by our hook are, for illustration
         assert controller.dense_plan
         handle.replan(controller.dense_plan)
     for _ in range(SETTLE):
@@ -177,6 +181,7 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
     assert controller.profile
     log(
         Planned(
+            chosen,
             _plan(handle),
             controller.profile,
             tried,
