@@ -58,13 +58,11 @@ class Auto(Controller):
     shortest steps, whatever their progress, of the candidates alone; vectors travel in float32 if none is a cast.
 
     With `rules` each has candidates of its own, or one way; plans are searched rule by rule, and tried as a whole.
-
     Where nothing clearly beats DDP without a hook, the plan is native: DDP reduces alone, and Auto watches its steps.
 
     `chosen` says whether it has settled on a plan, with which it expects steps of `expected_s`, where dense ones took
     `dense_s`; `profile` and `regime` are the last search's input and `found` its result, `measured` the profile before
-    corrections by tried plans; `dense_plan` is the first plan, `tried` are this run's trials; `decisions` lists what
-    was done and why, as does the logger "gradwire".
+    corrections by trials; `dense_plan` the first plan, `tried` this run's trials, `decisions` what was done and why.
     """
 
     numbers: ClassVar[int] = 3
@@ -161,7 +159,10 @@ class Auto(Controller):
     # Dense steps, and the profile
 
     def _time_dense(self, seen: Observation) -> Change | None:
+        """Times dense steps; later searches only DDP's own, for a dense plan sends at once what memories hold."""
         assert self.dense_plan
+        if self.measured and not seen.can_be_native:
+            return self._ask_for_profile(seen, seen.plan)
         self._phase, self._seconds = "dense", []
         if seen.can_be_native:
             return NativeRequest(WARM + TIMED, WARM)
@@ -174,7 +175,9 @@ class Auto(Controller):
         self.dense_s = median(self._seconds[WARM:] or self._seconds)
         assert self.dense_plan
         self._log(seen, f"a dense step takes {1e3 * self.dense_s:.0f} ms")
-        return self._ask_for_profile(seen, self.dense_plan)
+        # the plan that was chosen before, with which memories hold what they do
+        chosen = self._trials.plans[self._trials.choice] if self.measured else self.dense_plan
+        return self._ask_for_profile(seen, self.dense_plan if chosen.native else chosen)
 
     def _ask_for_profile(self, seen: Observation, plan: Plan) -> Change:
         self._phase, self._measured_by = "profile", self._job(seen)
@@ -259,11 +262,8 @@ class Auto(Controller):
             return None
         if not self._watch.has_changed:
             return self._look_again(seen) or change_to(seen.plan, seen, WINDOW)
-        now, expected = 1e3 * self._watch.now_s, 1e3 * self.expected_s
-        self._decide_on(seen, f"steps take {now:.0f} ms, not {expected:.0f} ms any more: planning anew")
-        if seen.can_be_native:  # meanwhile memories keep what they hold, which a dense plan would send at once
-            return self._time_dense(seen)
-        return self._ask_for_profile(seen, seen.plan)
+        self._decide_on(seen, messages.changed(self._watch.now_s, self.expected_s))
+        return self._time_dense(seen)
 
     def _look_again(self, seen: Observation) -> Change | None:
         """Begins further pairs of the plan and its challenger, where it is time."""
