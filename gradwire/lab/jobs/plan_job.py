@@ -31,7 +31,7 @@ from gradwire.plans import Plan
 from gradwire.schedule import Objective, Profile, Timeline
 from gradwire.transports import Mesh
 from gradwire.tuner import CHOOSING_STEPS, Auto
-from gradwire.tuner.candidate_plans import ways_by
+from gradwire.tuner.candidate_plans import allowed, ways_by
 from gradwire.tuner.trials import SETTLE, Tried
 from gradwire.ways import Way
 
@@ -90,7 +90,7 @@ class Planned:
     shown: Plan
     """That of the timeline: the chosen one or, as DDP by itself has no spans, dense by Gradwire's hook."""
     profile: Profile
-    """From which it was chosen."""
+    """As it was measured before any plan was tried, of the candidates that it was chosen from."""
     tried: dict[Plan, Tried]
     """Each plan that was tried, beside the one that Auto chose."""
     gain: float | None
@@ -178,12 +178,12 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
     trace = handle.trace(SHOWN)
     for _ in range(SHOWN + 1):
         next(steps)
-    assert controller.profile
+    assert controller.measured
     log(
         Planned(
             chosen,
             _plan(handle),
-            controller.profile,
+            allowed(controller.measured, spec.fidelity),
             tried,
             gain,
             _median_step(trace.timelines(), running),
