@@ -82,7 +82,8 @@ def test_a_trace_without_a_whole_step_says_so():
 
 def test_a_trace_that_begins_beside_another_takes_nothing_from_it():
     """A user's while the automatic plan traces, which ended the job on all ranks."""
-    recorder = Recorder(Executor(torch.device("cpu")), 0)
+    executor = Executor(torch.device("cpu"))
+    recorder = Recorder(executor, 0)
     traces: list[Trace] = []
     for number in range(5):
         if number in (0, 1):
@@ -92,6 +93,7 @@ def test_a_trace_that_begins_beside_another_takes_nothing_from_it():
         recorder.gave("scale", 0)
         recorder.add("wire", recorder.now(), 0, "Gather", 600)
         assert recorder.traces is (number < 3)
+    executor.close()
     first, second = (trace.timelines() for trace in traces)
     assert [len(first), len(second)] == [2, 2]
     lanes = {"forward", "backward", "wire", "optimizer"}

@@ -18,6 +18,7 @@ from gradwire.report.simulation_report import per_step_or_rounds
 from gradwire.report.text_table import times
 from gradwire.schedule import Affine, Candidate, CostTable, Profile, SlotTime, Worker, baselines, over_link, timeline
 from gradwire.schedule.simulate import BEST, GIVEN, Cluster, all_reduce, latency_of, names, on_cluster, simulate
+from gradwire.transports.played import SentCollective
 from gradwire.ways import Pair
 from gradwire.wire import ETHERNET
 from tests.support.harness import place_bytes
@@ -71,6 +72,18 @@ def test_hosts_sum_inside_and_one_rank_sends():
     assert set(there.local) == {"sum", "broadcast"}
     flat = on_cluster(JOB, Cluster(8, 100 * MBIT))
     assert there.collectives == flat.collectives
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("gpus", [2, 3, 4, 8])
+def test_inside_a_host_collectives_take_as_long_as_where_they_are_played(device: str, gpus: int):
+    cluster = Cluster(4 * gpus, 1e9, gpus, inside_bytes_per_s=12e9, inside_latency_s=1e-5)
+    local = on_cluster(replace(JOB, device=device), cluster).local
+    card = gw.Card(cluster.inside_latency_s, cluster.inside_bytes_per_s)
+    for name, kind in (("sum", "Sum"), ("broadcast", "Broadcast")):
+        for nbytes in (1 << 10, 1 << 18, 1 << 20, 1 << 28):
+            ways = SentCollective(kind, nbytes, device != "cpu").ways(gpus, gpus)
+            assert float(local[name](np.array([nbytes]))[0]) == pytest.approx(card.seconds(ways), rel=1e-6)
 
 
 def test_decoding_an_all_gather_grows_with_the_payloads_and_nothing_else_does():
