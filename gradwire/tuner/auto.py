@@ -141,8 +141,8 @@ class Auto(Controller):
                 return self._time_dense(seen)
             case "dense":
                 return self._dense_timed(seen)
-            case "profile":
-                return self._profiled(seen, seen.answer) if seen.answer else None
+            case "profile":  # without an answer no steps are traced any more, for a state was loaded
+                return self._profiled(seen, seen.answer) if seen.answer else self._time_dense(seen)
             case "watch":
                 return self._watch_steps(seen)
             case _:
@@ -286,9 +286,8 @@ class Auto(Controller):
 
     def state_dict(self) -> dict[str, Tensor]:
         """The controller's state; timing and measuring dense steps begin again, trials go on where they were."""
-        phase = "begin" if self._phase == "profile" else self._phase
         return Saved(
-            phase, self._trials, self.measured, self._measured_by, self.regime, self.dense_s, self.predicted_s,
+            self._phase, self._trials, self.measured, self._measured_by, self.regime, self.dense_s, self.predicted_s,
             self._watch,
         ).to_state()  # fmt: skip
 
@@ -298,3 +297,4 @@ class Auto(Controller):
             self._watch,
         ) = Saved.of(state)  # fmt: skip
         self._seconds = []
+        self.tried = [*self.tried[:-1], self._trials] if self._trials.plans else self.tried

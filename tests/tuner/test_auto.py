@@ -209,6 +209,7 @@ def test_a_job_that_was_saved_while_it_tried_plans_tries_the_others():
     states, plan = first.states(), first.runtimes[0].plan
     second.load(states)
     assert second.controllers[0]._trials == tried
+    assert second.controllers[0].tried == [tried]
     assert [runtime.plan for runtime in second.runtimes] == [plan] * 2
     assert second.controllers[0].measured == auto.measured
     assert auto.measured
@@ -275,6 +276,36 @@ def test_a_plan_of_the_users_ends_a_profile_which_is_asked_for_again():
     running.install(DENSE)
     assert running.controllers[0].status == "choosing a plan (begin)"
     assert choose(running, WARM + TIMED + 3) <= 2 * MOST_STEPS
+    running.close()
+
+
+def refused_plan(running: Job) -> None:
+    """A plan that ranks ask for and do not agree on."""
+    plans = [uniform(SLOTS, gw.FP32()), uniform(SLOTS, gw.BF16())]
+    results = together(2, lambda rank: running.runtimes[rank].install(plans[rank]))
+    assert all(isinstance(result, ValueError) for result in results)
+
+
+def test_a_plan_that_is_refused_while_steps_are_traced_costs_no_profile():
+    running, steps = automatic_job(2, [gw.TopK(0.1)]), 0
+    while not running.runtimes[0]._active._control._tracing:
+        train(running, range(steps, steps := steps + 1))
+    refused_plan(running)
+    assert running.controllers[0].status == "choosing a plan (profile)"
+    train(running, range(steps, steps := steps + TRACED + 1))
+    assert [controller.status for controller in running.controllers] == ["choosing a plan (first trials)"] * 2
+    running.close()
+
+
+def test_a_plan_that_is_refused_while_plans_are_tried_leaves_the_account_whole():
+    running, steps = automatic_job(2, [gw.TopK(0.1)]), 0
+    while not running.controllers[0]._trials.rounds:
+        train(running, range(steps, steps := steps + 1))
+    refused_plan(running)
+    choose(running, steps)
+    for controller in running.controllers:
+        (trials,) = controller.tried
+        assert trials is controller._trials
     running.close()
 
 
