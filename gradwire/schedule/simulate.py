@@ -239,7 +239,8 @@ def _line(cost: Wire, unit_bytes: int, latency_s: float, bytes_per_s: float) -> 
 
 
 def latency_of(profile: Profile) -> float:
-    """Latency of a message where the profile was taken. Raises ValueError where that was one host."""
+    """Latency of a message where the profile was taken. Raises ValueError where that was one host, or no line of it has
+    a latency."""
     if profile.hosts == 1:
         raise ValueError("the profile was measured on one host: give --latency-us")
     unit = over_link(profile.candidates, profile.hosts, 1.0, float("inf"))
@@ -248,7 +249,11 @@ def latency_of(profile: Profile) -> float:
         # NCCL's trees have fewer
         messages["AllReduce"] = 2 * min(profile.hosts - 1, depth(profile.hosts))
     fixed = {name: float(profile.collectives[name](np.zeros(1))[0]) for name in messages}
-    return min(fixed[name] / count for name, count in messages.items())
+    # a line that was cut off at 0, or is of a single size, says nothing of it
+    known = [fixed[name] / count for name, count in messages.items() if fixed[name]]
+    if not known:
+        raise ValueError("the profile does not say how long a message takes beside its bytes: give --latency-us")
+    return min(known)
 
 
 def names(candidates: Sequence[Candidate]) -> list[str]:

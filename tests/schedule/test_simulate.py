@@ -16,7 +16,18 @@ from gradwire.lab.scheduling.profiles import CLUSTERS, CURVES, MODELS, PCIE, pro
 from gradwire.lab.scheduling.published_regimes import ComputeStream
 from gradwire.report.simulation_report import per_step_or_rounds
 from gradwire.report.text_table import times
-from gradwire.schedule import Affine, Candidate, CostTable, Profile, SlotTime, Worker, baselines, over_link, timeline
+from gradwire.schedule import (
+    Affine,
+    Candidate,
+    CostTable,
+    Profile,
+    SlotTime,
+    Worker,
+    baselines,
+    over_link,
+    theil_sen,
+    timeline,
+)
 from gradwire.schedule.simulate import BEST, GIVEN, Cluster, all_reduce, latency_of, names, on_cluster, simulate
 from gradwire.transports.played import SentCollective
 from gradwire.ways import Pair
@@ -110,6 +121,18 @@ def test_the_latency_is_the_profiles():
     # as it was measured over NCCL, a line and no table of `all_reduce`
     measured = {"AllReduce": Affine(12 * 3e-5, 1e-9), "AllGather": Affine(63 * 3e-5, 1e-9)}
     assert latency_of(replace(JOB, ranks=64, device="cuda", collectives=measured)) == pytest.approx(3e-5)
+
+
+def test_a_line_that_noise_has_cut_off_at_0_makes_no_message_free():
+    """A measured one starts at 0 or above; one through sizes that are all equal starts at the origin."""
+    sizes = np.array([1e5, 1e6, 4e6])
+    cut = theil_sen(sizes, 1e-8 * sizes * np.array([0.6, 0.9, 1.0])).cost
+    assert cut.fixed == 0
+    measured = JOB.collectives | {"AllReduce": cut}
+    assert latency_of(replace(JOB, collectives=measured)) == pytest.approx(1e-4)
+    nothing = replace(JOB, collectives=dict.fromkeys(JOB.collectives, Affine(0.0, 1e-8)))
+    with pytest.raises(ValueError, match=r"how long a message takes beside its bytes: give --latency-us$"):
+        latency_of(nothing)
 
 
 def test_a_profile_knows_how_cores_are_shared():
