@@ -77,16 +77,15 @@ def efficiencies(planned: Planned) -> TextTable:
 
 
 def verdict(planned: Planned) -> str:
-    """The step with this plan, beside DDP's own where that was measured."""
+    """The step with this plan, beside a dense one."""
     took = f"A step takes {figure(1e3 * _step_s(planned))} ms"
     if planned.plan.native:
         return f"Leave DDP alone: dense is the fastest here. {took} with DDP by itself."
     measured = replace(planned.profile, objective="progress")
     efficiency = plan_efficiency(measured.problem(), measured.choices(planned.plan))
-    sentence = f"{took} with {planned.plan.describe()}, with an efficiency of {efficiency:.3f}"
-    if planned.gain is None:
-        return f"{sentence}."
-    return f"{sentence}: {times(efficiency * planned.gain)} the progress of dense steps."
+    progress = times(efficiency * planned.gain)
+    way = planned.plan.describe()
+    return f"{took} with {way}, with an efficiency of {efficiency:.3f}: {progress} the progress of dense steps."
 
 
 def _step_s(planned: Planned) -> float:

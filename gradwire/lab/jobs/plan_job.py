@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from math import isfinite
 from statistics import median
 from typing import Any
 
@@ -93,8 +92,8 @@ class Planned:
     """As it was measured before any plan was tried, of the candidates that it was chosen from."""
     tried: dict[Plan, Tried]
     """Each plan that was tried, beside the one that Auto chose."""
-    gain: float | None
-    """Seconds of a dense step over those of a step as chosen, before that; None where DDP by itself was not timed."""
+    gain: float
+    """Seconds of a dense step over those of a step as chosen, before that."""
     timeline: Timeline
     """Of the median traced step, with all ranks."""
     decisions: list[str]
@@ -167,7 +166,7 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
         next(steps)
     chosen = _plan(handle)
     tried = {plan: own for trials in controller.tried for plan, own in trials.beside(chosen).items()}
-    gain = controller.dense_s / controller.expected_s if isfinite(controller.dense_s) else None
+    gain = controller.dense_s / controller.expected_s
     if chosen.native:
         # DDP by itself cannot be traced: dense steps by our hook are, for illustration
         assert controller.dense_plan
