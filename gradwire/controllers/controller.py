@@ -51,6 +51,8 @@ class StepView:
     wire_s: float
     """Seconds of collectives since the job began; on a GPU an estimate, from one step of 16, unless the controller
     `times` every step."""
+    unrecorded: bool = False
+    """On a GPU: some group is still to be recorded, so that later steps will take less time."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,9 @@ from gradwire.tuner.trials import Tried
 _TIMELINES_NOTE = """Predicted from the profile before any step with this plan; measured is the median of the steps
 traced afterwards, each rank on a clock of its own that starts with its step."""
 
+BY_A_HOOK = "dense by a hook"
+_BY_A_HOOK_NOTE = f"""With the plan DDP reduces by itself, which has no spans: {BY_A_HOOK} is the same by Gradwire, for
+illustration."""
 
 _EFFICIENCIES_NOTE = """Progress of a step that sends everything so, in dense steps, by its residual on the job's own
 gradients. Those that would harm training, or lose more than was allowed, are left out; where the step alone counts, the
@@ -28,11 +31,12 @@ def write(folder: Path, title: str, planned: Planned, gpus: int = 1, cost: Train
     folder.mkdir(parents=True, exist_ok=True)
     # predicted before, and measured after
     timelines = both(planned)
+    whose = f" {_BY_A_HOOK_NOTE}" if planned.plan.native else ""
     tables = [
         (why(planned, gpus, cost), explain.SHARES_NOTE),
         (efficiencies(planned), _EFFICIENCIES_NOTE),
-        (explain.groups(planned.plan, planned.timeline), explain.GROUPS_NOTE),
-        (explain.lanes(timelines), f"{explain.LANES_NOTE} {_TIMELINES_NOTE}"),
+        (explain.groups(planned.shown, planned.timeline), f"{explain.GROUPS_NOTE}{whose}"),
+        (explain.lanes(timelines), f"{explain.LANES_NOTE} {_TIMELINES_NOTE}{whose}"),
     ]
     # all that the page has, also as files to load
     paths = {
@@ -48,16 +52,21 @@ def write(folder: Path, title: str, planned: Planned, gpus: int = 1, cost: Train
 
 def both(planned: Planned) -> dict[str, Timeline]:
     """The predicted and the measured step."""
-    predicted = timeline(planned.profile, planned.plan)
-    return {"predicted": predicted, "measured": planned.timeline}
+    whose = f", {BY_A_HOOK}" if planned.plan.native else ""
+    predicted = timeline(planned.profile, planned.shown)
+    return {f"predicted{whose}": predicted, f"measured{whose}": planned.timeline}
 
 
 def why(planned: Planned, gpus: int = 1, cost: TrainingCost | None = None) -> TextTable:
     """The plan in words, beside the other plans that were tried, as measured; and, where it is asked for, what a
     training on so many GPUs costs with it."""
-    table = explain.explain(planned.plan, planned.timeline, _others(planned))
-    costs = [[cost.heading, cost.at(1e3 * planned.timeline.step_s, gpus)]] if cost else []
-    return replace(table, rows=[*table.rows, *(["decided", text] for text in planned.decisions), *costs])
+    table = explain.explain(planned.shown, planned.timeline, _others(planned))
+    native: list[list[str]] = []
+    if planned.plan.native:
+        native = [["plan", f"{verdict(planned)} What follows is {BY_A_HOOK} of Gradwire's, for illustration."]]
+    costs = [[cost.heading, cost.at(1e3 * _step_s(planned), gpus)]] if cost else []
+    decided = [["decided", text] for text in planned.decisions]
+    return replace(table, rows=[*native, *table.rows, *decided, *costs])
 
 
 def efficiencies(planned: Planned) -> TextTable:
@@ -68,14 +77,20 @@ def efficiencies(planned: Planned) -> TextTable:
 
 
 def verdict(planned: Planned) -> str:
-    """The step with this plan, beside DDP's own where that was measured."""
+    """The step with this plan, beside a dense one."""
+    took = f"A step takes {figure(1e3 * _step_s(planned))} ms"
+    if planned.plan.native:
+        return f"Leave DDP alone: dense is the fastest here. {took} with DDP by itself."
     measured = replace(planned.profile, objective="progress")
     efficiency = plan_efficiency(measured.problem(), measured.choices(planned.plan))
-    took = f"A step takes {figure(1e3 * planned.timeline.step_s)} ms with {planned.plan.describe()}"
-    sentence = f"{took}, with an efficiency of {efficiency:.3f}"
-    if planned.gain is None:
-        return f"{sentence}."
-    return f"{sentence}: {times(efficiency * planned.gain)} the progress of dense steps."
+    progress = times(efficiency * planned.gain)
+    way = planned.plan.describe()
+    return f"{took} with {way}, with an efficiency of {efficiency:.3f}: {progress} the progress of dense steps."
+
+
+def _step_s(planned: Planned) -> float:
+    """Seconds of a step with the plan: as traced, or as tried where DDP reduces by itself."""
+    return planned.tried[planned.plan].step_s if planned.plan.native else planned.timeline.step_s
 
 
 def _others(planned: Planned) -> Mapping[str, Tried]:

@@ -114,13 +114,14 @@ class Control:
             assert self.controller is not None
             self.controller.look(context, vector, self._numbers[:-1])
 
-    def send(self, step: int, taken: int, groups: Sequence[GroupView]) -> None:
+    def send(self, step: int, taken: int, groups: Sequence[GroupView], unrecorded: bool) -> None:
         """Sends this rank's numbers, once all groups of the step are encoded; `taken` steps before it count."""
         if not self.controller or self.paused:
             return
         self._taken = taken
         # this rank's numbers
-        seen = StepView(step, groups, self._pipeline.wire_bytes, self._pipeline.recorder.so_far("wire"))
+        wire_s = self._pipeline.recorder.so_far("wire")
+        seen = StepView(step, groups, self._pipeline.wire_bytes, wire_s, unrecorded)
         self.controller.observe(seen, self._numbers[:-1])
         # rank 0's decision of an earlier step, if there is one, as a fingerprint
         if self.decided is not None and self._mesh.rank == 0:

@@ -92,6 +92,11 @@ class GroupRecordings:
         return len(self._seen) > len(self._recorded)
 
     @property
+    def is_to_come(self) -> bool:
+        """Whether its steps, or some of them, are computed that may yet be recorded."""
+        return not self.why_not and (self.waits or not self._recorded)
+
+    @property
     def status(self) -> str:
         """Why it is not recorded; "" where it is."""
         return "" if self._recorded else self.why_not or self.unless or "its steps have not all come yet"
@@ -226,6 +231,11 @@ class Recordings:
         if self._groups:
             fresh = any(self._groups[exchange.index].fresh for exchange in exchanges)
             self.due = not fresh and any(group.waits for group in self._groups)
+
+    @property
+    def are_to_come(self) -> bool:
+        """Whether this step takes longer than later ones, for some group is still to be recorded."""
+        return any(group.is_to_come for group in self._groups)
 
     def record(self) -> None:
         """Records what was noted; between two steps, while the thread that trains waits."""

@@ -228,7 +228,7 @@ class Steps:
         # behind the last group's first turn, the controller's numbers travel while groups are decoded
         if exchange is self._active[-1]:
             views = [GroupView(each.group, each.context, each.nonfinite) for each in self._active if each.compresses]
-            self.control.send(self.number, self.taken, views)
+            self.control.send(self.number, self.taken, views, self.recordings.are_to_come)
 
     def _end(self) -> None:
         """Ends the step when all groups are reduced: it counts for all of them, on all ranks, or for none."""

@@ -166,8 +166,9 @@ class Trace:
 
 
 class Recorder:
-    """A rank's totals, and its trace while there is one. The thread that trains adds forward passes and gradients, the
-    worker the rest. On a GPU the groups of one step in EVERY are timed, and stand for those of the steps behind it."""
+    """A rank's totals, and its traces while there are some, such as a user's and a controller's. The thread that trains
+    adds forward passes and gradients, the worker the rest. On a GPU the groups of one step in EVERY are timed, and
+    stand for those of the steps behind it."""
 
     doing: str
     """Where the training thread is before a step's first gradient, for errors."""
@@ -175,7 +176,7 @@ class Recorder:
     def __init__(self, executor: Executor, rank: int) -> None:
         self.mark, self._rank, self._every = executor.mark, rank, 1 if executor.is_immediate else EVERY
         self._clock = Clock()
-        self._trace: Trace | None = None
+        self._traces: list[Trace] = []
         self.doing = BETWEEN
         # steps so far; whether this one is timed; and the last one that is
         self._steps, self._is_timed, self._step = 0, True, TimedStep()
@@ -190,9 +191,9 @@ class Recorder:
             self._step.stands_for += 1
 
     def trace(self, steps: int) -> Trace:
-        """Records the next `steps` whole steps."""
-        self._trace = Trace(self._rank, steps)
-        return self._trace
+        """Records the next `steps` whole steps, beside what is being recorded already."""
+        self._traces.append(trace := Trace(self._rank, steps))
+        return trace
 
     def totals(self) -> dict[str, float]:
         """Seconds by lane: of groups as if those of all steps so far were timed. They never fall, so that any two
@@ -220,34 +221,35 @@ class Recorder:
     ) -> Moment:
         end = self.mark()
         self._clock.add(lane, start, end, step)
-        if trace := self._trace:  # the thread that trains may end it at any time
+        for trace in [*self._traces]:  # the thread that trains may end one at any time
             trace.add(RecordedSpan(lane, start, end, group, label, wire_bytes))
         return end
 
     def forward_begins(self, plan: Plan) -> None:
         """A forward pass begins while `plan` is in force."""
         self.doing = "in forward"
-        if self._trace:
-            self._trace.forward_begins(self.mark(), plan)
+        for trace in [*self._traces]:
+            trace.forward_begins(self.mark(), plan)
 
     def follow(self, plan: Plan) -> None:
         """The step under way takes this plan."""
-        if self._trace:
-            self._trace.follow(plan)
+        for trace in [*self._traces]:
+            trace.follow(plan)
 
     def forward_ends(self) -> None:
         """The forward pass that began ends."""
         self.doing = "between forward and its first gradients"
-        if self._trace:
-            self._trace.forward_ends(self.mark())
+        for trace in [*self._traces]:
+            trace.forward_ends(self.mark())
 
     @property
     def traces(self) -> bool:
         """Whether a trace is being recorded."""
-        return self._trace is not None
+        return bool(self._traces)
 
     def gave(self, slot: str, group: int) -> None:
         """A gradient is ready."""
-        if self._trace and not self._trace.gave(slot, group, self.mark()):
-            # the trace is complete
-            self._trace = None
+        for trace in [*self._traces]:
+            if not trace.gave(slot, group, self.mark()):
+                # the trace is complete
+                self._traces.remove(trace)

@@ -70,26 +70,24 @@ def evaluate(problem: Problem, groups: tuple[Choice, ...], regime: Regime) -> So
     return Solution(groups, problem.around_s + max(interval.end_s for interval in intervals))
 
 
-def search(problem: Problem, regime: Regime, eps: float = 0.0, known: Sequence[Solution] = ()) -> Solution:
-    """The shortest step, to within a factor of 1 + eps; `known` plans to beat make it faster.
+def search(problem: Problem, regime: Regime, eps: float = 0.0) -> Solution:
+    """The shortest step, to within a factor of 1 + eps.
 
     `bound` is what was proven. With eps = 0 it is 1, and the time may grow exponentially for odd costs. Else effort
     is limited (a pass that compares more than MOST_COMPARED pairs of labels is the last), and where the limit is met
     `bound` is larger than 1 + eps.
     """
-    return _Search(problem, regime, eps, list(known)).found()
+    return _Search(problem, regime, eps).found()
 
 
 class _Search:
     """State of one search: the best plan so far, and the lower bound `lower_s` on every plan's step."""
 
-    def __init__(self, problem: Problem, regime: Regime, eps: float, known: list[Solution]) -> None:
+    def __init__(self, problem: Problem, regime: Regime, eps: float) -> None:
         self.problem, self.regime, self.eps = problem, regime, eps
         self.lower_s = problem.around_s
         self.best = Solution((), float("inf"))
         self.chain = np.repeat(regime.balance(0.5)[:, None], problem.pieces + 1, 1)
-        for found in known:
-            self._offer(found)
         for cuts in _seeds(problem):
             self._try(cuts)
         self.limit_s = self.best.step_s

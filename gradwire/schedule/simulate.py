@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -118,11 +118,11 @@ class Outcome:
 def simulate(
     profile: Profile, cluster: Cluster, regime: Regime | None = None, plan: Plan | None = None, every: int = 1
 ) -> Iterator[Outcome]:
-    """Each candidate alone, in its best bucket size; `plan` as it is, where one is given; and the plan with the most
-    progress per second, or with the shortest step where that is the profile's objective; its step is within 1 % of the
-    shortest where that can be proven in time. Where `every` is
-    more than 1, also all of these with local steps, of which so many make a round; the best plan's round is the
-    shortest that harms no training. Raises ValueError for a plan that the profile does not know."""
+    """Each candidate alone, in its best bucket size; `plan` as it is, where one is given that is not native; and the
+    plan with the most progress per second, or with the shortest step where that is the profile's objective; its step is
+    within 1 % of the shortest where that can be proven in time. Where `every` is more than 1, also all of these with
+    local steps, of which so many make a round; the best plan's round is the shortest that harms no training. Raises
+    ValueError for a plan that the profile does not know."""
     # the profile as it would be there, and its scheduling problem
     regime = regime or Worker(profile.contention)
     there = on_cluster(profile, cluster)
@@ -155,7 +155,7 @@ def _ways(there: Profile, problem: Problem, regime: Regime, plan: Plan | None) -
     """The best solution with each candidate alone, by name, and the given plan's."""
     known = names(there.candidates)
     named = {known[option]: baselines.best_buckets(problem, regime, option, SIZES) for option in problem.chosen_from}
-    if plan:
+    if plan and not plan.native:  # DDP by itself is nothing that the search times
         named[GIVEN] = evaluate(problem, there.choices(plan), regime)
     return named
 
@@ -195,7 +195,7 @@ def on_cluster(profile: Profile, cluster: Cluster) -> Profile:
         collectives=costs,
         ranks=cluster.ranks,
         gpus_per_host=per_host,
-        local=inside(cluster) if per_host > 1 else {},
+        local=inside(cluster, profile.device) if per_host > 1 else {},
     )
 
 
@@ -203,9 +203,12 @@ def all_reduce(hosts: int, latency_s: float, bytes_per_s: float) -> CostTable:
     """Seconds against the bytes that one rank sends around a ring, by a ring or by two trees, whichever is faster, as
     NCCL chooses."""
     sent = wire.all_reduce(_UNIT, hosts).wire_bytes
-    ring = _line(wire.all_reduce(_UNIT, hosts), sent, latency_s, bytes_per_s)
-    # trees need fewer messages one after another, and more bytes
-    trees = _line(wire.all_reduce_by_trees(_UNIT, hosts), sent, latency_s, bytes_per_s)
+    ways = wire.all_reduce(_UNIT, hosts), wire.all_reduce_by_trees(_UNIT, hosts)
+    return _faster(*(_line(way, sent, latency_s, bytes_per_s) for way in ways))
+
+
+def _faster(ring: Affine, trees: Affine) -> CostTable:
+    """The seconds of the faster of a ring and of trees, which need fewer messages one after another, and more bytes."""
     gain = ring.fixed - trees.fixed
     even = gain / (trees.per_unit - ring.per_unit) if gain > 0 else 1.0
     # beyond the last a table is no flatter than on the whole
@@ -213,13 +216,21 @@ def all_reduce(hosts: int, latency_s: float, bytes_per_s: float) -> CostTable:
     return CostTable.of(sizes, np.minimum(ring(sizes), trees(sizes)))
 
 
-def inside(cluster: Cluster) -> dict[str, Affine | CostTable]:
-    """Seconds of the dense sum, and of handing the mean around, inside a host, against the gradient's bytes: rings,
-    which pass pieces on as they come."""
-    ways = {"sum": wire.all_reduce, "broadcast": wire.broadcast_around}
-    # the link inside a host
-    latency_s, bytes_per_s = cluster.inside_latency_s, cluster.inside_bytes_per_s
-    return {name: _line(way(_UNIT, cluster.gpus_per_host), _UNIT, latency_s, bytes_per_s) for name, way in ways.items()}
+def inside(cluster: Cluster, device: str) -> dict[str, Affine | CostTable]:
+    """Seconds of the dense sum, and of handing the mean around, inside a host, against the gradient's bytes: by a ring
+    or by trees, whichever is faster; gloo knows the ring alone for a sum, and the tree for a broadcast."""
+
+    def line(way: Callable[[int, int], Wire]) -> Affine:
+        cost = way(_UNIT, cluster.gpus_per_host)
+        return _line(cost, _UNIT, cluster.inside_latency_s, cluster.inside_bytes_per_s)
+
+    ring, tree = line(wire.all_reduce), line(wire.broadcast)
+    if device == "cpu":
+        return {"sum": ring, "broadcast": tree}
+    return {
+        "sum": _faster(ring, line(wire.all_reduce_by_trees)),
+        "broadcast": _faster(line(wire.broadcast_around), tree),
+    }
 
 
 def _line(cost: Wire, unit_bytes: int, latency_s: float, bytes_per_s: float) -> Affine:
@@ -228,7 +239,8 @@ def _line(cost: Wire, unit_bytes: int, latency_s: float, bytes_per_s: float) -> 
 
 
 def latency_of(profile: Profile) -> float:
-    """Latency of a message where the profile was taken. Raises ValueError where that was one host."""
+    """Latency of a message where the profile was taken. Raises ValueError where that was one host, or no line of it has
+    a latency."""
     if profile.hosts == 1:
         raise ValueError("the profile was measured on one host: give --latency-us")
     unit = over_link(profile.candidates, profile.hosts, 1.0, float("inf"))
@@ -237,7 +249,11 @@ def latency_of(profile: Profile) -> float:
         # NCCL's trees have fewer
         messages["AllReduce"] = 2 * min(profile.hosts - 1, depth(profile.hosts))
     fixed = {name: float(profile.collectives[name](np.zeros(1))[0]) for name in messages}
-    return min(fixed[name] / count for name, count in messages.items())
+    # a line that was cut off at 0, or is of a single size, says nothing of it
+    known = [fixed[name] / count for name, count in messages.items() if fixed[name]]
+    if not known:
+        raise ValueError("the profile does not say how long a message takes beside its bytes: give --latency-us")
+    return min(known)
 
 
 def names(candidates: Sequence[Candidate]) -> list[str]:

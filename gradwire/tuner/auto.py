@@ -31,7 +31,7 @@ from gradwire.tuner.candidate_plans import (
 )
 from gradwire.tuner.phases import BEFORE_TRIALS, CHOOSING_STEPS, COMPARING, TIMED, TRACED, WARM, Phase, status
 from gradwire.tuner.saved import Saved
-from gradwire.tuner.trials import STILL_CLOSE, Trials, change_to, step_s
+from gradwire.tuner.trials import STILL_CLOSE, Trials, change_to, is_unrecorded, step_s
 from gradwire.tuner.watch import LOOK_STEPS, WINDOW, Watch
 from gradwire.ways import Way
 
@@ -49,25 +49,23 @@ class Auto(Controller):
     each on these steps' gradients for its efficiency: the progress of a step, in dense steps. It searches the plan with
     the most predicted progress per second, tries the best few in turn, and keeps the one that was best in reality; of
     several that are equally good, the most efficient: dense, where nothing beats it clearly. With `fidelity`, say 0.01,
-    steps may lose that share of a dense step's progress, and no more. Choosing takes 150 steps at most. Where another
-    plan is close, it meets the chosen one again after 3,000 steps, then after 6,000 and so on, for 60 steps each time.
-    When steps later take much longer or shorter than they did, it measures and searches anew.
+    steps may lose that share of a dense step's progress, and no more. Choosing takes 150 steps at most, on a GPU about
+    300, as plans are recorded first. Where another is close, it meets the chosen one again after 3,000 steps, then
+    after 6,000 and so on, for 60 steps. When steps later take much longer or shorter, it measures and searches anew.
 
     A candidate is a compressor, or a `Group` without slots that names memory and communicator as well. By default
     those that need no tuning: fp32, bf16, and 8 bits with a residual. With the objective "step" it is the plan with the
     shortest steps, whatever their progress, of the candidates alone; vectors travel in float32 if none is a cast.
 
     With `rules` each has candidates of its own, or one way; plans are searched rule by rule, and tried as a whole.
-
     Where nothing clearly beats DDP without a hook, the plan is native: DDP reduces alone, and Auto watches its steps.
 
     `chosen` says whether it has settled on a plan, with which it expects steps of `expected_s`, where dense ones took
     `dense_s`; `profile` and `regime` are the last search's input and `found` its result, `measured` the profile before
-    corrections by tried plans; `dense_plan` is the first plan, `tried` are this run's trials; `decisions` lists what
-    was done and why, as does the logger "gradwire".
+    corrections by trials; `dense_plan` the first plan, `tried` this run's trials, `decisions` what was done and why.
     """
 
-    numbers: ClassVar[int] = 2
+    numbers: ClassVar[int] = 3
 
     def __init__(
         self,
@@ -130,8 +128,8 @@ class Auto(Controller):
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:
         now = perf_counter()
-        numbers[0], numbers[1] = now - self._last_s, 1
-        self._last_s = now
+        numbers[0], self._last_s = now - self._last_s, now
+        numbers[1 : 2 + seen.unrecorded] = 1  # by which is_unrecorded() knows
 
     def decide(self, seen: Observation) -> Change | None:
         if self._measured_by not in ("", own := self._job(seen)):
@@ -143,8 +141,8 @@ class Auto(Controller):
                 return self._time_dense(seen)
             case "dense":
                 return self._dense_timed(seen)
-            case "profile":
-                return self._profiled(seen, seen.answer) if seen.answer else None
+            case "profile":  # without an answer no steps are traced any more, for a state was loaded
+                return self._profiled(seen, seen.answer) if seen.answer else self._time_dense(seen)
             case "watch":
                 return self._watch_steps(seen)
             case _:
@@ -161,7 +159,10 @@ class Auto(Controller):
     # Dense steps, and the profile
 
     def _time_dense(self, seen: Observation) -> Change | None:
+        """Times dense steps; later searches only DDP's own, for a dense plan sends at once what memories hold."""
         assert self.dense_plan
+        if self.measured and not seen.can_be_native:
+            return self._ask_for_profile(seen, seen.plan)
         self._phase, self._seconds = "dense", []
         if seen.can_be_native:
             return NativeRequest(WARM + TIMED, WARM)
@@ -174,7 +175,9 @@ class Auto(Controller):
         self.dense_s = median(self._seconds[WARM:] or self._seconds)
         assert self.dense_plan
         self._log(seen, f"a dense step takes {1e3 * self.dense_s:.0f} ms")
-        return self._ask_for_profile(seen, self.dense_plan)
+        # the plan that was chosen before, with which memories hold what they do
+        chosen = self._trials.plans[self._trials.choice] if self.measured else self.dense_plan
+        return self._ask_for_profile(seen, self.dense_plan if chosen.native else chosen)
 
     def _ask_for_profile(self, seen: Observation, plan: Plan) -> Change:
         self._phase, self._measured_by = "profile", self._job(seen)
@@ -210,7 +213,7 @@ class Auto(Controller):
 
     def _try(self, seen: Observation) -> Change | None:
         trials = self._trials
-        if not trials.add(step_s(seen)):
+        if not trials.add(step_s(seen), is_unrecorded(seen)):
             return None
         if not trials.between_rounds:
             return self._turn(seen)
@@ -259,11 +262,8 @@ class Auto(Controller):
             return None
         if not self._watch.has_changed:
             return self._look_again(seen) or change_to(seen.plan, seen, WINDOW)
-        now, expected = 1e3 * self._watch.now_s, 1e3 * self.expected_s
-        self._decide_on(seen, f"steps take {now:.0f} ms, not {expected:.0f} ms any more: planning anew")
-        if seen.can_be_native:  # meanwhile memories keep what they hold, which a dense plan would send at once
-            return self._time_dense(seen)
-        return self._ask_for_profile(seen, seen.plan)
+        self._decide_on(seen, messages.changed(self._watch.now_s, self.expected_s))
+        return self._time_dense(seen)
 
     def _look_again(self, seen: Observation) -> Change | None:
         """Begins further pairs of the plan and its challenger, where it is time."""
@@ -286,9 +286,8 @@ class Auto(Controller):
 
     def state_dict(self) -> dict[str, Tensor]:
         """The controller's state; timing and measuring dense steps begin again, trials go on where they were."""
-        phase = "begin" if self._phase == "profile" else self._phase
         return Saved(
-            phase, self._trials, self.measured, self._measured_by, self.regime, self.dense_s, self.predicted_s,
+            self._phase, self._trials, self.measured, self._measured_by, self.regime, self.dense_s, self.predicted_s,
             self._watch,
         ).to_state()  # fmt: skip
 
@@ -298,3 +297,4 @@ class Auto(Controller):
             self._watch,
         ) = Saved.of(state)  # fmt: skip
         self._seconds = []
+        self.tried = [*self.tried[:-1], self._trials] if self._trials.plans else self.tried

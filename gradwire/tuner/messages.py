@@ -46,6 +46,11 @@ def chosen(trials: Trials, predicted_s: float, dense_s: float) -> str:
     return f"{turn(trials, choice)} ({predicted}{rest}{dense}){_compared(trials)}"
 
 
+def changed(now_s: float, expected_s: float) -> str:
+    """That steps take another time than they did."""
+    return f"steps take {1e3 * now_s:.0f} ms, not {1e3 * expected_s:.0f} ms any more: planning anew"
+
+
 def _compared(trials: Trials) -> str:
     """The best plan's time beside that of the other one that is left, or of dense, as a clause; "" where it met neither
     in a round, such as dense that dropped out before it joined."""

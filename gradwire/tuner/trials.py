@@ -15,6 +15,9 @@ from gradwire.tuner.pairs import Ratio
 
 SETTLE, TRIED = 1, 3
 """Steps after a change of plan that do not count, and the steps of a turn that do."""
+MOST_UNRECORDED = 12
+"""Steps for which a turn waits at most until its plan is recorded, as it then runs: mostly 6, for DDP's new buckets
+stay from the third on, and then each kind of step has to come; some jobs record nothing."""
 FAR, STILL_CLOSE = 1.5, 1.15
 """So far behind drops out after the first round, and after later ones; dense, so far as the former after two. A turn's
 median strays by a tenth, and by a half where the machine does something else meanwhile."""
@@ -29,6 +32,11 @@ LEAST_EFFICIENCY = 1e-9
 def step_s(seen: Observation) -> float:
     """Seconds of a step, or of the median step where the framework reduced by itself."""
     return seen.seconds if seen.plan.native else float(seen.sums[0] / seen.sums[1])
+
+
+def is_unrecorded(seen: Observation) -> bool:
+    """Whether the step took longer on some rank than later ones will, for groups are still to be recorded."""
+    return bool(seen.sums[2:].any())
 
 
 def change_to(plan: Plan, seen: Observation, native_steps: int, settle: int = 0) -> Change | None:
@@ -73,6 +81,8 @@ class Trials:
     """Seconds of the steps in this turn; of a native plan one number, their median."""
     before: int = -1
     """Index of the plan in force before this turn."""
+    unrecorded: int = 0
+    """Steps of this turn that did not count, for its plan was still to be recorded; they are not of `steps`."""
 
     def __post_init__(self) -> None:
         self.alive = self.alive or list(range(len(self.plans)))
@@ -192,8 +202,12 @@ class Trials:
         best = max(ran, key=self.rate)
         return [self.plans[plan] for plan in ran], [self.step_s(plan) for plan in ran], ran.index(best)
 
-    def add(self, seconds: float) -> bool:
-        """Counts one more step of the plan in force; True when its turn is over."""
+    def add(self, seconds: float, unrecorded: bool = False) -> bool:
+        """Counts one more step of the plan in force, unless it is `unrecorded`; True when its turn is over."""
+        # a plan is timed as it will run
+        if unrecorded and self.unrecorded < MOST_UNRECORDED:
+            self.unrecorded += 1
+            return False
         self.turn.append(seconds)
         # plain DDP gives one median of its steps; plans settle first
         if self.current.native or len(self.turn) == self.turn_steps:
@@ -232,7 +246,7 @@ class Trials:
     def _pass_on(self, seconds: float) -> None:
         # the turn is over: its steps are spent
         self.steps -= TRIED + self._change_steps * (self.index != self.before)
-        self.before, self.turn, self.medians = self.index, [], [*self.medians, seconds]
+        self.before, self.turn, self.unrecorded, self.medians = self.index, [], 0, [*self.medians, seconds]
         if len(self.medians) < len(self.alive):
             return
         # a round is over

@@ -7,7 +7,7 @@ WINDOW, PATIENCE, DRIFT = 40, 2, 1.25
 """Steps of a window; so many windows in turn, whose median is so many times longer or shorter, are a change."""
 LOOK_STEPS, LOOK_AFTER = 60, 3000
 """The most steps of a later comparison with another plan, and how many pass before the first: before each next one
-twice as many as before the last, so that they are 2 % of all steps at most."""
+twice as many as before the last, so that they are 2 % of all steps at most; on a GPU some more wait for recordings."""
 
 
 @dataclass
@@ -26,6 +26,8 @@ class Watch:
     """The median step of the last window."""
     strange: int = 0
     """Windows in turn whose median was another."""
+    confirmed: bool = False
+    """A window was as expected."""
 
     def after(self, step: int, expected_s: float, close: bool) -> "Watch":
         """The watch that begins with a choice, to which another plan comes so `close` that they meet again."""
@@ -41,6 +43,10 @@ class Watch:
         self.now_s, self.seconds = median(self.seconds), []
         drift = max(self.now_s / self.expected_s, self.expected_s / self.now_s)
         self.strange = self.strange + 1 if drift > DRIFT else 0
+        self.confirmed = self.confirmed or not self.strange
+        # no window was as in the trials: then it was them that were not as steps are, and nothing has changed
+        if self.strange >= PATIENCE and not self.confirmed:
+            self.expected_s, self.strange, self.confirmed = self.now_s, 0, True
         return True
 
     @property

@@ -3,12 +3,16 @@
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from math import inf
+from typing import Any
 
 import pytest
 import torch
 
 import gradwire as gw
-from gradwire.lab.jobs.plan_job import PlanSpec, _played
+from gradwire import tuner
+from gradwire.lab.jobs.bench_job import BenchSpec, bench
+from gradwire.lab.jobs.plan_job import Planned, PlanSpec, _played, plan
+from gradwire.lab.jobs.timed_model import TimedModel
 from gradwire.lab.launch.rank_job import Peers
 from gradwire.lab.other_ranks import OtherRanks
 from gradwire.lab.play_spec import PlaySpec
@@ -95,3 +99,50 @@ def test_planning_has_the_same_other_ranks(others: OtherRanks, waits: bool, monk
     assert isinstance(between, gw.Played)
     # payloads of ACP-SGD have two forms in turn
     assert (between.others.period if between.others else None) == (None if waits else 2)
+
+
+def test_ddp_by_itself_is_planned_and_predicted_as_it_was_measured_before_any_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No plan is worth its thread, and what trials teach is absurd."""
+    monkeypatch.setattr(tuner.trials, "CLEARLY", 0.0)
+    monkeypatch.setattr(tuner.trials, "FAR", inf)
+    monkeypatch.setattr(tuner.auto, "learnt", lambda profile, *_: replace(profile, forward_s=1e3))
+    options = [f"function={test_played.__file__}:make"]
+    spec = PlanSpec(task="own", options=options, seed=0, candidates=["bf16"], play=asdict(PlaySpec.read("4@10gbit")))
+    lines: list[dict[str, Any]] = []
+    plan(spec, Peers(0, 1, CPU, gw.Recording(world=1)), lines.append)
+    planned = Planned.from_line(lines[-1])
+    assert planned.plan == gw.NATIVE
+    assert {group.compressor for group in planned.shown.groups} == {gw.FP32()}
+    assert planned.tried.keys() > {gw.NATIVE}
+    assert {"encode", "wire"} <= {span.lane for span in planned.timeline.spans}
+    assert planned.profile.forward_s < 1e3
+
+
+class _Settled(Exception):
+    pass
+
+
+@pytest.mark.parametrize("configuration", ["auto", "topk:0.1@planned"])
+def test_a_plan_is_chosen_beside_the_ranks_that_it_is_timed_beside(
+    configuration: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was chosen beside ranks that are never late and send what this one does."""
+    seen: list[tuple[bool, bool]] = []
+    late: list[int] = []
+    monkeypatch.setattr(PlayedCluster, "wait_for_slowest", lambda *given: late.append(1))
+
+    def settle(timed: TimedModel) -> None:
+        timed.late(0, CPU)
+        between = Mesh.of(timed._replica.peers.transport).replica
+        seen.append((bool(late), isinstance(between, gw.Played) and between.others is not None))
+        raise _Settled
+
+    monkeypatch.setattr(TimedModel, "settle", settle)
+    play = asdict(replace(SPEC, others=OtherRanks(different=True, slow_rank=1.5)))
+    options = [f"function={test_played.__file__}:make"]
+    spec = BenchSpec(task="own", options=options, seed=0, configurations=[configuration], steps=1, repeats=1, play=play)
+    with pytest.raises(_Settled):
+        bench(spec, Peers(0, 1, CPU, gw.Recording(world=1)), lambda line: None)
+    assert seen == [(True, True)]

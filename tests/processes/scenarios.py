@@ -14,6 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
@@ -381,9 +382,14 @@ def a_plan_is_shown_where_ddp_by_itself_is_faster() -> None:
         patch.setattr(tuner.auto, "WORTH_TRYING", 1e9)
         patch.setattr(tuner.trials, "CLEARLY", 0.0)
         patch.setattr(tuner.trials, "FAR", float("inf"))
+        patch.setattr(tuner.auto, "learnt", lambda profile, *_: replace(profile, forward_s=1e3))
         plan_job.plan(spec, peers, lines.append)
     planned = plan_job.Planned.from_line(lines[-1])
     assert "DDP by itself" in planned.decisions[-1]
+    assert planned.plan == gw.NATIVE
+    assert {group.compressor for group in planned.shown.groups} == {gw.FP32()}
+    # what the page says was predicted before any step with the plan is
+    assert planned.profile.forward_s < 1e3
     assert {"encode", "wire"} <= {span.lane for span in planned.timeline.spans}
 
 

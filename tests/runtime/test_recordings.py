@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.controllers import StepView
 from gradwire.ops import backend
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.recordings import MOST
@@ -210,6 +211,37 @@ def test_groups_that_cannot_be_recorded_are_computed_and_say_why(codec: gw.TopK)
     case = Case(codec, gw.Residual(), gw.AllGather(), 3)
     job = same(of(case, groups=1), steps(24), replayed=False)
     assert REFUSED[codec] in job.runtimes[0].stats().recorded
+
+
+class Watching(gw.Controller):
+    """Notes which steps are still to be recorded."""
+
+    def __init__(self) -> None:
+        self.seen: list[bool] = []
+
+    def observe(self, seen: StepView, numbers: Tensor) -> None:
+        self.seen.append(seen.unrecorded)
+
+    def decide(self, seen: gw.Observation) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("codec", "to_come"),
+    # those in new places, two keys, and one that comes again; then they are replayed, and a controller hears it
+    [(gw.TopK(0.05), 3 + 2 + 1), (gw.Interleaved(gw.TopK(0.1), gw.TopK(0.2), 3), 3 + 6 + 1), (Own(0.05), 0)],
+    ids=str,
+)
+def test_a_controller_hears_which_steps_are_still_to_be_recorded(codec: gw.TopK, to_come: int):
+    with taped(records=True):
+        watching = [Watching() for _ in range(WORLD)]
+        running = Fixed(of(Case(codec, gw.Residual(), gw.AllGather(), 3)), SLOTS, WORLD, controllers=watching)
+        for number in range(14):
+            if number < 4:
+                running.begin()  # as long as DDP's buckets have not stayed
+            running.step(draw(SLOTS, WORLD, number))
+        running.close()
+    assert [each.seen for each in watching] == [[True] * to_come + [False] * (14 - to_come)] * WORLD
 
 
 def test_a_recording_that_made_a_buffer_is_made_again():

@@ -10,7 +10,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import profile
 
 import gradwire as gw
-from gradwire.runtime.executor import EPOCH
+from gradwire.runtime.executor import EPOCH, Executor
 from gradwire.runtime.executor import HostMoment as at
 from gradwire.runtime.trace import EVERY, RecordedSpan, Recorder, Trace
 from gradwire.schedule.timeline import Timeline
@@ -78,6 +78,26 @@ def test_a_trace_without_a_whole_step_says_so():
         running.step(draw(SLOTS, 2, 0))
         with pytest.raises(ValueError, match="train one more"):
             trace.timelines()
+
+
+def test_a_trace_that_begins_beside_another_takes_nothing_from_it():
+    """A user's while the automatic plan traces, which ended the job on all ranks."""
+    executor = Executor(torch.device("cpu"))
+    recorder = Recorder(executor, 0)
+    traces: list[Trace] = []
+    for number in range(5):
+        if number in (0, 1):
+            traces.append(recorder.trace(steps=2))
+        recorder.forward_begins(PLAN)
+        recorder.forward_ends()
+        recorder.gave("scale", 0)
+        recorder.add("wire", recorder.now(), 0, "Gather", 600)
+        assert recorder.traces is (number < 3)
+    executor.close()
+    first, second = (trace.timelines() for trace in traces)
+    assert [len(first), len(second)] == [2, 2]
+    lanes = {"forward", "backward", "wire", "optimizer"}
+    assert all({span.lane for span in step.spans} == lanes for step in (*first, *second))
 
 
 def test_recording_changes_no_mean():

@@ -10,13 +10,26 @@ import pytest
 
 import gradwire as gw
 from gradwire.cli import main
+from gradwire.cli.scheduler_commands import read_job
 from gradwire.lab.jobs.plan_job import candidate, candidates
 from gradwire.lab.scheduling.profiles import CLUSTERS, CURVES, MODELS, PCIE, problem, profile
 from gradwire.lab.scheduling.published_regimes import ComputeStream
 from gradwire.report.simulation_report import per_step_or_rounds
 from gradwire.report.text_table import times
-from gradwire.schedule import Affine, Candidate, CostTable, Profile, SlotTime, Worker, baselines, over_link, timeline
+from gradwire.schedule import (
+    Affine,
+    Candidate,
+    CostTable,
+    Profile,
+    SlotTime,
+    Worker,
+    baselines,
+    over_link,
+    theil_sen,
+    timeline,
+)
 from gradwire.schedule.simulate import BEST, GIVEN, Cluster, all_reduce, latency_of, names, on_cluster, simulate
+from gradwire.transports.played import SentCollective
 from gradwire.ways import Pair
 from gradwire.wire import ETHERNET
 from tests.support.harness import place_bytes
@@ -72,6 +85,18 @@ def test_hosts_sum_inside_and_one_rank_sends():
     assert there.collectives == flat.collectives
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("gpus", [2, 3, 4, 8])
+def test_inside_a_host_collectives_take_as_long_as_where_they_are_played(device: str, gpus: int):
+    cluster = Cluster(4 * gpus, 1e9, gpus, inside_bytes_per_s=12e9, inside_latency_s=1e-5)
+    local = on_cluster(replace(JOB, device=device), cluster).local
+    card = gw.Card(cluster.inside_latency_s, cluster.inside_bytes_per_s)
+    for name, kind in (("sum", "Sum"), ("broadcast", "Broadcast")):
+        for nbytes in (1 << 10, 1 << 18, 1 << 20, 1 << 28):
+            ways = SentCollective(kind, nbytes, device != "cpu").ways(gpus, gpus)
+            assert float(local[name](np.array([nbytes]))[0]) == pytest.approx(card.seconds(ways), rel=1e-6)
+
+
 def test_decoding_an_all_gather_grows_with_the_payloads_and_nothing_else_does():
     there = on_cluster(JOB, Cluster(16, 100 * MBIT))
     size = np.array([1e3, 1e5, 1e7])
@@ -96,6 +121,18 @@ def test_the_latency_is_the_profiles():
     # as it was measured over NCCL, a line and no table of `all_reduce`
     measured = {"AllReduce": Affine(12 * 3e-5, 1e-9), "AllGather": Affine(63 * 3e-5, 1e-9)}
     assert latency_of(replace(JOB, ranks=64, device="cuda", collectives=measured)) == pytest.approx(3e-5)
+
+
+def test_a_line_that_noise_has_cut_off_at_0_makes_no_message_free():
+    """A measured one starts at 0 or above; one through sizes that are all equal starts at the origin."""
+    sizes = np.array([1e5, 1e6, 4e6])
+    cut = theil_sen(sizes, 1e-8 * sizes * np.array([0.6, 0.9, 1.0])).cost
+    assert cut.fixed == 0
+    measured = JOB.collectives | {"AllReduce": cut}
+    assert latency_of(replace(JOB, collectives=measured)) == pytest.approx(1e-4)
+    nothing = replace(JOB, collectives=dict.fromkeys(JOB.collectives, Affine(0.0, 1e-8)))
+    with pytest.raises(ValueError, match=r"how long a message takes beside its bytes: give --latency-us$"):
+        latency_of(nothing)
 
 
 def test_a_profile_knows_how_cores_are_shared():
@@ -123,6 +160,15 @@ def test_a_given_plan_is_simulated_as_it_is():
     groups = [replace(WAYS[0], slots=tuple(slot.name for slot in SLOTS))]
     found = {o.way: o.step_s for o in simulate(JOB, Cluster(8, 100 * MBIT), plan=gw.Plan(tuple(groups)))}
     assert found[BEST] <= found[GIVEN]
+
+
+def test_ddp_by_itself_is_no_plan_to_simulate(tmp_path: Path):
+    """As `gradwire plan` writes it where nothing is faster."""
+    gw.NATIVE.save(tmp_path / "plan.json")
+    JOB.save(tmp_path / "profile.json")
+    profile, plan = read_job(str(tmp_path / "plan.json"), None)
+    assert plan == gw.NATIVE
+    assert [outcome.way for outcome in simulate(profile, Cluster(8, 1e8), plan=plan)] == [*names(CANDIDATES), BEST]
 
 
 @pytest.mark.parametrize(("ranks", "gpus"), [(1, 1), (12, 8), (8, 0)])
@@ -373,9 +419,10 @@ def test_a_plan_is_found_written_and_used(tmp_path: Path, capsys: pytest.Capture
     assert all(str(run / name) in out for name in written)
     assert "<svg" in (run / "timeline.svg").read_text()
     assert "next best plan" in out
-    assert Profile.load(run / "profile.json").choices(gw.Plan.load(run / "plan.json"))
+    plan = gw.Plan.load(run / "plan.json")
+    assert plan.native or Profile.load(run / "profile.json").choices(plan)
     assert {event["name"] for event in json.loads((run / "trace.json").read_text())["traceEvents"]} >= {"forward"}
     assert main(["train", "--plan", str(run / "plan.json"), "--steps", "3", *digits]) == 0
     assert "plan:" in capsys.readouterr().out
     assert main(["simulate", str(run / "plan.json"), "--ranks", "8", "--out", str(tmp_path)]) == 0
-    assert "given plan" in capsys.readouterr().out
+    assert ("given plan" in capsys.readouterr().out) is not plan.native

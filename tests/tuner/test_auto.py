@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from gradwire import plan_parts
 from gradwire.controllers import Observation
+from gradwire.controllers.requests import ProfileRequest
 from gradwire.frontends.choices import StepChoices
 from gradwire.frontends.handle import Handle
 from gradwire.notation import way_of
@@ -28,6 +30,7 @@ from gradwire.tuner.candidate_plans import quiet, safe, ways_by, ways_of
 from gradwire.tuner.phases import TIMED, TRACED, WARM
 from gradwire.tuner.profiler import ReductionTimes, _collectives
 from gradwire.tuner.trials import SETTLE, TRIED, Trials
+from gradwire.tuner.watch import PATIENCE, WINDOW, Watch
 from tests.support.harness import SMALL, Job, draw, hand_over, hosts, raising, slots_of, together, total
 from tests.support.outside import SharedScale
 
@@ -206,6 +209,7 @@ def test_a_job_that_was_saved_while_it_tried_plans_tries_the_others():
     states, plan = first.states(), first.runtimes[0].plan
     second.load(states)
     assert second.controllers[0]._trials == tried
+    assert second.controllers[0].tried == [tried]
     assert [runtime.plan for runtime in second.runtimes] == [plan] * 2
     assert second.controllers[0].measured == auto.measured
     assert auto.measured
@@ -275,6 +279,36 @@ def test_a_plan_of_the_users_ends_a_profile_which_is_asked_for_again():
     running.close()
 
 
+def refused_plan(running: Job) -> None:
+    """A plan that ranks ask for and do not agree on."""
+    plans = [uniform(SLOTS, gw.FP32()), uniform(SLOTS, gw.BF16())]
+    results = together(2, lambda rank: running.runtimes[rank].install(plans[rank]))
+    assert all(isinstance(result, ValueError) for result in results)
+
+
+def test_a_plan_that_is_refused_while_steps_are_traced_costs_no_profile():
+    running, steps = automatic_job(2, [gw.TopK(0.1)]), 0
+    while not running.runtimes[0]._active._control._tracing:
+        train(running, range(steps, steps := steps + 1))
+    refused_plan(running)
+    assert running.controllers[0].status == "choosing a plan (profile)"
+    train(running, range(steps, steps := steps + TRACED + 1))
+    assert [controller.status for controller in running.controllers] == ["choosing a plan (first trials)"] * 2
+    running.close()
+
+
+def test_a_plan_that_is_refused_while_plans_are_tried_leaves_the_account_whole():
+    running, steps = automatic_job(2, [gw.TopK(0.1)]), 0
+    while not running.controllers[0]._trials.rounds:
+        train(running, range(steps, steps := steps + 1))
+    refused_plan(running)
+    choose(running, steps)
+    for controller in running.controllers:
+        (trials,) = controller.tried
+        assert trials is controller._trials
+    running.close()
+
+
 def test_a_native_turn_is_made_whole_again_after_a_resume():
     first, second = (automatic_job(2, [gw.TopK(0.1)], can_be_native=True) for _ in range(2))
     train(first, range(2))
@@ -288,6 +322,27 @@ def test_a_native_turn_is_made_whole_again_after_a_resume():
         elsewhere.load(first.states())
     for running in (first, second, elsewhere):
         running.close()
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_what_memories_hold_is_not_sent_at_once_where_a_job_is_measured_again(is_faster: bool):
+    """Dense steps are DDP's own then, and the plan that was chosen is traced, unless DDP by itself was."""
+    plan = uniform(SLOTS, gw.TopK(0.1))
+    auto = Auto([gw.TopK(0.1)])
+    auto.begin(DENSE)
+    auto.measured = SimpleNamespace()  # pyright: ignore
+    auto._trials = Trials([gw.NATIVE, plan], [1.0, 1.0], has_dense=True, steps=0, delay=2)
+    auto._trials.rounds = [[0.1, 0.05 if is_faster else 0.2]] * 8
+    auto._phase = "watch"
+    auto._watch = Watch(1.0, confirmed=True, strange=PATIENCE, seconds=[2.0] * (WINDOW - 1))
+
+    def seen(plan: gw.Plan) -> Observation:
+        return Observation(500, 502, plan, SLOTS, 0, 2, 2, torch.tensor([4.0, 2.0, 0.0]), True, 2.0)
+
+    assert auto.decide(seen(plan if is_faster else gw.NATIVE)) == gw.NativeRequest(WARM + TIMED, WARM)
+    request = auto.decide(seen(gw.NATIVE))
+    assert isinstance(request, ProfileRequest)
+    assert request.plan == quiet(plan if is_faster else DENSE, SLOTS)
 
 
 @pytest.mark.parametrize("later", [False, True])

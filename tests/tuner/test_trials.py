@@ -5,9 +5,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 
 import gradwire as gw
 from benchmarks.scheduler.noisy_choices import NOISES, SLOWER, Machine, PlayedJob, chosen_by_pairs, shuffled
+from gradwire.controllers import StepView
 from gradwire.plans import NATIVE, uniform
 from gradwire.tuner import CHOOSING_STEPS, messages
 from gradwire.tuner import trials as trials_module
@@ -61,6 +63,41 @@ def test_a_round_for_which_just_enough_steps_are_left_is_taken():
     trials.steps = 2 * (TRIED + change) + (2 * TRIED + change)
     run(trials, lambda plan: 0.1)
     assert (len(trials.rounds), trials.steps) == (2, 0)
+
+
+def test_steps_of_a_plan_that_is_still_to_be_recorded_do_not_count():
+    """On a GPU: they take twice as long as those that follow, and dense, which is native, has none of them."""
+    trials, spent = trials_of(2), trials_of(2)
+    run(spent, (0.1, 0.07).__getitem__)
+    while not trials.done:
+        to_come = trials.index == 1 and not trials.turn and trials.unrecorded < 6
+        trials.add((0.1, 0.14 if to_come else 0.07)[trials.index], to_come)
+    assert trials == spent
+    assert trials.choice == 1
+
+
+def test_a_plan_that_is_never_recorded_is_timed_as_it_runs():
+    """Its gradients lie elsewhere at every step."""
+    trials, steps = trials_of(2), 0
+    while not trials.rounds:
+        trials.add(0.1, unrecorded=True)
+        steps += 1
+    assert steps == 2 * (trials_module.MOST_UNRECORDED + SETTLE + TRIED)
+
+
+def test_auto_hears_of_each_rank_whose_step_is_still_to_be_recorded():
+    job = PlayedJob(Machine(NOISE, 0), (0.02, *[0.0198] * 5), shuffled(0))
+    while job._plan.native:
+        job.one_step()
+    taken = job.auto._trials.turn.copy()
+    for unrecorded in (True, False):
+        views = [StepView(job.step, [], 0, 0.0, unrecorded and rank == 1) for rank in range(2)]
+        numbers = torch.zeros(2, job.auto.numbers)
+        for own, view in zip(numbers, views, strict=True):
+            job.auto.observe(view, own)
+        assert numbers.sum(0)[1] == 2
+        job.auto.decide(replace(job._seen(0.1, 2), sums=numbers.sum(0)))
+        assert len(job.auto._trials.turn) - len(taken) == (not unrecorded)
 
 
 def test_dense_stays_where_no_plan_is_clearly_better():

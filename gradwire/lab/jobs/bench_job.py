@@ -7,6 +7,7 @@ from itertools import islice
 from statistics import median
 from typing import Any, Self
 
+from gradwire.compressors import Compressor
 from gradwire.lab.configuration import parse
 from gradwire.lab.curve import StepCurve
 from gradwire.lab.jobs.measured_model import MeasuredModel
@@ -17,6 +18,8 @@ from gradwire.lab.played_cluster import PlayedCluster
 from gradwire.lab.results import Totals
 from gradwire.lab.workloads.make_task import make_task
 from gradwire.schedule import Timeline
+from gradwire.tuner import Auto
+from gradwire.tuner.candidate_plans import ways_by
 
 TURN_S = 30.0
 """Seconds of a turn on a played cluster, if more than one step fits in."""
@@ -85,13 +88,14 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
             model, options = task.build_model(spec.seed), (spec.seed, spec.shard, spec.autocast)
             with MeasuredModel(model, configuration, peers, *options) as replica:
                 timed = TimedModel(replica, task, batches)
+                # the other ranks first: beside them a plan is chosen, too
+                if played:
+                    batches += islice(stream, max(0, played.begin(_compressors(replica)) - len(batches)))
+                # without communication no rank waits for others
+                if played and not configuration.silent:
+                    timed.late = partial(played.wait_for_slowest, alone_s, replica.every)
                 timed.settle()
                 if played:
-                    compressors = [group.compressor for group in replica.plan.groups] if replica.plan else []
-                    batches += islice(stream, max(0, played.begin(compressors) - len(batches)))
-                    # without communication no rank waits for others
-                    if not configuration.silent:
-                        timed.late = partial(played.wait_for_slowest, alone_s, replica.every)
                     curve, step_ms, totals = _play(played, timed, spec.steps)
                 else:
                     curve, (step_ms, totals) = None, timed.time(spec.steps)
@@ -102,6 +106,15 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
                 configurations[index] = configuration.settled(replica.plan)
             alone_s = median(step_ms) / 1e3 if configuration.silent else alone_s
             log(TimedSteps(configuration.text, repeat, step_ms, totals, curve, timeline).to_line())
+
+
+def _compressors(replica: MeasuredModel) -> list[Compressor]:
+    """Those of the plan or, where one is to be chosen, of all candidates."""
+    match replica.controller:
+        case Auto() as choosing:
+            return [way.compressor for way in ways_by(choosing.rules, replica.peers.world)]
+        case _:
+            return [group.compressor for group in replica.plan.groups] if replica.plan else []
 
 
 def _play(played: PlayedCluster, timed: TimedModel, steps: int) -> tuple[StepCurve, list[float], Totals]:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from math import isfinite
 from statistics import median
 from typing import Any
 
@@ -31,7 +30,7 @@ from gradwire.plans import Plan
 from gradwire.schedule import Objective, Profile, Timeline
 from gradwire.transports import Mesh
 from gradwire.tuner import CHOOSING_STEPS, Auto
-from gradwire.tuner.candidate_plans import ways_by
+from gradwire.tuner.candidate_plans import allowed, ways_by
 from gradwire.tuner.trials import SETTLE, Tried
 from gradwire.ways import Way
 
@@ -86,13 +85,15 @@ class Planned:
     """Result of a planning job."""
 
     plan: Plan
-    """The chosen plan."""
+    """The chosen plan; native where DDP by itself is the fastest."""
+    shown: Plan
+    """That of the timeline: the chosen one or, as DDP by itself has no spans, dense by Gradwire's hook."""
     profile: Profile
-    """From which it was chosen."""
+    """As it was measured before any plan was tried, of the candidates that it was chosen from."""
     tried: dict[Plan, Tried]
     """Each plan that was tried, beside the one that Auto chose."""
-    gain: float | None
-    """Seconds of a dense step over those of a step as chosen, before that; None where DDP by itself was not timed."""
+    gain: float
+    """Seconds of a dense step over those of a step as chosen, before that."""
     timeline: Timeline
     """Of the median traced step, with all ranks."""
     decisions: list[str]
@@ -101,6 +102,7 @@ class Planned:
     def to_line(self) -> dict[str, Any]:
         return {
             "plan": self.plan.to_json(),
+            "shown": self.shown.to_json(),
             "profile": self.profile.to_json(),
             "tried": [[plan.to_json(), *tried] for plan, tried in self.tried.items()],
             "gain": self.gain,
@@ -112,6 +114,7 @@ class Planned:
     def from_line(cls, line: dict[str, Any]) -> "Planned":
         return cls(
             Plan.from_json(line["plan"]),
+            Plan.from_json(line["shown"]),
             Profile.from_json(line["profile"]),
             {Plan.from_json(plan): Tried(*tried) for plan, *tried in line["tried"]},
             line["gain"],
@@ -163,9 +166,9 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
         next(steps)
     chosen = _plan(handle)
     tried = {plan: own for trials in controller.tried for plan, own in trials.beside(chosen).items()}
-    gain = controller.dense_s / controller.expected_s if isfinite(controller.dense_s) else None
+    gain = controller.dense_s / controller.expected_s
     if chosen.native:
-        # a plan is to be traced, though DDP by itself may be faster
+        # DDP by itself cannot be traced: dense steps by our hook are, for illustration
         assert controller.dense_plan
         handle.replan(controller.dense_plan)
     for _ in range(SETTLE):
@@ -174,11 +177,12 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
     trace = handle.trace(SHOWN)
     for _ in range(SHOWN + 1):
         next(steps)
-    assert controller.profile
+    assert controller.measured
     log(
         Planned(
+            chosen,
             _plan(handle),
-            controller.profile,
+            allowed(controller.measured, spec.fidelity),
             tried,
             gain,
             _median_step(trace.timelines(), running),
