@@ -143,7 +143,8 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
         if not mine:
             return
         measured.extend(mine)
-        paths[:] = suites.write(folder, name, measured, asdict(timed) | circumstances(clusters[setup]))
+        where = circumstances(*(clusters[result.row.setup] for result in measured))
+        paths[:] = suites.write(folder, name, measured, asdict(timed) | where)
 
     # a folder of results, written anew after each set-up
     try:

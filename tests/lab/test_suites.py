@@ -270,6 +270,25 @@ def test_what_was_timed_before_a_failure_is_told_and_written(
     assert rows == [(2, "dense"), (2, "bf16"), (3, "dense")]
 
 
+def test_facts_of_a_suite_are_those_of_all_its_set_ups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were those of the last one."""
+
+    def run(launcher, job, spec, lines, follow):
+        for name in spec.configurations:
+            follow(TimedSteps(name, 0, [1.0], Totals(2e6, 8e6, None, 0, 0, 0, 0)).to_line())
+
+    setups = [Setup(model="resnet18", ranks=ranks, batch=2, size=32) for ranks in (2, 4)]
+    monkeypatch.setitem(SUITES, "cupcake", [SuiteRow(setup, "dense", setup) for setup in setups])
+    monkeypatch.setattr(_Launcher, "run", run)
+    told = {"place", "ranks", "hosts"}
+    for name, hosts, expected in (("two", [], set()), ("one", ["--hosts", "2"], told)):
+        assert main(["bench", "--suite", "cupcake", "--layers", "4", *hosts, "--out", str(tmp_path / name)]) == 0
+        (path,) = (tmp_path / name).glob("*/suite.json")
+        facts = json.loads(path.read_text())
+        assert facts.keys() & told == expected
+        assert facts["device"] == "cpu"
+
+
 def test_a_suite_that_fails_after_nocomm_keeps_nothing_and_names_the_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
