@@ -1,6 +1,7 @@
 """`gradwire train` and `gradwire demo`: configurations on one task, and suites of them."""
 
 from collections.abc import Sequence
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from gradwire.cli.wanted import Wanted, described
 from gradwire.lab.configuration import Configuration, parse_all
 from gradwire.lab.experiments.comparison import Comparison, circumstances
 from gradwire.lab.experiments.recipe import Recipe
-from gradwire.lab.experiments.resumable import METRICS, keep, kept, records_kept
+from gradwire.lab.experiments.resumable import METRICS, begun_in, keep, kept, records_kept
 from gradwire.lab.experiments.training_suites import training_suite as suite_rows
 from gradwire.lab.jobs.train_job import TrainSpec
 from gradwire.lab.jobs.train_job import train as train_rank
@@ -71,13 +72,17 @@ def train_suite(suite: str, wanted: Wanted, hosts: int | None, link: str | None,
 
 
 def resume(folder: Path, wanted: Wanted, others: Sequence[Any]) -> None:
-    """Goes on with an interrupted run, as it was begun."""
+    """Goes on with an interrupted run, as it was begun, and where."""
     with mistakes():
         if not wanted.nothing or any(other is not None for other in others):
             raise ValueError(f"--resume {folder} goes on with what was begun there: give nothing else")
-        comparison, cluster = kept(folder)
-    with runner(cluster) as ranks, writing_to(folder, ranks.leads):
-        compare_in(folder, comparison, cluster, ranks)
+        folder = folder.absolute()
+        there = begun_in(folder)
+    with chdir(there):
+        with mistakes():
+            comparison, cluster = kept(folder)
+        with runner(cluster) as ranks, writing_to(folder, ranks.leads):
+            compare_in(folder, comparison, cluster, ranks)
 
 
 def compare(comparison: Comparison, cluster: LabCluster, out: Path) -> None:

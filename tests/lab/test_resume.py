@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import chdir
 from itertools import cycle
 from pathlib import Path
 
@@ -12,11 +13,12 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gradwire.cli import main
+from gradwire.cli import main, train_command
 from gradwire.lab.configuration import parse_all
 from gradwire.lab.experiments.comparison import Comparison
 from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.experiments.resumable import METRICS, keep, records_kept
+from gradwire.lab.experiments.training import Training
 from gradwire.lab.jobs import checkpoints
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launch import launch
@@ -244,6 +246,29 @@ def test_the_parts_of_a_suite_are_named_where_all_of_it_is_resumed(
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert f"resume its parts one by one: {parts[0]}, {parts[1]}" in err
+
+
+def test_a_run_is_resumed_where_it_was_begun_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its data and plans were not found, or others of the same name were taken."""
+    begun, other = tmp_path / "begun", tmp_path / "other"
+    (begun / "runs").mkdir(parents=True)
+    other.mkdir()
+    (begun / "begun.py").write_text(OWN)
+    resumed: list[tuple[Path, Path, Comparison]] = []
+    monkeypatch.setattr(train_command, "compare_in", lambda to, what, *_: resumed.append((Path.cwd(), to, what)))
+    with chdir(begun):
+        own = Training(task="own", options=("function=begun.py:make",), configurations=("dense",)).comparison(2)
+        keep(Path("runs"), own, LabCluster(2))
+    with chdir(other):
+        assert main(["train", "--resume", "../begun/runs"]) == 0
+        assert Path.cwd() == other
+    ((where, to, comparison),) = resumed
+    assert (where, to.resolve(), comparison) == (begun, begun / "runs", own)
+    # a folder that is gone is not needed by every run
+    with chdir(other):
+        keep(Path(), compared("dense"), LabCluster(2))
+    other.rename(tmp_path / "moved")
+    assert main(["train", "--resume", str(tmp_path / "moved")]) == 0
 
 
 def test_a_checkpoint_is_one_only_when_what_all_ranks_share_is_there(tmp_path: Path) -> None:
