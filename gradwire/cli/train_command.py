@@ -161,7 +161,7 @@ def _train(configuration: Configuration, spec: TrainSpec, steps: int, ranks: Run
             record = Record.from_line(line)
             run.records.append(record)
             scalars.add(record)
-            progress.update(bar, completed=record.step, note=f"loss {record.loss:.3f}")
+            progress.update(bar, completed=record.step, note=f"loss {text_table.score(record.loss)}")
 
         ranks.run(train_rank, spec, home / METRICS, follow)
     return run

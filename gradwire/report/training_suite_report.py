@@ -9,7 +9,7 @@ from gradwire.lab.configuration import parse
 from gradwire.lab.results import Run
 from gradwire.report import page
 from gradwire.report.report_files import write_json, write_text
-from gradwire.report.text_table import TextTable, diverged, figure, times
+from gradwire.report.text_table import TextTable, diverged, figure, score, times
 from gradwire.report.verdict import as_good
 
 _NOTE = """Seconds to dense: of training until the held-out metric was first within 0.5 points of accuracy, or 1 % of
@@ -74,13 +74,13 @@ def table(name: str, trained: Sequence[TrainedTask]) -> TextTable:
     columns += ["fewer elements", "MB per rank", "fewer bytes"]
     rows = []
     for dense, run, row in ((one.runs[0], *each) for one in trained for each in zip(one.runs, one.rows(), strict=True)):
-        reached = "diverged" if diverged(run) else f"{row['metric']} {row['held_out']:.3f}"
+        ended = "diverged" if diverged(run) else f"{row['metric']} {score(row['held_out'])}"
         # seconds until it was as good as the uncompressed run ever was
         to_dense, fewer = row["seconds_to_dense"], row["elements_factor"]
         never = "-" if diverged(dense) else "never"
         seconds = [never if to_dense is None else figure(to_dense), figure(row["seconds"])]
         sent = [times(fewer) if fewer else "-", figure(row["wire_bytes"] / 1e6), times(row["bytes_factor"])]
-        rows.append([row["task"], row["model"], row["configuration"], reached, *seconds, *sent])
+        rows.append([row["task"], row["model"], row["configuration"], ended, *seconds, *sent])
     return TextTable(f"Suite {name}", columns, rows, texts=("configuration",))
 
 
