@@ -33,16 +33,29 @@ from gradwire.report.training_cost import TrainingCost
 def bench(model: dict[str, Any], compared: Compared, timed: TimingOptions, json_file: Path | None) -> None:
     """Times configurations on one model; `model` has a set-up's values, None where they are not given."""
     with mistakes():
-        # refuse before anything is measured
-        if json_file and not json_file.absolute().parent.is_dir():
-            raise ValueError(f"there is no folder {json_file.parent} for {json_file.name}")
-        if json_file and json_file.is_dir():
-            raise ValueError(f"{json_file} is a folder: name a file for --json")
         setup = Setup(**model | {"ranks": ranks_of(model["ranks"], model["shard"]), "link": model["link"] or LOOPBACK})
         named = texts(compared)
         cluster, spec = setup.cluster(timed.device), setup.spec(named, timed)
     with runner(cluster) as ranks:
+        # on the host where it is written, before anything is measured
+        if json_file and ranks.leads:
+            _check_can_be_written(json_file)
         time_turns(spec, ranks, partial(_show_setup, setup, cluster, timed, json_file))
+
+
+def _check_can_be_written(file: Path) -> None:
+    """Refuses a file that cannot be written; leaves it as it was."""
+    with mistakes():
+        if not file.absolute().parent.is_dir():
+            raise ValueError(f"there is no folder {file.parent} for {file.name}")
+        if file.is_dir():
+            raise ValueError(f"{file} is a folder: name a file for --json")
+    # pipes and devices are opened once
+    target, new = file.resolve(), not file.exists()
+    if new or file.is_file():
+        target.open("ab").close()
+    if new:
+        target.unlink()
 
 
 def bench_played(

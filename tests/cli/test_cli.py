@@ -3,14 +3,16 @@
 import json
 import os
 import subprocess
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import gradwire as gw
-from gradwire.cli import main, train_command
+from gradwire.cli import bench_command, main, train_command
 from gradwire.cli.option_groups import Compared
 from gradwire.cli.run_setup import cluster_of, run_folder
 from gradwire.cli.wanted import texts
@@ -306,6 +308,34 @@ def test_what_was_timed_before_a_failure_is_told_and_written(
     assert "bf16" in captured.out
     timings = json.loads((tmp_path / "bench.json").read_text())["timings"]
     assert [timing["configuration"] for timing in timings] == ["nocomm", "bf16"]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_file_is_looked_at_before_the_work_and_left_alone(
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that could not be written was noticed when all was measured."""
+    monkeypatch.setattr(bench_command, "time_turns", lambda *job: None)
+    options = ["--model", "tiny-resnet18", "--json"]
+    assert main(["bench", "dense", *options, "/proc/self/bench.json"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("gradwire: ")
+    assert err.count("\n") == 1
+    if there:
+        (tmp_path / "bench.json").write_text("{}")
+    assert main(["bench", "dense", *options, str(tmp_path / "bench.json")]) == 0
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["{}"] * there
+
+
+def test_a_file_is_of_the_host_that_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank on a host without that folder ended, and rank 0 waited for it."""
+    timed: list[object] = []
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(bench_command, "runner", lambda cluster: nullcontext(SimpleNamespace(leads=False)))
+    monkeypatch.setattr(bench_command, "time_turns", lambda *job: timed.append(job))
+    assert main(["bench", "dense", "--model", "tiny-resnet18", "--json", "/nowhere/a.json"]) == 0
+    assert len(timed) == 1
 
 
 def test_a_folder_that_cannot_be_written_is_told_in_one_line_before_the_work(
