@@ -181,7 +181,7 @@ def time_turns(spec: BenchSpec, ranks: Runner, keep: Callable[[list[TimedSteps]]
         with TemporaryDirectory() as folder, progress_bars() as progress:
             # ranks time; the process that leads follows their lines
             turns = spec.repeats * len(spec.configurations)
-            bar = progress.add_task(title, total=turns, note="starting", visible=ranks.leads)
+            bar = progress.add_task(title, total=turns, note="starting")
 
             def follow(line: dict[str, Any]) -> None:
                 samples.append(TimedSteps.from_line(line))

@@ -134,7 +134,7 @@ def _plan(spec: PlanSpec, ranks: Runner, home: Path) -> Planned | None:
     """The plan that the ranks found; None where another process leads."""
     lines: list[dict[str, Any]] = []
     with progress_bars() as progress:
-        bar = progress.add_task("planning", total=MOST_STEPS, note="starting", visible=ranks.leads)
+        bar = progress.add_task("planning", total=MOST_STEPS, note="starting")
 
         def follow(line: dict[str, Any]) -> None:
             lines.append(line)
