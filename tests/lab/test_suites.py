@@ -146,6 +146,24 @@ def test_the_command_of_a_row_is_that_row() -> None:
     assert (spec.task, spec.options) == ("published", ["model=bert-base", "layers=2", "batch=3", "size=16"])
 
 
+@pytest.mark.parametrize(
+    ("per_host", "started"),
+    [
+        (8, "--nproc-per-node 8"),
+        (2, "--nnodes 4 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint gpu07:29500"),
+    ],
+)
+def test_the_command_of_a_row_starts_the_ranks_of_each_host(
+    per_host: int, started: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asked for all of them on one host."""
+    told = {"RANK": 0, "WORLD_SIZE": 8, "LOCAL_WORLD_SIZE": per_host, "MASTER_ADDR": "gpu07"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, str(value))
+    command = Setup(model="lstm", ranks=8, link="real").command("bf16", TIMING_OPTIONS)
+    assert command.startswith(f"torchrun {started} -m gradwire bench bf16 --model lstm --steps 2")
+
+
 SUITE_ON_RANKS = """
 import sys
 from gradwire.cli import main
