@@ -78,29 +78,23 @@ def predict(
 ) -> None:
     """Predicts a job's step time on clusters, whose hosts are as `play` says, its plans by an objective, if one is
     given, and what a training costs if that is asked for."""
-    gpus_per_host, inside = play.gpus_per_host, play.inside or PCIE_3
     with mistakes():
         # nothing is played
         PlaySpec.of(None, typed=True, different=play.different, jitter=play.jitter, slow_rank=play.slow_rank)
         cost = TrainingCost.of(**vars(training))
         # the profile, and the clusters to predict
         measured, chosen = read_job(job, objective)
-        latency_s = latency_of(measured) if play.latency_us is None else 1e-6 * play.latency_us
-        clusters = [
-            Cluster(count, bytes_per_s, gpus_per_host, latency_s, Link.parse(inside).bits_per_second / 8)
-            for bytes_per_s in [Link.parse(text).bits_per_second / 8 for text in links.split(",")]
-            for count in _numbers(ranks)
-        ]
-        check_links(clusters, play.inside, play.latency_us, typed=True)
+        clusters = _clusters(measured, ranks, links, play)
+    between = [cluster.latency_s for cluster in clusters if cluster.hosts > 1]
     facts = {
         "job": job,
         "profiled": f"{measured.ranks} ranks, {measured.device}, {len(measured.slots)} tensors",
-        "latency of a message": f"{1e6 * latency_s:.0f} µs",
-        "inside a host": inside,
+        **({"latency of a message": f"{1e6 * between[0]:.0f} µs"} if between else {}),
+        "inside a host": play.inside or PCIE_3,
         "objective": measured.objective,
         "command": shlex.join(["gradwire", *sys.argv[1:]]),
     }
-    title = f"{Path(job).stem}: {gpus_per_host} ranks a host" if gpus_per_host > 1 else Path(job).stem
+    title = f"{Path(job).stem}: {play.gpus_per_host} ranks a host" if play.gpus_per_host > 1 else Path(job).stem
     home = run_folder(out, "simulate")
     with writing_to(home):
         outcomes = _simulated(measured, clusters, chosen, every)
@@ -108,6 +102,24 @@ def predict(
         if sentence := simulation_report.per_step_or_rounds(outcomes):
             console().print(sentence, highlight=False)
         print(*simulation_report.write(home, title, outcomes, facts, cost), sep="\n")
+
+
+def _clusters(measured: Profile, ranks: str, links: str, play: Play) -> list[Cluster]:
+    """The clusters to predict, whose messages take as long as where the job was measured, if nothing else is said.
+
+    Raises ValueError for what cannot be, and where it was measured on one host and there are several."""
+    inside = Link.parse(play.inside or PCIE_3).bits_per_second / 8
+    clusters = [
+        Cluster(count, bytes_per_s, play.gpus_per_host, inside_bytes_per_s=inside)
+        for bytes_per_s in [Link.parse(text).bits_per_second / 8 for text in links.split(",")]
+        for count in _numbers(ranks)
+    ]
+    check_links(clusters, play.inside, play.latency_us, typed=True)
+    # a single host sends nothing to others
+    if all(cluster.hosts == 1 for cluster in clusters):
+        return clusters
+    latency_s = latency_of(measured) if play.latency_us is None else 1e-6 * play.latency_us
+    return [replace(cluster, latency_s=latency_s) for cluster in clusters]
 
 
 def _where(hosts: int | None, link: str | None, device: str, play: Play) -> tuple[LabCluster, PlaySpec | None]:

@@ -29,6 +29,7 @@ from gradwire.report.played_report import PlayedTimes
 from gradwire.report.timing import summarize
 from gradwire.report.training_cost import TrainingCost
 from gradwire.schedule import Profile
+from gradwire.schedule.costs import Affine
 from gradwire.schedule.simulate import Cluster, on_cluster
 from gradwire.transports.played import SentCollective
 
@@ -207,6 +208,18 @@ def test_what_no_profile_can_be_predicted_with_is_refused(
     assert main(["simulate", "resnet50", *options, "--out", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
     assert not [*tmp_path.iterdir()]
+
+
+def test_one_host_is_predicted_from_one_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It wanted --latency-us, which it then refused."""
+    inside = {"sum": Affine(), "broadcast": Affine()}
+    replace(published("resnet50"), ranks=8, gpus_per_host=8, local=inside).save(tmp_path / "profile.json")
+    command = ["simulate", str(tmp_path / "profile.json"), "--link", "1gbit", "--out", str(tmp_path / "runs")]
+    assert main([*command, "--ranks", "8", "--gpus-per-host", "8"]) == 0
+    (written,) = (tmp_path / "runs").glob("*/simulation.json")
+    assert "latency of a message" not in json.loads(written.read_text())
+    assert main([*command, "--ranks", "8,16", "--gpus-per-host", "8"]) == 2
+    assert "the profile was measured on one host: give --latency-us" in capsys.readouterr().err
 
 
 def test_from_python_options_are_named_as_python_has_them() -> None:
