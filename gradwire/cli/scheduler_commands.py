@@ -49,7 +49,7 @@ def find_plan(
         cost = TrainingCost.of(**vars(training))
         # what can be refused is refused before ranks start
         cluster, played = _where(hosts, link, device, play)
-        trained = described(task, model, None, folder).altered(options=options or [])
+        trained = described(task, model, None, folder, options or [])
         named = wanted["candidates"]
         wanted = wanted | {"candidates": candidates_of(named) if named else []}
         there = asdict(played) if played else None
@@ -124,7 +124,7 @@ def _clusters(measured: Profile, ranks: str, links: str, play: Play) -> list[Clu
 
 def _where(hosts: int | None, link: str | None, device: str, play: Play) -> tuple[LabCluster, PlaySpec | None]:
     """The ranks that run, and the cluster of which each plays one rank, if they do. Raises ValueError for both."""
-    if play.play and (hosts or link):
+    if play.play and (hosts is not None or link):
         raise ValueError("--play says ranks and link: leave --hosts and --link out")
     if played := PlaySpec.of(**vars(play), typed=True):
         return LabCluster(1, device=device), played

@@ -9,7 +9,7 @@ from rich.progress import Progress
 
 from gradwire.cli.console import mistakes, progress_bars, show
 from gradwire.cli.run_setup import cluster_of, run_folder, writing_to
-from gradwire.cli.wanted import Wanted, described
+from gradwire.cli.wanted import Wanted
 from gradwire.lab.configuration import Configuration, parse_all
 from gradwire.lab.experiments.comparison import Comparison, circumstances
 from gradwire.lab.experiments.recipe import Recipe
@@ -56,8 +56,7 @@ def train(wanted: Wanted, hosts: int | None, link: str | None, shard: int, devic
     """Trains configurations on one task."""
     with mistakes():
         cluster = cluster_of(hosts, link, device, shard)
-        training = described(wanted.task, wanted.model, wanted.preset, wanted.folder)
-        comparison = wanted.comparison(training, cluster)
+        comparison = wanted.comparison(wanted.training, cluster)
     compare(comparison, cluster, out)
 
 

@@ -225,6 +225,22 @@ def test_mistakes_get_one_line(
     [
         (["train", "dense", "--model", "a:b", "--task", "lm"], "three things to train: give one"),
         (["plan", "--model", "a:b", "--task", "lm"], "give one"),
+        (
+            ["train", "dense", "--set", "width=8", "--set", "width=9"],
+            "an option of lm is given twice: width=8, width=9",
+        ),
+        (
+            ["train", "dense", "--task", "ptb", "--data", "a", "--set", "folder=b"],
+            "an option of ptb is given twice: folder=a, folder=b",
+        ),
+        (
+            ["plan", "--model", "a:b", "--set", "function=c:d"],
+            "an option of own is given twice: function=a:b, function=c:d",
+        ),
+        (
+            ["train", "dense", "--pretrained", "a", "--set", "pretrained=b"],
+            "an option of lm is given twice: pretrained=b, pretrained=a",
+        ),
         (["bench", "dense", "--model", "a:b", "--layers", "2"], "a:b has sizes of its own: layers"),
         (
             ["train", "dense", "--model", f"{__file__}:make", "--set", "width=2"],

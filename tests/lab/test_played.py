@@ -172,6 +172,7 @@ MISTAKES = [
     (["bench", "dense", "--play", "8@1gbit", "--training-steps", "0"], "give 1 or more --training-steps"),
     (["bench", "dense", "--play", "8@1gbit", "--training-steps", "9", "--price", "-1"], "give 0 or more"),
     (["plan", "--play", "8@1gbit", "--hosts", "2"], "leave --hosts and --link out"),
+    (["plan", "--play", "8@1gbit", "--hosts", "0"], "leave --hosts and --link out"),
     (["plan", "--play", "8@1gbit", "--link", "1gbit"], "leave --hosts and --link out"),
     (["simulate", "resnet50", "--play", "8@1gbit", "--ranks", "8"], "leave --ranks, --link and --every out"),
     (["simulate", "resnet50", "--play", "8@1gbit", "--every", "30"], "leave --ranks, --link and --every out"),
@@ -245,7 +246,7 @@ def test_a_predicted_training_has_a_cost(tmp_path: Path) -> None:
 def test_hosts_and_a_link_or_a_cluster_is_given() -> None:
     measures: tuple[Callable[..., object], ...] = (partial(gw.bench, make, ["bf16"]), partial(gw.plan, make))
     for measure in measures:
-        for other in (partial(measure, hosts=2), partial(measure, link="1gbit")):
+        for other in (partial(measure, hosts=2), partial(measure, hosts=0), partial(measure, link="1gbit")):
             with pytest.raises(ValueError, match="says ranks and link: leave hosts and link out"):
                 other(play="4@1gbit")
 

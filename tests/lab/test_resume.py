@@ -175,6 +175,7 @@ def test_a_run_that_was_killed_is_resumed_from_the_command_line(
         (["dense", "--resume", "{}"], "goes on with what was begun there: give nothing else"),
         (["--resume", "{}", "--steps", "3"], "give nothing else"),
         (["--resume", "{}", "--seed", "3"], "give nothing else"),
+        (["--resume", "{}", "--checkpoint-every", "0"], "give nothing else"),
         (["dense", "--checkpoint-every", "0"], "checkpoint_every=0 is no number of steps or epochs"),
     ],
 )

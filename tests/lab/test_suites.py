@@ -237,6 +237,8 @@ MISTAKES = [
     (["--suite", "gravac", "--hosts", "2", "--link", "fast"], "'fast' is not a link"),
     (["--suite", "gravac", "--hosts", "2", "--size", "5"], "size=5 does not fit"),
     (["--suite", "gravac", "--hosts", "0"], "0 hosts"),
+    (["--suite", "gravac", "--layers", "0"], "layers=0 cannot be had: give 1 or more"),
+    (["--suite", "gravac", "--layers", "-5"], "layers=-5 cannot be had: give 1 or more"),
     (["--suite", "gravac", "--hosts", "2", "--batch", "0"], "batch must be at least 1"),
     (["--model", "tiny-gpt", "topk", "--layers", "1"], "tiny-gpt has one size only"),
     (["--model", "tiny-bert", "topk"], "'bert'"),
