@@ -122,7 +122,11 @@ def _show_setup(
     setup: Setup, cluster: LabCluster, timed: TimingOptions, json_file: Path | None, samples: list[TimedSteps]
 ) -> None:
     timings = summarize(samples)
-    turns = f"{timed.repeats} x {timed.steps} steps{f', autocast to {timed.autocast}' if timed.autocast else ''}"
+    # whole rounds of local steps may be more
+    longer = {each.configuration: len(each.step_ms) for each in samples if len(each.step_ms) != timed.steps}
+    rounds = "".join(f", of {name} {timed.repeats} x {steps}" for name, steps in longer.items())
+    autocast = f", autocast to {timed.autocast}" if timed.autocast else ""
+    turns = f"{timed.repeats} x {timed.steps} steps{rounds}{autocast}"
     columns = "ms per step; the column wire sums messages that overlap, so it may exceed the step"
     heading = f"{setup.title}, {cluster}: {turns}; {columns}"
     # the heading, the table, and the same as JSON with all samples

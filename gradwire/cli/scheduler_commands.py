@@ -22,6 +22,7 @@ from gradwire.lab.play_spec import PlaySpec, check_links
 from gradwire.lab.scheduling.profiles import MODELS, profile
 from gradwire.plans import Plan, from_file
 from gradwire.report import plan_report, simulation_report
+from gradwire.report.text_table import figure
 from gradwire.report.training_cost import TrainingCost
 from gradwire.schedule.profile import Profile
 from gradwire.schedule.simulate import Cluster, Outcome, latency_of, simulate
@@ -89,7 +90,7 @@ def predict(
     facts = {
         "job": job,
         "profiled": f"{measured.ranks} ranks, {measured.device}, {len(measured.slots)} tensors",
-        **({"latency of a message": f"{1e6 * between[0]:.0f} µs"} if between else {}),
+        **({"latency of a message": f"{figure(1e6 * between[0])} µs"} if between else {}),
         "inside a host": play.inside or PCIE_3,
         "objective": measured.objective,
         "command": shlex.join(["gradwire", *sys.argv[1:]]),

@@ -21,8 +21,12 @@ def of_training(runs: Sequence[Run], metric: str) -> str:
     # of the runs that are faster, the fastest that is as good
     finished = [run for run in others if not diverged(run)]
     fast = sorted((run for run in finished if _speed(first, run) > 1), key=lambda run: -_speed(first, run))
-    if not finished or not fast:
-        return f"None of {len(others)} was faster than {first.configuration}."
+    lost = f"{len(others) - len(finished)} of {len(others)} diverged"
+    if not finished:
+        return f"{lost}: there is nothing to compare {first.configuration} with."
+    if not fast:
+        none = f"None of {len(finished)} was faster than {first.configuration}"
+        return f"{none}." if finished == others else f"{none}; {lost}."
     good = [run for run in fast if as_good(_reached(first, metric), _reached(run, metric), metric)]
     if good:
         return _sentence(first, good[0], metric)

@@ -25,7 +25,7 @@ from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launch import launch
 from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.lab.launch.runner import _Launcher
-from gradwire.lab.network.network import Network, NetworkUnavailable
+from gradwire.lab.network.network import Network, NetworkUnavailable, _forbidden
 from gradwire.lab.results import Totals
 from tests.support.ranks import run_ranks
 from tests.support.warm import program
@@ -226,7 +226,23 @@ def test_a_link_that_may_not_be_made_is_a_mistake(
 
     monkeypatch.setattr(Network, "__enter__", refuse)
     assert main(["train", "dense", "--task", "digits", "--link", "1gbit"]) == 2
-    assert "gradwire: no emulated network: Operation not permitted\n" in capsys.readouterr().err
+    advice = "or leave --link out, and ranks use loopback"
+    assert f"gradwire: no emulated network: Operation not permitted, {advice}\n" in capsys.readouterr().err
+
+
+def test_a_demo_without_links_goes_on_and_names_no_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no --link to leave out."""
+
+    def answer(network: Network, *question: object) -> None:
+        raise NetworkUnavailable(f"no emulated network: Operation not permitted; {_forbidden()}")
+
+    monkeypatch.setattr(Network, "_ask", answer)
+    assert train_command._demo_cluster() == LabCluster(4)
+    said = capsys.readouterr().out
+    assert "; so this goes over loopback" in said
+    assert "--link" not in said
 
 
 def test_a_started_rank_takes_no_link(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -363,6 +379,22 @@ def test_bench_writes_all_figures(tmp_path: Path, capsys: pytest.CaptureFixture[
     shown = capsys.readouterr().out.split()
     assert {"nocomm", "bf16"} <= set(shown)
     assert "ms per step; the column wire sums messages that overlap, so it may exceed the step" in " ".join(shown)
+
+
+def test_the_heading_of_a_bench_says_how_many_steps_were_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of local steps are whole rounds."""
+
+    def run(launcher, job, spec, lines, follow):
+        for name in spec.configurations:
+            step_ms = [1.0] * (500 if name.startswith("localsteps") else spec.steps)
+            follow(TimedSteps(name, 0, step_ms, Totals(2e6, 8e6, None, 0, 0, 0, 0)).to_line())
+
+    monkeypatch.setattr(_Launcher, "run", run)
+    assert main(["bench", "dense", "localsteps:500", "--model", "tiny-resnet18"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "2 ranks over loopback: 3 x 20 steps, of localsteps:500 3 x 500; ms per step" in shown
 
 
 HELP = {

@@ -14,7 +14,7 @@ import torch
 from matplotlib.figure import Figure
 
 import gradwire as gw
-from gradwire.cli import main
+from gradwire.cli import main, scheduler_commands
 from gradwire.lab.curve import Carried, StepCurve
 from gradwire.lab.jobs.bench_job import TimedSteps
 from gradwire.lab.launch.rank_failed import RankFailed
@@ -24,8 +24,9 @@ from gradwire.lab.play_spec import PlaySpec
 from gradwire.lab.played_cluster import PlayedCluster
 from gradwire.lab.results import Totals
 from gradwire.lab.scheduling.profiles import profile as published
-from gradwire.report import played_report
+from gradwire.report import played_report, simulation_report
 from gradwire.report.played_report import PlayedTimes
+from gradwire.report.text_table import TextTable
 from gradwire.report.timing import summarize
 from gradwire.report.training_cost import TrainingCost
 from gradwire.schedule import Profile
@@ -241,6 +242,15 @@ def test_a_predicted_training_has_a_cost(tmp_path: Path) -> None:
     assert main(["simulate", "resnet50", *cluster, "--training-steps", "1000", "--out", str(tmp_path)]) == 0
     (report,) = tmp_path.glob("*/report.html")
     assert "hours of 1,000 steps, best plan" in report.read_text()
+
+
+def test_a_latency_below_a_microsecond_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, str]] = []
+    monkeypatch.setattr(scheduler_commands, "_simulated", lambda *asked: [])
+    monkeypatch.setattr(simulation_report, "table", lambda *asked: TextTable("", ["ranks"], []))
+    monkeypatch.setattr(simulation_report, "write", lambda home, title, outcomes, facts, cost: told.append(facts) or [])
+    assert main(["simulate", "resnet50", "--latency-us", "0.4", "--out", str(tmp_path)]) == 0
+    assert told[0]["latency of a message"] == "0.400 µs"
 
 
 def test_hosts_and_a_link_or_a_cluster_is_given() -> None:
