@@ -17,7 +17,7 @@ from gradwire.cli import main, train_command
 from gradwire.lab.configuration import parse_all
 from gradwire.lab.experiments.comparison import Comparison
 from gradwire.lab.experiments.recipe import Recipe
-from gradwire.lab.experiments.resumable import METRICS, keep, records_kept
+from gradwire.lab.experiments.resumable import FILE, METRICS, keep, records_kept
 from gradwire.lab.experiments.training import Training
 from gradwire.lab.jobs import checkpoints
 from gradwire.lab.launch.lab_cluster import LabCluster
@@ -205,6 +205,23 @@ def test_a_long_configuration_has_a_folder_that_can_be_made(tmp_path: Path) -> N
         home.mkdir()
     assert len({home.name for home in homes}) == 2
     assert homes == [Path(spec.home) for _, spec in compared(*texts).specs(tmp_path)]
+
+
+def test_what_a_run_is_resumed_by_is_written_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed run that was killed while it wrote that again could not be resumed."""
+
+    def killed(source: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            keep(tmp_path, compared("dense"), LabCluster(2))
+    assert not (tmp_path / FILE).exists()
+    keep(tmp_path, compared("dense"), LabCluster(2))
+    written = (tmp_path / FILE).stat()
+    keep(tmp_path, compared("dense"), LabCluster(2))
+    assert (tmp_path / FILE).stat() == written
 
 
 def test_records_are_whole_while_later_ones_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

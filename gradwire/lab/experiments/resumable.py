@@ -16,10 +16,13 @@ METRICS = "metrics.jsonl"
 
 
 def keep(folder: Path, comparison: Comparison, cluster: LabCluster) -> None:
-    """Writes a comparison, so that it can be resumed."""
+    """Writes a comparison, so that it can be resumed; one that is resumed is there already."""
+    if (folder / FILE).exists():
+        return
     where = {"link": str(cluster.link or LOOPBACK), "device": cluster.device, "folder": str(Path.cwd())}
     # what a resumed run needs beside the checkpoints
-    (folder / FILE).write_text(json.dumps(where | {"comparison": comparison.to_json()}, indent=1) + "\n")
+    with whole(folder / FILE) as file:
+        file.write(json.dumps(where | {"comparison": comparison.to_json()}, indent=1).encode() + b"\n")
 
 
 def kept(folder: Path) -> tuple[Comparison, LabCluster]:
