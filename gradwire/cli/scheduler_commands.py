@@ -10,7 +10,7 @@ from typing import Any
 
 from gradwire.cli.console import console, mistakes, progress_bars, show
 from gradwire.cli.option_groups import Play, PricedTraining
-from gradwire.cli.run_setup import cluster_of, run_folder, writing_to
+from gradwire.cli.run_setup import cluster_of, leads, run_folder, writing_to
 from gradwire.cli.wanted import described
 from gradwire.lab.configuration import saved_plan
 from gradwire.lab.jobs.plan_job import MOST_STEPS, Planned, PlanSpec, plan
@@ -86,6 +86,9 @@ def predict(
         # the profile, and the clusters to predict
         measured, chosen = read_job(job, objective)
         clusters = _clusters(measured, ranks, links, play)
+    # ranks that were started beforehand would all predict the same
+    if not leads():
+        return
     between = [cluster.latency_s for cluster in clusters if cluster.hosts > 1]
     facts = {
         "job": job,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.cli import bench_command, main, train_command
+from gradwire.cli import bench_command, main, soak_command, train_command
 from gradwire.cli.option_groups import Compared
 from gradwire.cli.run_setup import cluster_of, run_folder
 from gradwire.cli.wanted import texts
@@ -250,6 +250,20 @@ def test_a_started_rank_takes_no_link(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["train", "dense", "--link", "1gbit"]) == 2
     assert "start it by itself" in capsys.readouterr().err
+
+
+def test_started_ranks_neither_soak_nor_all_predict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of them did."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(soak_command, "soaking", lambda *job: pytest.fail("it began"))
+    assert main(["soak", "--out", str(tmp_path)]) == 2
+    assert "a soak starts ranks of its own: start it by itself" in capsys.readouterr().err
+    assert main(["simulate", "resnet50", "--ranks", "8", "--link", "1gbit", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_loopback_is_a_place() -> None:
