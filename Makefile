@@ -1,9 +1,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# uv installs sooner than pip. It reads none of pip's settings, so those that say where packages are go along.
-setting = $(patsubst %,--$(1)=%,$(shell $(PYTHON) -m pip config list | sed -n "s/.*\.$(1)='\(.*\)'/\1/p"))
-SOURCES = $(call setting,index-url) $(call setting,extra-index-url) $(call setting,find-links)
+# uv installs sooner than pip. It reads none of pip's settings, so those that say where packages are go along; of
+# index-url only the first, which is the environment's if that has one.
+given = $(shell $(PYTHON) -m pip config list | sed -n "s/.*\.$(1)='\(.*\)'/\1/p" | sed 's/\\n/ /g')
+setting = $(patsubst %,--$(1)=%,$(call given,$(1)))
+SOURCES = $(firstword $(call setting,index-url)) $(call setting,extra-index-url) $(call setting,find-links)
 INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --index-strategy unsafe-best-match $(SOURCES) \
 	--constraint constraints.txt --reinstall-package gradwire
 PACKAGE := pyproject.toml constraints.txt $(wildcard native/*)

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 _FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+))?")
 # an array's jobs, numbered one after another, may share a host
@@ -14,11 +14,11 @@ def is_launched() -> bool:
 
     That is so when RANK and WORLD_SIZE are set. In a step of SLURM's `srun` they are set here, with
     LOCAL_RANK, MASTER_ADDR and MASTER_PORT, from SLURM's own variables. A batch script itself, which also has
-    SLURM_PROCID, is not a rank, nor is a step's only task, such as the shell of `srun --pty`.
+    SLURM_PROCID, is not a rank, nor is a step's only task, such as the shell of `srun --pty` or of `salloc`.
     """
     in_a_step = {"SLURM_PROCID", "SLURM_STEP_NODELIST"} <= os.environ.keys()
-    if in_a_step and int(os.environ.get("SLURM_NTASKS", "1")) > 1:
-        _translate_slurm(os.environ)
+    if in_a_step and int(tasks := _tasks_of_step(os.environ)) > 1:
+        _translate_slurm(os.environ, tasks)
     return {"RANK", "WORLD_SIZE"} <= os.environ.keys()
 
 
@@ -28,7 +28,12 @@ def gpu_of_rank(gpus: int) -> int:
     return int(os.environ.get("LOCAL_RANK", "0")) if gpus > 1 else 0
 
 
-def _translate_slurm(environment: MutableMapping[str, str]) -> None:
+def _tasks_of_step(environment: Mapping[str, str]) -> str:
+    """How many tasks this step of SLURM has. In the shell of `salloc -n 8`, SLURM_NTASKS says those of the job."""
+    return environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS", "1")
+
+
+def _translate_slurm(environment: MutableMapping[str, str], tasks: str) -> None:
     """Set torch's variables, except those that the user has set."""
     first_host = _first_host(environment["SLURM_STEP_NODELIST"])
     # one port for all ranks of the step, without asking any
@@ -36,7 +41,7 @@ def _translate_slurm(environment: MutableMapping[str, str]) -> None:
     # the same on every rank
     port = 20000 + (job + _PORTS_BETWEEN_STEPS * step) % 20000
     environment.setdefault("RANK", environment["SLURM_PROCID"])
-    environment.setdefault("WORLD_SIZE", environment["SLURM_NTASKS"])
+    environment.setdefault("WORLD_SIZE", tasks)
     environment.setdefault("LOCAL_RANK", environment.get("SLURM_LOCALID", "0"))
     environment.setdefault("MASTER_ADDR", first_host)
     environment.setdefault("MASTER_PORT", str(port))

@@ -120,7 +120,7 @@ def _played(hosts: int | None, link: str, play: str | None, **options: Any) -> "
     from gradwire.lab.play_spec import PlaySpec
 
     check_type("hosts", hosts, (int,), "2")
-    if play and (hosts or link != "loopback"):
+    if play and (hosts is not None or link != "loopback"):
         raise ValueError(f"play={play!r} says ranks and link: leave hosts and link out")
     return PlaySpec.of(play, **options)
 

@@ -278,8 +278,8 @@ FAULTS = [
     # the launcher's variables
     Fault("launched.py", "_PORTS_BETWEEN_STEPS * step", "step"),
     Fault("launched.py", "if gpus > 1 else 0", "if gpus > 0 else 0"),
-    Fault("launched.py", "os.environ.get(\"SLURM_NTASKS\", \"1\")) > 1",
-          "os.environ.get(\"SLURM_NTASKS\", \"1\")) >= 1"),
+    Fault("launched.py", "_tasks_of_step(os.environ)) > 1", "_tasks_of_step(os.environ)) >= 1"),
+    Fault("launched.py", "environment.get(\"SLURM_STEP_NUM_TASKS\") or ", ""),
     # runtime: hosts, the plan in force, controllers
     Fault("runtime/host_exchange.py", "            self.stored.spend(whole=not self.input.absent)\n",
           "            pass\n"),

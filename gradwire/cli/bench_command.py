@@ -33,16 +33,29 @@ from gradwire.report.training_cost import TrainingCost
 def bench(model: dict[str, Any], compared: Compared, timed: TimingOptions, json_file: Path | None) -> None:
     """Times configurations on one model; `model` has a set-up's values, None where they are not given."""
     with mistakes():
-        # refuse before anything is measured
-        if json_file and not json_file.absolute().parent.is_dir():
-            raise ValueError(f"there is no folder {json_file.parent} for {json_file.name}")
-        if json_file and json_file.is_dir():
-            raise ValueError(f"{json_file} is a folder: name a file for --json")
         setup = Setup(**model | {"ranks": ranks_of(model["ranks"], model["shard"]), "link": model["link"] or LOOPBACK})
         named = texts(compared)
         cluster, spec = setup.cluster(timed.device), setup.spec(named, timed)
     with runner(cluster) as ranks:
+        # on the host where it is written, before anything is measured
+        if json_file and ranks.leads:
+            _check_can_be_written(json_file)
         time_turns(spec, ranks, partial(_show_setup, setup, cluster, timed, json_file))
+
+
+def _check_can_be_written(file: Path) -> None:
+    """Refuses a file that cannot be written; leaves it as it was."""
+    with mistakes():
+        if not file.absolute().parent.is_dir():
+            raise ValueError(f"there is no folder {file.parent} for {file.name}")
+        if file.is_dir():
+            raise ValueError(f"{file} is a folder: name a file for --json")
+    # pipes and devices are opened once
+    target, new = file.resolve(), not file.exists()
+    if new or file.is_file():
+        target.open("ab").close()
+    if new:
+        target.unlink()
 
 
 def bench_played(
@@ -109,7 +122,11 @@ def _show_setup(
     setup: Setup, cluster: LabCluster, timed: TimingOptions, json_file: Path | None, samples: list[TimedSteps]
 ) -> None:
     timings = summarize(samples)
-    turns = f"{timed.repeats} x {timed.steps} steps{f', autocast to {timed.autocast}' if timed.autocast else ''}"
+    # whole rounds of local steps may be more
+    longer = {each.configuration: len(each.step_ms) for each in samples if len(each.step_ms) != timed.steps}
+    rounds = "".join(f", of {name} {timed.repeats} x {steps}" for name, steps in longer.items())
+    autocast = f", autocast to {timed.autocast}" if timed.autocast else ""
+    turns = f"{timed.repeats} x {timed.steps} steps{rounds}{autocast}"
     columns = "ms per step; the column wire sums messages that overlap, so it may exceed the step"
     heading = f"{setup.title}, {cluster}: {turns}; {columns}"
     # the heading, the table, and the same as JSON with all samples
@@ -143,7 +160,8 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
         if not mine:
             return
         measured.extend(mine)
-        paths[:] = suites.write(folder, name, measured, asdict(timed) | circumstances(clusters[setup]))
+        where = circumstances(*(clusters[result.row.setup] for result in measured))
+        paths[:] = suites.write(folder, name, measured, asdict(timed) | where)
 
     # a folder of results, written anew after each set-up
     try:
@@ -167,7 +185,7 @@ def time_turns(spec: BenchSpec, ranks: Runner, keep: Callable[[list[TimedSteps]]
         with TemporaryDirectory() as folder, progress_bars() as progress:
             # ranks time; the process that leads follows their lines
             turns = spec.repeats * len(spec.configurations)
-            bar = progress.add_task(title, total=turns, note="starting", visible=ranks.leads)
+            bar = progress.add_task(title, total=turns, note="starting")
 
             def follow(line: dict[str, Any]) -> None:
                 samples.append(TimedSteps.from_line(line))

@@ -46,7 +46,7 @@ def check(
         profile, chosen = read_job(job, objective)
         played, cost = PlaySpec.read(**vars(play), typed=True), TrainingCost.of(**vars(priced))
         running = LabCluster(1, device=device)
-        training = described(task, model, None, folder).altered(options=options or [])
+        training = described(task, model, None, folder, options or [])
         outcomes = list(simulate(profile, played.cluster, plan=chosen))
         # refuse before anything is played
         planned = [Configuration(each.way, plan=each.plan) for each in outcomes]

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from gradwire.cli.run_setup import leads
 from gradwire.report import terminal
 from gradwire.report.text_table import TextTable
 
@@ -41,7 +42,7 @@ def console(stderr: bool = False) -> Console:
 
 
 def progress_bars() -> Progress:
-    """Progress bars on standard error, each with a note."""
+    """Progress bars on standard error, each with a note, of the process that leads: others would wipe them away."""
     return Progress(
         TextColumn("{task.description:<24}", markup=False),
         BarColumn(),
@@ -52,4 +53,5 @@ def progress_bars() -> Progress:
         TimeRemainingColumn(),
         console=console(stderr=True),
         speed_estimate_period=3600,  # of turns that take minutes too
+        disable=not leads(),
     )

@@ -31,7 +31,7 @@ def doctor(ranks: int | None, hosts: int | None, link: str | None, device: str |
     if not is_launched():
         return _start(ranks, hosts, link, device)
     with mistakes():
-        if ranks or hosts or link:
+        if any(given is not None for given in (ranks, hosts, link)):
             raise ValueError("these ranks were started already: leave --ranks, --hosts and --link out")
         here = device_here(kind_of(device))
     # examine the cluster from this rank
@@ -49,13 +49,13 @@ def doctor(ranks: int | None, hosts: int | None, link: str | None, device: str |
 def _start(ranks: int | None, hosts: int | None, link: str | None, device: str | None) -> None:
     """Has ranks of this machine run the same command, on emulated hosts where there is a link."""
     with mistakes():
-        kind = kind_of(device)
-        if hosts and not link:
+        kind, shaped = kind_of(device), link_of(link or LOOPBACK)
+        if hosts is not None and not shaped:
             raise ValueError("--hosts are emulated hosts behind links: give --link, such as --link 1gbit")
-        if link and kind == "cuda":
+        if shaped and kind == "cuda":
             raise ValueError("GPUs of one machine go around an emulated link: give --device cpu with --link")
         ranks = ranks or (max(1, torch.cuda.device_count()) if kind == "cuda" else max(2, hosts or 0))
-        cluster = LabCluster(ranks, link_of(link or LOOPBACK), kind, _ranks_per_host(ranks, hosts))
+        cluster = LabCluster(ranks, shaped, kind, _ranks_per_host(ranks, hosts))
     with Network(cluster.hosts, cluster.link) if cluster.link else nullcontext() as network:
         try:
             launch(["-m", "gradwire", "doctor", "--device", kind], cluster.ranks, network=network)

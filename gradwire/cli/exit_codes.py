@@ -27,7 +27,7 @@ def run(arguments: list[str] | None) -> int:
         except typer.TyperException as mistake:
             return _fail(mistake.format_message(), 2)
         except NetworkUnavailable as mistake:
-            return _fail(str(mistake), 2)
+            return _fail(f"{mistake}, or leave --link out, and ranks use loopback", 2)
         except (OSError, RankFailed) as failure:
             return _fail(str(failure), 1)
 

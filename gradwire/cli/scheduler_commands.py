@@ -10,7 +10,7 @@ from typing import Any
 
 from gradwire.cli.console import console, mistakes, progress_bars, show
 from gradwire.cli.option_groups import Play, PricedTraining
-from gradwire.cli.run_setup import cluster_of, run_folder, writing_to
+from gradwire.cli.run_setup import cluster_of, leads, run_folder, writing_to
 from gradwire.cli.wanted import described
 from gradwire.lab.configuration import saved_plan
 from gradwire.lab.jobs.plan_job import MOST_STEPS, Planned, PlanSpec, plan
@@ -22,6 +22,7 @@ from gradwire.lab.play_spec import PlaySpec, check_links
 from gradwire.lab.scheduling.profiles import MODELS, profile
 from gradwire.plans import Plan, from_file
 from gradwire.report import plan_report, simulation_report
+from gradwire.report.text_table import figure
 from gradwire.report.training_cost import TrainingCost
 from gradwire.schedule.profile import Profile
 from gradwire.schedule.simulate import Cluster, Outcome, latency_of, simulate
@@ -49,7 +50,7 @@ def find_plan(
         cost = TrainingCost.of(**vars(training))
         # what can be refused is refused before ranks start
         cluster, played = _where(hosts, link, device, play)
-        trained = described(task, model, None, folder).altered(options=options or [])
+        trained = described(task, model, None, folder, options or [])
         named = wanted["candidates"]
         wanted = wanted | {"candidates": candidates_of(named) if named else []}
         there = asdict(played) if played else None
@@ -78,29 +79,26 @@ def predict(
 ) -> None:
     """Predicts a job's step time on clusters, whose hosts are as `play` says, its plans by an objective, if one is
     given, and what a training costs if that is asked for."""
-    gpus_per_host, inside = play.gpus_per_host, play.inside or PCIE_3
     with mistakes():
         # nothing is played
         PlaySpec.of(None, typed=True, different=play.different, jitter=play.jitter, slow_rank=play.slow_rank)
         cost = TrainingCost.of(**vars(training))
         # the profile, and the clusters to predict
         measured, chosen = read_job(job, objective)
-        latency_s = latency_of(measured) if play.latency_us is None else 1e-6 * play.latency_us
-        clusters = [
-            Cluster(count, bytes_per_s, gpus_per_host, latency_s, Link.parse(inside).bits_per_second / 8)
-            for bytes_per_s in [Link.parse(text).bits_per_second / 8 for text in links.split(",")]
-            for count in _numbers(ranks)
-        ]
-        check_links(clusters, play.inside, play.latency_us, typed=True)
+        clusters = _clusters(measured, ranks, links, play)
+    # ranks that were started beforehand would all predict the same
+    if not leads():
+        return
+    between = [cluster.latency_s for cluster in clusters if cluster.hosts > 1]
     facts = {
         "job": job,
         "profiled": f"{measured.ranks} ranks, {measured.device}, {len(measured.slots)} tensors",
-        "latency of a message": f"{1e6 * latency_s:.0f} µs",
-        "inside a host": inside,
+        **({"latency of a message": f"{figure(1e6 * between[0])} µs"} if between else {}),
+        "inside a host": play.inside or PCIE_3,
         "objective": measured.objective,
         "command": shlex.join(["gradwire", *sys.argv[1:]]),
     }
-    title = f"{Path(job).stem}: {gpus_per_host} ranks a host" if gpus_per_host > 1 else Path(job).stem
+    title = f"{Path(job).stem}: {play.gpus_per_host} ranks a host" if play.gpus_per_host > 1 else Path(job).stem
     home = run_folder(out, "simulate")
     with writing_to(home):
         outcomes = _simulated(measured, clusters, chosen, every)
@@ -110,9 +108,27 @@ def predict(
         print(*simulation_report.write(home, title, outcomes, facts, cost), sep="\n")
 
 
+def _clusters(measured: Profile, ranks: str, links: str, play: Play) -> list[Cluster]:
+    """The clusters to predict, whose messages take as long as where the job was measured, if nothing else is said.
+
+    Raises ValueError for what cannot be, and where it was measured on one host and there are several."""
+    inside = Link.parse(play.inside or PCIE_3).bits_per_second / 8
+    clusters = [
+        Cluster(count, bytes_per_s, play.gpus_per_host, inside_bytes_per_s=inside)
+        for bytes_per_s in [Link.parse(text).bits_per_second / 8 for text in links.split(",")]
+        for count in _numbers(ranks)
+    ]
+    check_links(clusters, play.inside, play.latency_us, typed=True)
+    # a single host sends nothing to others
+    if all(cluster.hosts == 1 for cluster in clusters):
+        return clusters
+    latency_s = latency_of(measured) if play.latency_us is None else 1e-6 * play.latency_us
+    return [replace(cluster, latency_s=latency_s) for cluster in clusters]
+
+
 def _where(hosts: int | None, link: str | None, device: str, play: Play) -> tuple[LabCluster, PlaySpec | None]:
     """The ranks that run, and the cluster of which each plays one rank, if they do. Raises ValueError for both."""
-    if play.play and (hosts or link):
+    if play.play and (hosts is not None or link):
         raise ValueError("--play says ranks and link: leave --hosts and --link out")
     if played := PlaySpec.of(**vars(play), typed=True):
         return LabCluster(1, device=device), played
@@ -134,7 +150,7 @@ def _plan(spec: PlanSpec, ranks: Runner, home: Path) -> Planned | None:
     """The plan that the ranks found; None where another process leads."""
     lines: list[dict[str, Any]] = []
     with progress_bars() as progress:
-        bar = progress.add_task("planning", total=MOST_STEPS, note="starting", visible=ranks.leads)
+        bar = progress.add_task("planning", total=MOST_STEPS, note="starting")
 
         def follow(line: dict[str, Any]) -> None:
             lines.append(line)

@@ -10,6 +10,7 @@ from gradwire.cli.run_setup import run_folder, writing_to
 from gradwire.lab.network.link import LOOPBACK, link_of
 from gradwire.lab.soak.faults import read_kinds
 from gradwire.lab.soak.soak import SLOW, Followed, Soaked, soaking
+from gradwire.launched import is_launched
 from gradwire.report import soak_report as report
 
 
@@ -17,6 +18,8 @@ def soak(minutes: float, faults: str, hosts: int, link: str | None, seed: int, o
     """Runs a job under faults; writes and prints the recoveries. Ends with exit code 1 where a law
     did not hold."""
     with mistakes():
+        if is_launched():
+            raise ValueError("a soak starts ranks of its own: start it by itself, not as one of several ranks")
         if not 0 < minutes < inf:
             raise ValueError(f"{minutes:g} minutes are no time: give a number above 0, such as --minutes 20")
         kinds, shaped = read_kinds(faults), link_of(link or LOOPBACK)

@@ -1,6 +1,7 @@
 """`gradwire train` and `gradwire demo`: configurations on one task, and suites of them."""
 
 from collections.abc import Sequence
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,11 @@ from rich.progress import Progress
 
 from gradwire.cli.console import mistakes, progress_bars, show
 from gradwire.cli.run_setup import cluster_of, run_folder, writing_to
-from gradwire.cli.wanted import Wanted, described
+from gradwire.cli.wanted import Wanted
 from gradwire.lab.configuration import Configuration, parse_all
 from gradwire.lab.experiments.comparison import Comparison, circumstances
 from gradwire.lab.experiments.recipe import Recipe
-from gradwire.lab.experiments.resumable import METRICS, keep, kept, records_kept
+from gradwire.lab.experiments.resumable import METRICS, begun_in, keep, kept, records_kept
 from gradwire.lab.experiments.training_suites import training_suite as suite_rows
 from gradwire.lab.jobs.train_job import TrainSpec
 from gradwire.lab.jobs.train_job import train as train_rank
@@ -55,8 +56,7 @@ def train(wanted: Wanted, hosts: int | None, link: str | None, shard: int, devic
     """Trains configurations on one task."""
     with mistakes():
         cluster = cluster_of(hosts, link, device, shard)
-        training = described(wanted.task, wanted.model, wanted.preset, wanted.folder)
-        comparison = wanted.comparison(training, cluster)
+        comparison = wanted.comparison(wanted.training, cluster)
     compare(comparison, cluster, out)
 
 
@@ -71,13 +71,17 @@ def train_suite(suite: str, wanted: Wanted, hosts: int | None, link: str | None,
 
 
 def resume(folder: Path, wanted: Wanted, others: Sequence[Any]) -> None:
-    """Goes on with an interrupted run, as it was begun."""
+    """Goes on with an interrupted run, as it was begun, and where."""
     with mistakes():
         if not wanted.nothing or any(other is not None for other in others):
             raise ValueError(f"--resume {folder} goes on with what was begun there: give nothing else")
-        comparison, cluster = kept(folder)
-    with runner(cluster) as ranks, writing_to(folder, ranks.leads):
-        compare_in(folder, comparison, cluster, ranks)
+        folder = folder.absolute()
+        there = begun_in(folder)
+    with chdir(there):
+        with mistakes():
+            comparison, cluster = kept(folder)
+        with runner(cluster) as ranks, writing_to(folder, ranks.leads):
+            compare_in(folder, comparison, cluster, ranks)
 
 
 def compare(comparison: Comparison, cluster: LabCluster, out: Path) -> None:
@@ -156,7 +160,7 @@ def _train(configuration: Configuration, spec: TrainSpec, steps: int, ranks: Run
             record = Record.from_line(line)
             run.records.append(record)
             scalars.add(record)
-            progress.update(bar, completed=record.step, note=f"loss {record.loss:.3f}")
+            progress.update(bar, completed=record.step, note=f"loss {text_table.score(record.loss)}")
 
         ranks.run(train_rank, spec, home / METRICS, follow)
     return run

@@ -32,7 +32,13 @@ class Wanted:
     @property
     def nothing(self) -> bool:
         given = vars(self) | vars(self.compared) | {"compared": None, "recipe": self.recipe != RecipeChanges()}
-        return not any(given.values())
+        return not any(given.values()) and self.checkpoint_every is None
+
+    @property
+    def training(self) -> Training:
+        """The training that the user names, with the options of its task."""
+        options = [*(self.options or []), *([f"pretrained={self.pretrained}"] if self.pretrained else [])]
+        return described(self.task, self.model, self.preset, self.folder, options)
 
     def check_for_suite(self, suite: str) -> None:
         """Raises ValueError for options that a suite has by itself."""
@@ -45,15 +51,17 @@ class Wanted:
         Raises ValueError for what cannot be."""
         # the user's configurations in place of the training's; options in place of single values
         chosen = texts(self.compared, training.configurations)
-        options = [*(self.options or []), *([f"pretrained={self.pretrained}"] if self.pretrained else [])]
-        altered = training.altered(options=options, configurations=chosen, **vars(self.recipe))
+        altered = training.altered(configurations=chosen, **vars(self.recipe))
         return altered.comparison(cluster.ranks, self.seed, self.checkpoint_every, cluster.shard)
 
 
-def described(task: str | None, model: str | None, preset: str | None, folder: Path | None) -> Training:
-    """The training that the user names: a task, a function of their own, or a preset on the files in `folder`.
+def described(
+    task: str | None, model: str | None, preset: str | None, folder: Path | None, options: Sequence[str] = ()
+) -> Training:
+    """The training that the user names: a task, a function of their own, or a preset on the files in `folder`, with
+    these options of the task.
 
-    Raises ValueError for two of them, and for a preset without files."""
+    Raises ValueError for two of them, for a preset without files, and for an option that is given twice."""
     # one of three, on files where there are some
     if sum(each is not None for each in (task, model, preset)) > 1:
         raise ValueError("a task, a --model of your own and a --preset are three things to train: give one")
@@ -61,16 +69,19 @@ def described(task: str | None, model: str | None, preset: str | None, folder: P
         raise ValueError(f"preset {preset} trains on files that you have ({preset_of(preset).files}): give --data")
     if preset is not None:
         named = preset_of(preset)
-    elif model is not None:
-        named = Training(task=Own.name, options=(f"function={model}",))
     else:
-        named = Training(task=task or "lm")
-    return named.on(folder) if folder else named
+        named = Training(task=task or "lm") if model is None else Training(task=Own.name)
+    # --model and --data are options of the task, too
+    given = [*([f"function={model}"] if model else []), *([f"folder={folder}"] if folder else []), *options]
+    names = [option.partition("=")[0] for option in given]
+    if twice := [option for option, name in zip(given, names, strict=True) if names.count(name) > 1]:
+        raise ValueError(f"an option of {named.task} is given twice: {', '.join(twice)}")
+    return named.altered(options=given)
 
 
 def texts(compared: Compared, others: Sequence[str] = ()) -> list[str]:
-    """The configurations to compare, as text. Raises ValueError for none, where there are no `others` to fall back on,
-    and for a controller and rules that change nothing."""
+    """The configurations to compare, as text: the `others` where none is named, with the plan if there is one. Raises
+    ValueError for none, and for a controller and rules that change nothing."""
     configurations, controller, rules = compared.configurations or [], compared.controller, compared.rules or []
     # a controller for each configuration that compresses
     named = [_controlled(text, controller) for text in configurations]
@@ -79,8 +90,8 @@ def texts(compared: Compared, others: Sequence[str] = ()) -> list[str]:
     plain, named = named, [_ruled(text, rules) for text in named]
     if rules and named == plain:
         raise ValueError(f"--rule {rules[0]} has no CONFIG that compresses: name one, such as topk:0.01")
-    named += [f"{PLAN}{compared.plan}"] if compared.plan else []
-    if not named and not others:
+    named = [*(named or others), *([f"{PLAN}{compared.plan}"] if compared.plan else [])]
+    if not named:
         raise ValueError("CONFIG is missing: name what to compare, or a --plan")
     return named
 

@@ -34,6 +34,11 @@ def figure(number: float) -> str:
     return f"{number:.{digits}f}"
 
 
+def score(number: float) -> str:
+    """A loss, an accuracy and the like, with three decimals; with three digits where it is small."""
+    return figure(number) if abs(number) < 0.1 else f"{number:.3f}"
+
+
 def times(number: float) -> str:
     """The number as a factor; - where it is infinite, because nothing was sent."""
     return f"{figure(number)}×" if isfinite(number) else "-"
@@ -67,7 +72,7 @@ def _sent_columns(totals: Totals, unit: str, sender: str = "rank") -> list[str]:
 def _held_out(run: Run, metric: str) -> str:
     if diverged(run):
         return "diverged"
-    return f"{run.last.held_out[metric]:.3f}" if run.last.held_out else "-"
+    return score(run.last.held_out[metric]) if run.last.held_out else "-"
 
 
 def training(runs: Sequence[Run], metric: str) -> TextTable:

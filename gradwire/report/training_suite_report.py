@@ -9,7 +9,7 @@ from gradwire.lab.configuration import parse
 from gradwire.lab.results import Run
 from gradwire.report import page
 from gradwire.report.report_files import write_json, write_text
-from gradwire.report.text_table import TextTable, diverged, figure, times
+from gradwire.report.text_table import TextTable, diverged, figure, score, times
 from gradwire.report.verdict import as_good
 
 _NOTE = """Seconds to dense: of training until the held-out metric was first within 0.5 points of accuracy, or 1 % of
@@ -28,7 +28,10 @@ class TrainedTask:
     runs: Sequence[Run]
 
     def seconds_to_dense(self, run: Run) -> float | None:
-        """Seconds until `run` first reached the dense run's final figure."""
+        """Seconds until `run` first reached the dense run's final figure; None where it never did, and where the dense
+        run diverged."""
+        if diverged(self.runs[0]):
+            return None
         dense = self._metric(self.runs[0].last.held_out)
         reached = (r.wall_s for r in run.evaluated if as_good(dense, self._metric(r.held_out), self.metric))
         return next(reached, None)
@@ -70,13 +73,14 @@ def table(name: str, trained: Sequence[TrainedTask]) -> TextTable:
     columns = ["task", "model", "configuration", "held-out", "s to dense", "s to finish"]
     columns += ["fewer elements", "MB per rank", "fewer bytes"]
     rows = []
-    for run, row in ((run, row) for one in trained for run, row in zip(one.runs, one.rows(), strict=True)):
-        reached = "diverged" if diverged(run) else f"{row['metric']} {row['held_out']:.3f}"
+    for dense, run, row in ((one.runs[0], *each) for one in trained for each in zip(one.runs, one.rows(), strict=True)):
+        ended = "diverged" if diverged(run) else f"{row['metric']} {score(row['held_out'])}"
         # seconds until it was as good as the uncompressed run ever was
         to_dense, fewer = row["seconds_to_dense"], row["elements_factor"]
-        seconds = ["never" if to_dense is None else figure(to_dense), figure(row["seconds"])]
+        never = "-" if diverged(dense) else "never"
+        seconds = [never if to_dense is None else figure(to_dense), figure(row["seconds"])]
         sent = [times(fewer) if fewer else "-", figure(row["wire_bytes"] / 1e6), times(row["bytes_factor"])]
-        rows.append([row["task"], row["model"], row["configuration"], reached, *seconds, *sent])
+        rows.append([row["task"], row["model"], row["configuration"], ended, *seconds, *sent])
     return TextTable(f"Suite {name}", columns, rows, texts=("configuration",))
 
 
@@ -96,6 +100,8 @@ def _verdict(trained: Sequence[TrainedTask]) -> str:
 
 
 def _soonest(one: TrainedTask) -> str:
+    if diverged(one.runs[0]):
+        return f"{one.task}: {one.runs[0].configuration} diverged: there is nothing to compare the others with."
     seconds = {run.configuration: one.seconds_to_dense(run) for run in one.runs}
     dense_s = seconds.pop(one.runs[0].configuration) or one.runs[0].last.wall_s
     reached = {name: taken_s for name, taken_s in seconds.items() if taken_s is not None}

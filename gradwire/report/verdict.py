@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import isnan, nan
 
 from gradwire.lab.results import LARGER_IS_BETTER, Run, shown
-from gradwire.report.text_table import diverged, figure
+from gradwire.report.text_table import diverged, figure, score
 
 _POINTS, _SHARE = 0.005, 0.01
 """A run is as good as the first one within half a point of a metric from 0 to 1, or within 1 % of a loss."""
@@ -17,12 +17,16 @@ def of_training(runs: Sequence[Run], metric: str) -> str:
         rest = f": there is nothing to compare the other {len(others)} with" if others else ""
         return f"{first.configuration} diverged{rest}."
     if not others:
-        return f"{first.configuration} reached {shown(metric)} {_reached(first, metric):.3f}."
+        return f"{first.configuration} reached {shown(metric)} {score(_reached(first, metric))}."
     # of the runs that are faster, the fastest that is as good
     finished = [run for run in others if not diverged(run)]
     fast = sorted((run for run in finished if _speed(first, run) > 1), key=lambda run: -_speed(first, run))
-    if not finished or not fast:
-        return f"None of {len(others)} was faster than {first.configuration}."
+    lost = f"{len(others) - len(finished)} of {len(others)} diverged"
+    if not finished:
+        return f"{lost}: there is nothing to compare {first.configuration} with."
+    if not fast:
+        none = f"None of {len(finished)} was faster than {first.configuration}"
+        return f"{none}." if finished == others else f"{none}; {lost}."
     good = [run for run in fast if as_good(_reached(first, metric), _reached(run, metric), metric)]
     if good:
         return _sentence(first, good[0], metric)

@@ -3,14 +3,16 @@
 import json
 import os
 import subprocess
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import gradwire as gw
-from gradwire.cli import main, train_command
+from gradwire.cli import bench_command, main, soak_command, train_command
 from gradwire.cli.option_groups import Compared
 from gradwire.cli.run_setup import cluster_of, run_folder
 from gradwire.cli.wanted import texts
@@ -23,7 +25,7 @@ from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launch import launch
 from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.lab.launch.runner import _Launcher
-from gradwire.lab.network.network import Network, NetworkUnavailable
+from gradwire.lab.network.network import Network, NetworkUnavailable, _forbidden
 from gradwire.lab.results import Totals
 from tests.support.ranks import run_ranks
 from tests.support.warm import program
@@ -224,7 +226,23 @@ def test_a_link_that_may_not_be_made_is_a_mistake(
 
     monkeypatch.setattr(Network, "__enter__", refuse)
     assert main(["train", "dense", "--task", "digits", "--link", "1gbit"]) == 2
-    assert "gradwire: no emulated network: Operation not permitted\n" in capsys.readouterr().err
+    advice = "or leave --link out, and ranks use loopback"
+    assert f"gradwire: no emulated network: Operation not permitted, {advice}\n" in capsys.readouterr().err
+
+
+def test_a_demo_without_links_goes_on_and_names_no_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no --link to leave out."""
+
+    def answer(network: Network, *question: object) -> None:
+        raise NetworkUnavailable(f"no emulated network: Operation not permitted; {_forbidden()}")
+
+    monkeypatch.setattr(Network, "_ask", answer)
+    assert train_command._demo_cluster() == LabCluster(4)
+    said = capsys.readouterr().out
+    assert "; so this goes over loopback" in said
+    assert "--link" not in said
 
 
 def test_a_started_rank_takes_no_link(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,6 +250,20 @@ def test_a_started_rank_takes_no_link(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["train", "dense", "--link", "1gbit"]) == 2
     assert "start it by itself" in capsys.readouterr().err
+
+
+def test_started_ranks_neither_soak_nor_all_predict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of them did."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(soak_command, "soaking", lambda *job: pytest.fail("it began"))
+    assert main(["soak", "--out", str(tmp_path)]) == 2
+    assert "a soak starts ranks of its own: start it by itself" in capsys.readouterr().err
+    assert main(["simulate", "resnet50", "--ranks", "8", "--link", "1gbit", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_loopback_is_a_place() -> None:
@@ -308,6 +340,34 @@ def test_what_was_timed_before_a_failure_is_told_and_written(
     assert [timing["configuration"] for timing in timings] == ["nocomm", "bf16"]
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_a_file_is_looked_at_before_the_work_and_left_alone(
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that could not be written was noticed when all was measured."""
+    monkeypatch.setattr(bench_command, "time_turns", lambda *job: None)
+    options = ["--model", "tiny-resnet18", "--json"]
+    assert main(["bench", "dense", *options, "/proc/self/bench.json"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("gradwire: ")
+    assert err.count("\n") == 1
+    if there:
+        (tmp_path / "bench.json").write_text("{}")
+    assert main(["bench", "dense", *options, str(tmp_path / "bench.json")]) == 0
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["{}"] * there
+
+
+def test_a_file_is_of_the_host_that_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank on a host without that folder ended, and rank 0 waited for it."""
+    timed: list[object] = []
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(bench_command, "runner", lambda cluster: nullcontext(SimpleNamespace(leads=False)))
+    monkeypatch.setattr(bench_command, "time_turns", lambda *job: timed.append(job))
+    assert main(["bench", "dense", "--model", "tiny-resnet18", "--json", "/nowhere/a.json"]) == 0
+    assert len(timed) == 1
+
+
 def test_a_folder_that_cannot_be_written_is_told_in_one_line_before_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -333,6 +393,22 @@ def test_bench_writes_all_figures(tmp_path: Path, capsys: pytest.CaptureFixture[
     shown = capsys.readouterr().out.split()
     assert {"nocomm", "bf16"} <= set(shown)
     assert "ms per step; the column wire sums messages that overlap, so it may exceed the step" in " ".join(shown)
+
+
+def test_the_heading_of_a_bench_says_how_many_steps_were_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of local steps are whole rounds."""
+
+    def run(launcher, job, spec, lines, follow):
+        for name in spec.configurations:
+            step_ms = [1.0] * (500 if name.startswith("localsteps") else spec.steps)
+            follow(TimedSteps(name, 0, step_ms, Totals(2e6, 8e6, None, 0, 0, 0, 0)).to_line())
+
+    monkeypatch.setattr(_Launcher, "run", run)
+    assert main(["bench", "dense", "localsteps:500", "--model", "tiny-resnet18"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "2 ranks over loopback: 3 x 20 steps, of localsteps:500 3 x 500; ms per step" in shown
 
 
 HELP = {

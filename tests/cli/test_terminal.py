@@ -12,7 +12,7 @@ from rich.console import Console
 
 import gradwire
 from gradwire.cli import main, run_setup
-from gradwire.cli.console import show
+from gradwire.cli.console import progress_bars, show
 from gradwire.lab.catalogue import catalogue
 from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.lab.network import network
@@ -55,6 +55,19 @@ def test_what_names_a_row_stands_before_each_block_of_columns() -> None:
     rows = [line.split() for line in lines if ".2345" in line]
     assert len(rows) == 3 * 3
     assert all(row[:2] == FIGURES[0][:2] for row in rows)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_process_that_leads_shows_progress(
+    rank: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The empty bars of others wiped it away."""
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with progress_bars() as progress:
+        progress.update(progress.add_task("timing", total=2, note="starting"), advance=1, note="dense")
+    assert ("timing" in capsys.readouterr().err) == (rank == 0)
+    assert progress.disable == (rank > 0)
 
 
 def test_help_is_whole_in_the_list_of_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,6 +144,9 @@ def test_findings_of_many_ranks_are_few_lines() -> None:
 
 MISTAKES = [
     (["--hosts", "2"], "give --link"),
+    (["--hosts", "0"], "give --link"),
+    (["--ranks", "4", "--hosts", "2", "--link", "loopback"], "give --link"),
+    (["--hosts", "0", "--link", "1gbit"], "do not fill 0 hosts"),
     (["--ranks", "3", "--hosts", "2", "--link", "1gbit"], "3 ranks do not fill 2 hosts"),
     (["--ranks", "0"], "--ranks"),
     (["--device", "tpu"], "device is cpu or cuda"),

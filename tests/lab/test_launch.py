@@ -288,6 +288,18 @@ def test_a_slurm_steps_only_task_is_not_a_rank(environment: dict[str, str]) -> N
     assert not is_launched()
 
 
+def test_the_shell_of_salloc_is_not_a_rank(environment: dict[str, str]) -> None:
+    """SLURM_NTASKS is the allocation's there; each command took itself for one rank of 8, and waited for the others."""
+    environment |= SLURM | {"SLURM_STEP_NODELIST": "box", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    assert not is_launched()
+
+
+def test_a_step_of_fewer_tasks_than_its_job_has_as_many_ranks(environment: dict[str, str]) -> None:
+    environment |= SLURM | {"SLURM_STEP_NODELIST": "box", "SLURM_STEP_NUM_TASKS": "6"}
+    assert is_launched()
+    assert environment["WORLD_SIZE"] == "6"
+
+
 def test_steps_of_slurm_jobs_on_one_host_do_not_meet(environment: dict[str, str]) -> None:
     """Of one job, and of an array's jobs, which are numbered one after another."""
     ports = set()

@@ -171,6 +171,8 @@ MISTAKES = {
     "no batch": ("mine.py:no_batch", "mine.py:no_batch: batches(0, 2) gives no batch"),
     "number": ("mine.py:number", "mine.py:number: batches(rank, world) gives a int, not batches to go through"),
     "import": ("bad.py:make", "bad.py cannot be imported: No module named 'nowhere'"),
+    "package": ("mine.py:package", "mine.py:package cannot import what it needs: No module named 'nowhere'"),
+    "package of batches": ("mine.py:lazy", "mine.py:lazy cannot import what it needs: No module named 'nowhere'"),
 }
 MINE = """
 import torch
@@ -183,6 +185,12 @@ def empty(): return torch.nn.ReLU(), lambda rank, world: [], loss
 def loader(): return torch.nn.Linear(1, 1), [], loss
 def no_batch(): return torch.nn.Linear(1, 1), lambda rank, world: [], loss
 def number(): return torch.nn.Linear(1, 1), lambda rank, world: 3, loss
+def package(): import nowhere
+def lazy():
+    def batches(rank, world):
+        import nowhere
+        yield
+    return torch.nn.Linear(1, 1), batches, loss
 """
 
 
@@ -217,6 +225,22 @@ def test_mistakes_get_one_line(
     [
         (["train", "dense", "--model", "a:b", "--task", "lm"], "three things to train: give one"),
         (["plan", "--model", "a:b", "--task", "lm"], "give one"),
+        (
+            ["train", "dense", "--set", "width=8", "--set", "width=9"],
+            "an option of lm is given twice: width=8, width=9",
+        ),
+        (
+            ["train", "dense", "--task", "ptb", "--data", "a", "--set", "folder=b"],
+            "an option of ptb is given twice: folder=a, folder=b",
+        ),
+        (
+            ["plan", "--model", "a:b", "--set", "function=c:d"],
+            "an option of own is given twice: function=a:b, function=c:d",
+        ),
+        (
+            ["train", "dense", "--pretrained", "a", "--set", "pretrained=b"],
+            "an option of lm is given twice: pretrained=b, pretrained=a",
+        ),
         (["bench", "dense", "--model", "a:b", "--layers", "2"], "a:b has sizes of its own: layers"),
         (
             ["train", "dense", "--model", f"{__file__}:make", "--set", "width=2"],
@@ -227,6 +251,28 @@ def test_mistakes_get_one_line(
 def test_what_does_not_go_together_is_named(arguments: list, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def needy():
+    def held_out():
+        import nowhere  # pyright: ignore[reportMissingImports]  # noqa: F401
+
+    def loss(model, batch):
+        held_out()
+
+    return torch.nn.Linear(2, 2), lambda rank, world: held_out(), loss, held_out
+
+
+def test_a_package_that_a_users_function_lacks_is_not_gradwires() -> None:
+    task = Own(function=named(needy))
+    calls = (
+        lambda: task.training_loss(torch.nn.Linear(2, 2), 0),
+        lambda: task.held_out_size,
+        lambda: task.epoch_steps(2),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match="needy cannot import what it needs: No module named 'nowhere'"):
+            call()
 
 
 def test_a_loss_that_is_no_number_is_named() -> None:

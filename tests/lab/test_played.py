@@ -14,7 +14,7 @@ import torch
 from matplotlib.figure import Figure
 
 import gradwire as gw
-from gradwire.cli import main
+from gradwire.cli import main, scheduler_commands
 from gradwire.lab.curve import Carried, StepCurve
 from gradwire.lab.jobs.bench_job import TimedSteps
 from gradwire.lab.launch.rank_failed import RankFailed
@@ -24,11 +24,13 @@ from gradwire.lab.play_spec import PlaySpec
 from gradwire.lab.played_cluster import PlayedCluster
 from gradwire.lab.results import Totals
 from gradwire.lab.scheduling.profiles import profile as published
-from gradwire.report import played_report
+from gradwire.report import played_report, simulation_report
 from gradwire.report.played_report import PlayedTimes
+from gradwire.report.text_table import TextTable
 from gradwire.report.timing import summarize
 from gradwire.report.training_cost import TrainingCost
 from gradwire.schedule import Profile
+from gradwire.schedule.costs import Affine
 from gradwire.schedule.simulate import Cluster, on_cluster
 from gradwire.transports.played import SentCollective
 
@@ -172,6 +174,7 @@ MISTAKES = [
     (["bench", "dense", "--play", "8@1gbit", "--training-steps", "0"], "give 1 or more --training-steps"),
     (["bench", "dense", "--play", "8@1gbit", "--training-steps", "9", "--price", "-1"], "give 0 or more"),
     (["plan", "--play", "8@1gbit", "--hosts", "2"], "leave --hosts and --link out"),
+    (["plan", "--play", "8@1gbit", "--hosts", "0"], "leave --hosts and --link out"),
     (["plan", "--play", "8@1gbit", "--link", "1gbit"], "leave --hosts and --link out"),
     (["simulate", "resnet50", "--play", "8@1gbit", "--ranks", "8"], "leave --ranks, --link and --every out"),
     (["simulate", "resnet50", "--play", "8@1gbit", "--every", "30"], "leave --ranks, --link and --every out"),
@@ -210,6 +213,18 @@ def test_what_no_profile_can_be_predicted_with_is_refused(
     assert not [*tmp_path.iterdir()]
 
 
+def test_one_host_is_predicted_from_one_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It wanted --latency-us, which it then refused."""
+    inside = {"sum": Affine(), "broadcast": Affine()}
+    replace(published("resnet50"), ranks=8, gpus_per_host=8, local=inside).save(tmp_path / "profile.json")
+    command = ["simulate", str(tmp_path / "profile.json"), "--link", "1gbit", "--out", str(tmp_path / "runs")]
+    assert main([*command, "--ranks", "8", "--gpus-per-host", "8"]) == 0
+    (written,) = (tmp_path / "runs").glob("*/simulation.json")
+    assert "latency of a message" not in json.loads(written.read_text())
+    assert main([*command, "--ranks", "8,16", "--gpus-per-host", "8"]) == 2
+    assert "the profile was measured on one host: give --latency-us" in capsys.readouterr().err
+
+
 def test_from_python_options_are_named_as_python_has_them() -> None:
     with pytest.raises(ValueError, match=r"only a played cluster has latency_us; add one: play='64@25gbit'"):
         gw.bench(make, ["bf16"], latency_us=20.0)
@@ -230,10 +245,19 @@ def test_a_predicted_training_has_a_cost(tmp_path: Path) -> None:
     assert "hours of 1,000 steps, best plan" in report.read_text()
 
 
+def test_a_latency_below_a_microsecond_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, str]] = []
+    monkeypatch.setattr(scheduler_commands, "_simulated", lambda *asked: [])
+    monkeypatch.setattr(simulation_report, "table", lambda *asked: TextTable("", ["ranks"], []))
+    monkeypatch.setattr(simulation_report, "write", lambda home, title, outcomes, facts, cost: told.append(facts) or [])
+    assert main(["simulate", "resnet50", "--latency-us", "0.4", "--out", str(tmp_path)]) == 0
+    assert told[0]["latency of a message"] == "0.400 µs"
+
+
 def test_hosts_and_a_link_or_a_cluster_is_given() -> None:
     measures: tuple[Callable[..., object], ...] = (partial(gw.bench, make, ["bf16"]), partial(gw.plan, make))
     for measure in measures:
-        for other in (partial(measure, hosts=2), partial(measure, link="1gbit")):
+        for other in (partial(measure, hosts=2), partial(measure, hosts=0), partial(measure, link="1gbit")):
             with pytest.raises(ValueError, match="says ranks and link: leave hosts and link out"):
                 other(play="4@1gbit")
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.cli import main
+from gradwire.cli import main, train_command
 from gradwire.construct import options_of
 from gradwire.lab.configuration import parse_all
+from gradwire.lab.experiments.comparison import Comparison
 from gradwire.lab.experiments.presets import PRESETS, preset
 from gradwire.lab.launch.launch import launch
 from gradwire.lab.models import MODELS
@@ -174,6 +175,19 @@ def test_what_is_given_replaces_the_presets_own() -> None:
     assert {"width=8", "batch=4", "context=35"} <= set(training.options)
     assert training.recipe == replace(preset("gravac-lstm").recipe, steps=None, epochs=3, clip=1.0)
     assert training.configurations == preset("gravac-lstm").configurations
+
+
+def test_a_plan_is_one_more_to_compare_with_a_presets_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took the place of all of them."""
+    compared: list[Comparison] = []
+    monkeypatch.setattr(train_command, "compare", lambda comparison, *_: compared.append(comparison))
+    monkeypatch.setattr(Comparison, "__post_init__", lambda comparison: None)
+    monkeypatch.setattr("gradwire.lab.experiments.training.parse_all", list)
+    command = ["train", "--preset", "acpsgd-mnist", "--data", str(tmp_path), "--plan", "plan.json"]
+    assert main(command) == 0
+    assert main([*command, "topk"]) == 0
+    own = list(preset("acpsgd-mnist").configurations)
+    assert [each.configurations for each in compared] == [[*own, "plan:plan.json"], ["topk", "plan:plan.json"]]
 
 
 def test_drops_and_warm_up_keep_their_share_of_a_length_in_the_other_unit() -> None:

@@ -109,7 +109,12 @@ def test_the_optimizer_is_the_tasks_unless_the_user_says_otherwise(task, recipe:
         ({"clip": 0.0}, "clip=0.0 is no norm"),
         ({"optimizer": "adam"}, "there is no optimizer 'adam': did you mean adamw"),
         ({"schedule": "cosin"}, "there is no schedule 'cosin': did you mean cosine"),
-        ({"schedule": "drop:x"}, "there is no schedule 'drop:x'"),
+        ({"schedule": "30"}, "there is no schedule '30'"),
+        ({"schedule": "nan"}, "there is no schedule 'nan'"),
+        ({"schedule": "drop:x"}, "schedule drop:x has no steps or epochs: give numbers above 0, as in drop:30,60"),
+        ({"schedule": "drop:nan"}, "schedule drop:nan has no steps"),
+        ({"schedule": "drop:30,inf"}, "schedule drop:30,inf has no steps"),
+        ({"schedule": "drop:-5"}, "schedule drop:-5 has no steps"),
     ],
 )
 def test_what_cannot_be_is_named(recipe: dict, message: str) -> None:

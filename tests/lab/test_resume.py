@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import chdir
 from itertools import cycle
 from pathlib import Path
 
@@ -12,11 +13,12 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gradwire.cli import main
+from gradwire.cli import main, train_command
 from gradwire.lab.configuration import parse_all
 from gradwire.lab.experiments.comparison import Comparison
 from gradwire.lab.experiments.recipe import Recipe
-from gradwire.lab.experiments.resumable import METRICS, keep, records_kept
+from gradwire.lab.experiments.resumable import FILE, METRICS, keep, records_kept
+from gradwire.lab.experiments.training import Training
 from gradwire.lab.jobs import checkpoints
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launch import launch
@@ -173,6 +175,7 @@ def test_a_run_that_was_killed_is_resumed_from_the_command_line(
         (["dense", "--resume", "{}"], "goes on with what was begun there: give nothing else"),
         (["--resume", "{}", "--steps", "3"], "give nothing else"),
         (["--resume", "{}", "--seed", "3"], "give nothing else"),
+        (["--resume", "{}", "--checkpoint-every", "0"], "give nothing else"),
         (["dense", "--checkpoint-every", "0"], "checkpoint_every=0 is no number of steps or epochs"),
     ],
 )
@@ -202,6 +205,23 @@ def test_a_long_configuration_has_a_folder_that_can_be_made(tmp_path: Path) -> N
         home.mkdir()
     assert len({home.name for home in homes}) == 2
     assert homes == [Path(spec.home) for _, spec in compared(*texts).specs(tmp_path)]
+
+
+def test_what_a_run_is_resumed_by_is_written_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed run that was killed while it wrote that again could not be resumed."""
+
+    def killed(source: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            keep(tmp_path, compared("dense"), LabCluster(2))
+    assert not (tmp_path / FILE).exists()
+    keep(tmp_path, compared("dense"), LabCluster(2))
+    written = (tmp_path / FILE).stat()
+    keep(tmp_path, compared("dense"), LabCluster(2))
+    assert (tmp_path / FILE).stat() == written
 
 
 def test_records_are_whole_while_later_ones_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,6 +264,29 @@ def test_the_parts_of_a_suite_are_named_where_all_of_it_is_resumed(
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert f"resume its parts one by one: {parts[0]}, {parts[1]}" in err
+
+
+def test_a_run_is_resumed_where_it_was_begun_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its data and plans were not found, or others of the same name were taken."""
+    begun, other = tmp_path / "begun", tmp_path / "other"
+    (begun / "runs").mkdir(parents=True)
+    other.mkdir()
+    (begun / "begun.py").write_text(OWN)
+    resumed: list[tuple[Path, Path, Comparison]] = []
+    monkeypatch.setattr(train_command, "compare_in", lambda to, what, *_: resumed.append((Path.cwd(), to, what)))
+    with chdir(begun):
+        own = Training(task="own", options=("function=begun.py:make",), configurations=("dense",)).comparison(2)
+        keep(Path("runs"), own, LabCluster(2))
+    with chdir(other):
+        assert main(["train", "--resume", "../begun/runs"]) == 0
+        assert Path.cwd() == other
+    ((where, to, comparison),) = resumed
+    assert (where, to.resolve(), comparison) == (begun, begun / "runs", own)
+    # a folder that is gone is not needed by every run
+    with chdir(other):
+        keep(Path(), compared("dense"), LabCluster(2))
+    other.rename(tmp_path / "moved")
+    assert main(["train", "--resume", str(tmp_path / "moved")]) == 0
 
 
 def test_a_checkpoint_is_one_only_when_what_all_ranks_share_is_there(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.cli import main
-from gradwire.lab.soak.faults import KINDS, faults, read_kinds
+from gradwire.lab.soak.faults import KINDS, Fault, faults, read_kinds
 from gradwire.lab.soak.laws import Laws
 from gradwire.lab.soak.rank_processes import RankProcess
-from gradwire.lab.soak.soak import Soak, soaking
+from gradwire.lab.soak.soak import Followed, Soak, soaking
 from gradwire.lab.soak.soaked_model import BY_CHECKPOINT
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -108,6 +108,25 @@ def test_a_rank_that_has_ended_holds_no_pipes(deadly: Soak) -> None:
 def test_the_port_at_which_ranks_meet_is_held(deadly: Soak) -> None:
     with socket.socket() as thief, pytest.raises(OSError, match="in use"):
         thief.bind(deadly._address)
+
+
+def test_an_episode_after_a_broken_law_has_no_more_faults(deadly: Soak, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It made up for those that the one before had left."""
+    struck: list[int] = []
+
+    def strike(fault: Fault) -> Followed:
+        struck.append(deadly._episode)
+        if len(struck) == 4:  # a law is broken
+            deadly._members.clear()
+        deadly.came.faults.append(Followed(fault.kind, "", deadly._episode, "rank 1", 0.0, 0.0, ""))
+        return deadly.came.faults[-1]
+
+    monkeypatch.setattr(DeadlyHost, "load", lambda host: None, raising=False)
+    monkeypatch.setattr(deadly, "_wait", lambda steps: 0.0)
+    monkeypatch.setattr(deadly, "_strike", strike)
+    monkeypatch.setattr("gradwire.lab.soak.soak.faults", lambda *drawn: islice(faults(1, KINDS), 20))
+    deadly.run(1, [*KINDS], lambda followed: None)
+    assert struck == [0] * 4 + [1] * 12 + [2] * 4
 
 
 @pytest.mark.long

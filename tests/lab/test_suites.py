@@ -146,6 +146,24 @@ def test_the_command_of_a_row_is_that_row() -> None:
     assert (spec.task, spec.options) == ("published", ["model=bert-base", "layers=2", "batch=3", "size=16"])
 
 
+@pytest.mark.parametrize(
+    ("per_host", "started"),
+    [
+        (8, "--nproc-per-node 8"),
+        (2, "--nnodes 4 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint gpu07:29500"),
+    ],
+)
+def test_the_command_of_a_row_starts_the_ranks_of_each_host(
+    per_host: int, started: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asked for all of them on one host."""
+    told = {"RANK": 0, "WORLD_SIZE": 8, "LOCAL_WORLD_SIZE": per_host, "MASTER_ADDR": "gpu07"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, str(value))
+    command = Setup(model="lstm", ranks=8, link="real").command("bf16", TIMING_OPTIONS)
+    assert command.startswith(f"torchrun {started} -m gradwire bench bf16 --model lstm --steps 2")
+
+
 SUITE_ON_RANKS = """
 import sys
 from gradwire.cli import main
@@ -219,6 +237,8 @@ MISTAKES = [
     (["--suite", "gravac", "--hosts", "2", "--link", "fast"], "'fast' is not a link"),
     (["--suite", "gravac", "--hosts", "2", "--size", "5"], "size=5 does not fit"),
     (["--suite", "gravac", "--hosts", "0"], "0 hosts"),
+    (["--suite", "gravac", "--layers", "0"], "layers=0 cannot be had: give 1 or more"),
+    (["--suite", "gravac", "--layers", "-5"], "layers=-5 cannot be had: give 1 or more"),
     (["--suite", "gravac", "--hosts", "2", "--batch", "0"], "batch must be at least 1"),
     (["--model", "tiny-gpt", "topk", "--layers", "1"], "tiny-gpt has one size only"),
     (["--model", "tiny-bert", "topk"], "'bert'"),
@@ -268,6 +288,25 @@ def test_what_was_timed_before_a_failure_is_told_and_written(
     (path,) = tmp_path.glob("*/suite.json")
     rows = [(row["batch"], row["configuration"]) for row in json.loads(path.read_text())["rows"]]
     assert rows == [(2, "dense"), (2, "bf16"), (3, "dense")]
+
+
+def test_facts_of_a_suite_are_those_of_all_its_set_ups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were those of the last one."""
+
+    def run(launcher, job, spec, lines, follow):
+        for name in spec.configurations:
+            follow(TimedSteps(name, 0, [1.0], Totals(2e6, 8e6, None, 0, 0, 0, 0)).to_line())
+
+    setups = [Setup(model="resnet18", ranks=ranks, batch=2, size=32) for ranks in (2, 4)]
+    monkeypatch.setitem(SUITES, "cupcake", [SuiteRow(setup, "dense", setup) for setup in setups])
+    monkeypatch.setattr(_Launcher, "run", run)
+    told = {"place", "ranks", "hosts"}
+    for name, hosts, expected in (("two", [], set()), ("one", ["--hosts", "2"], told)):
+        assert main(["bench", "--suite", "cupcake", "--layers", "4", *hosts, "--out", str(tmp_path / name)]) == 0
+        (path,) = (tmp_path / name).glob("*/suite.json")
+        facts = json.loads(path.read_text())
+        assert facts.keys() & told == expected
+        assert facts["device"] == "cpu"
 
 
 def test_a_suite_that_fails_after_nocomm_keeps_nothing_and_names_the_failure(

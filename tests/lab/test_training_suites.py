@@ -1,6 +1,8 @@
 """Suites of trainings: their rows, and a small one from end to end."""
 
 import json
+from dataclasses import replace
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from gradwire.lab.experiments.training import Training
 from gradwire.lab.experiments.training_suites import training_suite
 from gradwire.lab.results import Record, Run, Totals
 from gradwire.lab.workloads.make_task import tasks
-from gradwire.report.training_suite_report import TrainedTask, table
+from gradwire.report.training_suite_report import TrainedTask, table, write
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -76,6 +78,18 @@ def test_the_time_to_the_metric_of_dense(metric: str, dense, other, expected) ->
     assert trained.rows()[1]["elements_factor"] == 100
     assert table("gravac", [trained]).rows[1][-3:] == ["100×", "1.00", "10.0×"]
     assert (table("gravac", [trained]).rows[1][4] == "never") == (expected is None)
+
+
+@pytest.mark.parametrize(("metric", "ended"), [("accuracy", 0.1), ("perplexity", inf)])
+def test_nothing_is_as_good_as_a_dense_run_that_diverged(metric: str, ended: float, tmp_path: Path) -> None:
+    """With weights that are NaN accuracy is that of chance, which the others had reached at once."""
+    runs = [run("dense", [0.05, ended], metric), run("topk:0.01", [0.3, 0.9], metric)]
+    runs[0].records[-1] = replace(runs[0].last, loss=nan)
+    trained = TrainedTask("digits", "cnn", metric, runs)
+    assert [row["seconds_to_dense"] for row in trained.rows()] == [None, None]
+    assert [row[4] for row in table("gravac", [trained]).rows] == ["-", "-"]
+    page, _ = write(tmp_path, "gravac", [trained], {})
+    assert "digits: dense diverged: there is nothing to compare the others with." in page.read_text()
 
 
 @pytest.mark.long

@@ -140,8 +140,18 @@ VERDICTS = [
     (RUNS, "accuracy", "topk:0.01+residual: 4.00× faster than dense, held-out accuracy +0.0 points."),
     (RUNS, "loss", "topk:0.01+residual: 4.00× faster than dense, held-out loss +0.0 %."),
     (RUNS[:1], "loss", "dense reached held-out loss 1.500."),
+    (ended(0.00021, 0.0)[:1], "loss", "dense reached held-out loss 0.000210."),
     (RUNS[::-1], "loss", "None of 1 was faster than topk:0.01+residual."),
-    ([RUNS[0], diverging("signsgd", [5.0, 6, 7, float("nan")])], "loss", "None of 1 was faster than dense."),
+    (
+        [RUNS[0], diverging("signsgd", [5.0, 6, 7, float("nan")])],
+        "loss",
+        "1 of 1 diverged: there is nothing to compare dense with.",
+    ),
+    (
+        [RUNS[0], RUNS[0], diverging("signsgd", [5.0, 6, 7, float("nan")])],
+        "loss",
+        "None of 1 was faster than dense; 1 of 2 diverged.",
+    ),
     ([diverging("dense", [5.0, 6, 7, float("nan")])], "loss", "dense diverged."),
     (
         [diverging("dense", [5.0, 6, 7, float("nan")]), RUNS[1]],

@@ -12,9 +12,18 @@ from rich.console import Console
 from gradwire.cli import main
 from gradwire.lab.jobs.bench_job import TimedSteps
 from gradwire.lab.results import TRAINING_LOSS, Record, Run, Spread, Totals, append, read_lines
-from gradwire.report import decisions, pictures, report_files, terminal, text_table, training_report
+from gradwire.report import (
+    decisions,
+    pictures,
+    report_files,
+    terminal,
+    text_table,
+    training_report,
+    training_suite_report,
+)
 from gradwire.report.text_table import TextTable, figure
 from gradwire.report.timing import summarize
+from gradwire.report.training_suite_report import TrainedTask
 
 FACTS = {"task": "lm", "place": "2 ranks <over> loopback", "options": {"width": "8"}, "link": None}
 
@@ -73,6 +82,13 @@ def test_totals_add_and_subtract() -> None:
 )
 def test_figures_have_three_digits(number: float, text: str) -> None:
     assert figure(number) == text
+
+
+@pytest.mark.parametrize(("loss", "text"), [(12.3456, "12.346"), (0.98, "0.980"), (0.00021, "0.000210"), (0.0, "0")])
+def test_a_small_loss_is_no_zero(loss: float, text: str) -> None:
+    run = Run("dense", [replace(RUNS[0].last, held_out={"loss": loss})])
+    assert text_table.training([run], "loss").rows[0][1] == text
+    assert training_suite_report.table("own", [TrainedTask("own", "", "loss", [run])]).rows[0][3] == f"loss {text}"
 
 
 def test_spread_is_median_and_quartiles() -> None:

@@ -101,7 +101,7 @@ class Setup:
         gradwire = ["gradwire"]
         # its ranks were started beforehand
         if self.link == REAL:
-            gradwire = ["torchrun", "--nproc-per-node", str(self.ranks), "-m", "gradwire"]
+            gradwire = ["torchrun", *_ranks_of_hosts(self.ranks, self.cluster(timed.device).hosts), "-m", "gradwire"]
             options = {name: value for name, value in options.items() if name not in ("hosts", "link")}
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         return shlex.join([*gradwire, "bench", configuration, *words])
@@ -112,10 +112,6 @@ class Setup:
         words = {"layers": "{} of {} layers", "batch": "batch {}", "size": "size {}"}
         whole = sum(MODELS[self.model].stages) if self.model in MODELS else 0
         return ", ".join([self.model, *(words[name].format(value, whole) for name, value in self._sizes().items())])
-
-    def place(self, cluster: LabCluster) -> str:
-        """Where it is timed, in words: on the `cluster`, or on one that is played there."""
-        return str(self.play or cluster)
 
     def __str__(self) -> str:
         return f"{self.title}, {self.ranks} ranks, {'their own network' if self.link == REAL else self.link}"
@@ -136,6 +132,14 @@ class Setup:
         if sizes:
             raise ValueError(f"{self.model} has one size only: {', '.join(sizes)} are for the published models")
         return "synthetic", [f"model={self.model.removeprefix(TINY)}"]
+
+
+def _ranks_of_hosts(ranks: int, hosts: int) -> list[str]:
+    """The options by which torchrun starts so many ranks, on each of the hosts."""
+    if hosts == 1:
+        return ["--nproc-per-node", str(ranks)]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{os.environ['MASTER_ADDR']}:29500"]
+    return ["--nnodes", str(hosts), "--nproc-per-node", str(ranks // hosts), *meeting]
 
 
 @cache

@@ -131,14 +131,20 @@ class Comparison:
         }
 
 
-def circumstances(cluster: LabCluster) -> dict[str, object]:
-    """Circumstances of a measurement: cluster, date and command."""
+def circumstances(*clusters: LabCluster) -> dict[str, object]:
+    """Circumstances of a measurement: cluster, or what several have in common, date and command."""
+    first, *others = [
+        {
+            "place": str(cluster),
+            "hosts": cluster.hosts,
+            "ranks": cluster.ranks,
+            "link": str(cluster.link) if cluster.link else None,
+            "device": cluster.device,
+        }
+        for cluster in dict.fromkeys(clusters)
+    ]
     return {
-        "place": str(cluster),
-        "hosts": cluster.hosts,
-        "ranks": cluster.ranks,
-        "link": str(cluster.link) if cluster.link else None,
-        "device": cluster.device,
+        **{name: fact for name, fact in first.items() if all(other[name] == fact for other in others)},
         "machine": f"{os.cpu_count()} cores, {platform.platform()}",
         "software": f"Python {platform.python_version()}, torch {torch.__version__}",
         "date": f"{datetime.now():%Y-%m-%d %H:%M}",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import cos, inf, pi
+from math import cos, inf, nan, pi
 from typing import Any, Literal
 
 from torch.nn import Parameter
@@ -68,13 +68,19 @@ class Recipe:
 
     @property
     def drops(self) -> list[float]:
-        """After how many steps or epochs the rate falls to a tenth. Raises ValueError for an unknown schedule."""
+        """After how many steps or epochs the rate falls to a tenth. Raises ValueError for an unknown schedule, and for
+        drops that never come."""
         if self.schedule in SCHEDULES[:-1]:
             return []
+        if not self.schedule.startswith(_DROP):
+            raise unknown("schedule", self.schedule, SCHEDULES)
         try:
-            return [float(drop) for drop in self.schedule.removeprefix(_DROP).split(",")]
+            drops = [float(drop) for drop in self.schedule.removeprefix(_DROP).split(",")]
         except ValueError:
-            raise unknown("schedule", self.schedule, SCHEDULES) from None
+            drops = [nan]
+        if not all(0 < drop < inf for drop in drops):
+            raise ValueError(f"schedule {self.schedule} has no steps or epochs: give numbers above 0, as in drop:30,60")
+        return drops
 
     def of_length(self, unit: str, length: int) -> dict[str, Any]:
         """The fields of the recipe that change with a `length` in a `unit`, steps or epochs. If the length was in the

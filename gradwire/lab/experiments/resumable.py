@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from gradwire.lab.experiments.comparison import Comparison
 from gradwire.lab.jobs import checkpoints
@@ -15,10 +16,13 @@ METRICS = "metrics.jsonl"
 
 
 def keep(folder: Path, comparison: Comparison, cluster: LabCluster) -> None:
-    """Writes a comparison, so that it can be resumed."""
-    where = {"link": str(cluster.link or LOOPBACK), "device": cluster.device}
+    """Writes a comparison, so that it can be resumed; one that is resumed is there already."""
+    if (folder / FILE).exists():
+        return
+    where = {"link": str(cluster.link or LOOPBACK), "device": cluster.device, "folder": str(Path.cwd())}
     # what a resumed run needs beside the checkpoints
-    (folder / FILE).write_text(json.dumps(where | {"comparison": comparison.to_json()}, indent=1) + "\n")
+    with whole(folder / FILE) as file:
+        file.write(json.dumps(where | {"comparison": comparison.to_json()}, indent=1).encode() + b"\n")
 
 
 def kept(folder: Path) -> tuple[Comparison, LabCluster]:
@@ -29,9 +33,21 @@ def kept(folder: Path) -> tuple[Comparison, LabCluster]:
         raise ValueError(f"{folder} is of a suite: resume its parts one by one: {', '.join(parts)}")
     if not path.is_file():
         raise ValueError(f"no file {path}: a run that can be resumed was started with --checkpoint-every")
-    data = json.loads(path.read_text())
+    data = _read(path)
     comparison = Comparison.from_json(data["comparison"])
     return comparison, LabCluster(comparison.ranks, link_of(data["link"]), data["device"], comparison.shard)
+
+
+def begun_in(folder: Path) -> Path:
+    """The working folder in which a run was begun, from which its paths of data, models and plans go; this one where
+    that is gone."""
+    path = folder / FILE
+    begun = Path(_read(path).get("folder", ".")) if path.is_file() else Path()
+    return begun if begun.is_dir() else Path()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
 
 
 def records_kept(home: Path) -> list[Record]:

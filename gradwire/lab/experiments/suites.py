@@ -38,6 +38,10 @@ class Cuts:
     batch: int | None = None
     size: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.layers is not None and self.layers < 1:
+            raise ValueError(f"layers={self.layers} cannot be had: give 1 or more")
+
     def of(self, row: SuiteRow) -> SuiteRow:
         """The row, cut. A model without so few layers keeps as few as it can, one without so many all of them."""
         # the user's values in place of the suite's

@@ -24,7 +24,6 @@ _SETTINGS = {
     "user.max_net_namespaces": ("0", "10000"),
 }
 """Settings that may forbid a user to make namespaces: the forbidding value and the allowing one."""
-_OR = "or leave --link out, and ranks use loopback"
 
 
 class NetworkUnavailable(RuntimeError):
@@ -117,8 +116,8 @@ def _forbidden() -> str:
     for setting, (forbidding, allowing) in _SETTINGS.items():
         path = Path("/proc/sys", *setting.split("."))
         if path.exists() and path.read_text().strip() == forbidding:
-            return f"this machine forbids it by {setting}={forbidding}: run `sudo sysctl {setting}={allowing}`, {_OR}"
-    return f"it needs root or user namespaces, which containers have with --privileged: {_OR}"
+            return f"this machine forbids it by {setting}={forbidding}: run `sudo sysctl {setting}={allowing}`"
+    return "it needs root or user namespaces, which containers have with --privileged"
 
 
 def _bucket(link: Link) -> dict[str, int]:

@@ -76,7 +76,7 @@ class Soak:
         self._heard: SimpleQueue[Heard] = SimpleQueue()
         # episodes, ranks and lives are counted: keys in the store are never used twice
         self._numbers, self._episode, self._size, self._ranks = count(), -1, 2, 2
-        self._lives = count()
+        self._lives, self._episode_ends = count(), 0
         # on loopback the store is this process's, so that no other takes its port; else a process's of the first host
         if network:
             self._store, self._address = None, (network.address(0), 29500)
@@ -101,7 +101,7 @@ class Soak:
         for fault in faults(self.came.seed, kinds):
             if monotonic() - self._began > 60 * minutes:
                 break
-            if len(self.came.faults) >= (self._episode + 1) * EPISODE or not self._members:
+            if len(self.came.faults) >= self._episode_ends or not self._members:
                 self._begin()
             if self._wait(fault.steps) is not None:
                 follow(self._strike(fault))
@@ -128,6 +128,7 @@ class Soak:
     def _begin(self) -> None:
         """Ends all ranks, and has hosts train with the next plan: two of them, then one more, up to all."""
         self._episode += 1
+        self._episode_ends = len(self.came.faults) + EPISODE
         # two ranks, then one more in each round of front ends
         self._size = self._ranks = 2 + self._episode // len(FRONT_ENDS) % (self._hosts - 1)
         for host in [*self._members]:

@@ -69,32 +69,35 @@ class Own(Task):
         return batches
 
     def _endless(self, rank: int, world: int, seed: int) -> Iterator[Any]:
-        # the function's batches, begun anew when they end
-        batches = _iterable(self._made.batches(rank, world), "batches(rank, world)", self.function)
-        for epoch in count():
-            if epoch and iter(batches) is batches:  # an iterator, which does not begin anew by itself
-                batches = self._made.batches(rank, world)
-            if hasattr(sampler := getattr(batches, "sampler", None), "set_epoch"):
-                sampler.set_epoch(epoch)  # pyright: ignore[reportOptionalMemberAccess]
-            with _drawing_from(seed + epoch):
-                # samplers draw their order when the first batch is asked for
-                iterator = iter(batches)
-                first = list(islice(iterator, 1))
-            # the first batch was taken inside, so that its order follows the seed
-            if not first:
-                raise ValueError(f"{self.function}: batches({rank}, {world}) gives no batch")
-            yield first[0]
-            yield from iterator
+        with _named(self.function):
+            # the function's batches, begun anew when they end
+            batches = _iterable(self._made.batches(rank, world), "batches(rank, world)", self.function)
+            for epoch in count():
+                if epoch and iter(batches) is batches:  # an iterator, which does not begin anew by itself
+                    batches = self._made.batches(rank, world)
+                if hasattr(sampler := getattr(batches, "sampler", None), "set_epoch"):
+                    sampler.set_epoch(epoch)  # pyright: ignore[reportOptionalMemberAccess]
+                with _drawing_from(seed + epoch):
+                    # samplers draw their order when the first batch is asked for
+                    iterator = iter(batches)
+                    first = list(islice(iterator, 1))
+                # the first batch was taken inside, so that its order follows the seed
+                if not first:
+                    raise ValueError(f"{self.function}: batches({rank}, {world}) gives no batch")
+                yield first[0]
+                yield from iterator
 
     def epoch_steps(self, world: int) -> int:
         """The length of the batches. Raises ValueError where they have none."""
-        batches = self._made.batches(0, world)
+        with _named(self.function):
+            batches = self._made.batches(0, world)
         if not hasattr(batches, "__len__"):
             raise ValueError(f"{self.function}: batches(rank, world) has no length and so no epochs: give --steps")
         return len(batches)  # pyright: ignore[reportArgumentType]
 
     def training_loss(self, model: nn.Module, batch: Any) -> Tensor:
-        loss = self._made.loss(model, batch)
+        with _named(self.function):
+            loss = self._made.loss(model, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
             raise ValueError(f"{self.function}: loss(model, batch) gives {_form(loss)}, not one number: {_CALL}")
         return loss
@@ -129,7 +132,8 @@ def _first(function: str) -> Made:
 
 def _make(function: str) -> Made:
     # a tuple of the right length
-    made = imported(function)()
+    with _named(function):
+        made = imported(function)()
     if not isinstance(made, tuple) or len(made) not in (3, 4):
         raise ValueError(f"{function} returns {_form(made)}, not a tuple of three or four: {_CALL}")
     # a module with something to train
@@ -150,7 +154,7 @@ def _held_out(function: str) -> list[Any]:
     """The batches that are held out, read once: the same on all ranks, and in a resumed training as before."""
     if (held_out := _first(function).held_out) is None:
         return []
-    with _drawing_from(0):
+    with _named(function), _drawing_from(0):
         batches = list(_iterable(held_out(), "held_out()", function))
     if not batches:
         raise ValueError(f"{function}: held_out() gives no batch: give one or more, or leave held_out out")
@@ -165,6 +169,15 @@ def _iterable(value: Any, called: str, function: str) -> Iterable[Any]:
 
 def _form(value: Any) -> str:
     return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
+
+
+@contextmanager
+def _named(function: str) -> Iterator[None]:
+    """Names the user's function where a package that it needs is missing: else Gradwire would be blamed."""
+    try:
+        yield
+    except ImportError as error:
+        raise ValueError(f"{function} cannot import what it needs: {error}") from error
 
 
 @contextmanager
