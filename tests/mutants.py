@@ -316,6 +316,7 @@ FAULTS = [
     Fault("frontends/rounds.py", "            _copy_each(self.fragments[index].sent, kept[\"sent\"])\n", ""),
     Fault("frontends/rounds.py", "        self.outer.param_groups[0][\"params\"] += new\n", ""),
     Fault("frontends/fragments.py", "        new.anchors |= self.anchors\n", ""),
+    Fault("runtime/steps.py", "self.taken if sent_before is None else sent_before", "self.taken"),
     # ops: gradients, and what calls the library
     Fault("ops/gradients.py", "tensor.storage_offset() == last.storage_offset() + last.numel()",
           "tensor.storage_offset() >= last.storage_offset() + last.numel()"),
