@@ -9,7 +9,7 @@ adds up its own.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -27,7 +27,6 @@ from gradwire.checkpoint import (
     GROUP,
     SEPARATOR,
     STEP,
-    About,
     StateDict,
     key_of,
     letters,
@@ -183,8 +182,9 @@ class DistributedState:
 
     def part(self, state: Mapping[str, Tensor]) -> StateDict:
         """This rank's part of a state that was loaded into `state_dict`."""
-        saved, step, mine = json.loads(text_of(state[ABOUT])), int(state[STEP]), unpack(self._job.state_dict()).about
-        about = About(mine.rank, mine.ranks, saved["plan"], tuple(saved["order"]), saved["skipped"])
+        saved, step = json.loads(text_of(state[ABOUT])), int(state[STEP])
+        mine = unpack(self._job.state_dict()).about
+        about = replace(mine, plan=saved["plan"], order=tuple(saved["order"]), skipped=saved["skipped"])
         exported: dict[str, dict[str, Tensor]] = {}
         # this rank's sum of the rows of each memory, and the small tensors that are its own
         for key, tensor in state.items():

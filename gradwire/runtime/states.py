@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire import checkpoint
-from gradwire.checkpoint import GROUP, StateDict, Unpacked, pack, sum_of
+from gradwire.checkpoint import GROUP, SHARDED, StateDict, Unpacked, pack, sum_of
 from gradwire.collective import HOST, REPLICA, SHARD
 from gradwire.compressors import COMMON
 from gradwire.compressors.context import SHARED
@@ -40,7 +40,8 @@ class States:
             if steps.store.rows.nbytes:
                 steps.executor.order_behind()
             skipped = steps.number - steps.taken
-            about = checkpoint.About(mesh.rank, mesh.ranks, plans.plan.to_json(), plans.order, skipped)
+            shards = mesh.ranks // mesh.averaged
+            about = checkpoint.About(mesh.rank, mesh.ranks, plans.plan.to_json(), plans.order, skipped, shards=shards)
             return checkpoint.pack(steps.store.export(), plans.export(), steps.number, about)
 
     def last(self) -> list[checkpoint.StateDict]:
@@ -119,7 +120,7 @@ Kept = dict[str, dict[str, Tensor]]
 def check(mesh: Mesh) -> None:
     """Raises ValueError where ranks keep different shards."""
     if other := mesh.axes.keys() - {REPLICA, HOST}:
-        raise ValueError(f"ranks along {min(other)!r} keep different shards; give dcp.save() handle.stateful()")
+        raise ValueError(f"along {min(other)!r} {SHARDED}")
 
 
 def gather(own: Unpacked, slots: Sequence[Slot], mesh: Mesh, agreement: Agreement, device: torch.device) -> StateDict:
