@@ -1,7 +1,8 @@
 """Workspaces: tensors that are allocated once and kept, so that a step allocates nothing of gradient size."""
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import Any, TypeVar
 
@@ -42,6 +43,15 @@ class Workspace:
     def kept(self, key: Hashable) -> Any | None:
         """The object that `once` keeps for `key`; None where there is none yet."""
         return self._made.get(key)
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """A context at whose end `once` drops what it has made inside, such as tables for a layout of one step."""
+        before = dict(self._made)
+        try:
+            yield
+        finally:
+            self._made = before
 
     def forget_views(self) -> None:
         """Drops all that `once` keeps, for another algorithm works here from now on; the tensors stay."""
