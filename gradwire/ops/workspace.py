@@ -31,8 +31,9 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors that are kept."""
-        return sum(tensor.nbytes for tensor in self._tensors.values())
+        """Bytes of all tensors that are kept, by name or by key."""
+        made = (kept for kept in self._made.values() if type(kept) is Tensor)
+        return sum(tensor.nbytes for tensor in (*self._tensors.values(), *made))
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """The object that `make` returned when it was first called for `key`, such as a group's views."""

@@ -74,7 +74,8 @@ class Stats:
         account = controller.account if (controller := steps.control.controller) else ""
         # while no step is counted or arranged
         with steps.changing:
-            held = steps.store.nbytes + steps.job.scratch.nbytes + steps.float_residuals.nbytes
+            kept = steps.store, steps.job.scratch, steps.float_residuals, steps.kernels
+            held = sum(each.nbytes for each in kept)
         return cls(*counts, *times, in_use(steps.executor.device), steps.skipped, held, str(steps.recordings), account)
 
     def over(self, inner_steps: int) -> "Stats":

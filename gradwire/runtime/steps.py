@@ -87,7 +87,7 @@ class Steps:
         # what all groups share
         self.job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), look=control.shown)
         self.recordings = Recordings(executor, lambda: control.looks)
-        self.float_residuals = FloatResiduals(executor.device)
+        self.float_residuals, self.kernels = FloatResiduals(executor.device), Workspace(executor.device)
         self.used = UsedSlots(len(store.slots), pipeline, executor, options.find_unused)
         self._promise_sum = self._flags = torch.zeros(1, dtype=torch.float32, device=executor.device)
         self._weights = Weights(pipeline, executor)
@@ -133,7 +133,8 @@ class Steps:
         # move state, then make the groups' exchanges over it; views of where it lay are void
         self.store.arrange(plan)
         self.exchanges = exchanges_for(plan, self.store, self.job)
-        scratch_on(self.executor.device).forget_views()
+        self.kernels = scratch_on(self.executor.device)
+        self.kernels.forget_views()
         self.float_residuals.follow(self.exchanges)
         self.recordings.follow(self.exchanges)
 

@@ -8,6 +8,7 @@ from gradwire.frontends.handle import Handle
 from gradwire.frontends.summary import table
 from gradwire.ops import backend
 from gradwire.ops.backend import in_use
+from gradwire.ops.workspace import scratch_on
 from gradwire.runtime.stats import Stats
 from tests.support.harness import CPU, draw, job, slots_of
 
@@ -42,6 +43,19 @@ def test_a_summary_has_a_row_for_each_group_and_figures_of_a_step():
     assert twice[6] == f"memory held: {stats.held_bytes / 1e6:.1f} MB, {held:.1f} bytes a parameter"
     assert 8 <= held < 16
     assert twice[7] == f"kernels: {in_use(CPU)}"
+
+
+def test_the_memory_held_has_what_kernels_keep_on_the_worker():
+    def work(floats: int, keys: int) -> None:
+        scratch_on(CPU).tensor("work", (floats,))
+        scratch_on(CPU).once("table", lambda: torch.zeros(keys, dtype=torch.int64))
+
+    with job(PLAN, SLOTS, 2) as running:
+        runtime = running.runtimes[0]
+        running.step(draw(SLOTS, 2, seed=0))
+        before = runtime.stats().held_bytes
+        runtime._executor.call(lambda: work(1000, 50))
+        assert runtime.stats().held_bytes == before + 4 * 1000 + 8 * 50
 
 
 def test_what_a_job_on_a_cpu_says_of_kernels_tries_no_gpu(monkeypatch: pytest.MonkeyPatch):
