@@ -45,6 +45,12 @@ class Workspace:
         """The object that `once` keeps for `key`; None where there is none yet."""
         return self._made.get(key)
 
+    def latest(self, name: str, key: Hashable, make: Callable[[], T]) -> T:
+        """Like `once`, but of each `name` only the object of the last `key` is kept."""
+        if (kept := self._made.get(name)) is None or kept[0] != key:
+            kept = self._made[name] = key, make()
+        return kept[1]
+
     @contextmanager
     def passing(self) -> Iterator[None]:
         """A context at whose end `once` drops what it has made inside, such as tables for a layout of one step."""
