@@ -84,7 +84,7 @@ class GroupExchange(ABC):
         """The collectives of a step; afterwards the means are where the gradients were."""
 
     def keep_absent(self, used: Tensor) -> None:
-        """Keeps the state of slots without a gradient on this rank. `used` (slots of the job,) is 1 where another had one."""
+        """Keeps the state of slots without a gradient on this rank. Where another had one, `used` (job slots,) is 1."""
         assert self.input is not None
         for kind in self.context.flat if self.input.absent and self.compresses else ():
             part, (read, written), scratch = self.stored.parts[kind], self.context.flat[kind], self.context.scratch
