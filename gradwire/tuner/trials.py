@@ -15,9 +15,6 @@ from gradwire.tuner.pairs import Ratio
 
 SETTLE, TRIED = 1, 3
 """Steps after a change of plan that do not count, and the steps of a turn that do."""
-SETTLE_BUCKETS = 3
-"""Steps behind DDP's own that do not count: its new buckets move after the first one, and from the third one on stay,
-so that only then gradients are sent as they come, from where they lie."""
 MOST_UNRECORDED = 12
 """Steps for which a turn waits at most until its plan is recorded, as it then runs: mostly 6, for DDP's new buckets
 stay from the third on, and then each kind of step has to come; some jobs record nothing."""
@@ -109,7 +106,7 @@ class Trials:
     @property
     def settle(self) -> int:
         """Steps of this turn with its plan in force that do not count."""
-        return self._settle(self.index, self.before)
+        return SETTLE * (self.index != self.before)
 
     @property
     def turn_steps(self) -> int:
@@ -248,7 +245,7 @@ class Trials:
 
     def _pass_on(self, seconds: float) -> None:
         # the turn is over: its steps are spent
-        self.steps -= TRIED + self._change_steps(self.index, self.before)
+        self.steps -= TRIED + self._change_steps * (self.index != self.before)
         self.before, self.turn, self.unrecorded, self.medians = self.index, [], 0, [*self.medians, seconds]
         if len(self.medians) < len(self.alive):
             return
@@ -274,22 +271,15 @@ class Trials:
         others = sorted(near, key=self.rate, reverse=True)
         self.alive = [*dense, *sorted(others[: max(kept, 2 - len(dense))])]
 
-    def _settle(self, plan: int, before: int) -> int:
-        """Steps of a plan that do not count behind those of the plan `before`; -1 for none."""
-        if plan == before:
-            return 0
-        behind_native = before >= 0 and self.plans[before].native
-        return SETTLE_BUCKETS if behind_native else SETTLE
-
-    def _change_steps(self, plan: int, before: int) -> int:
+    @property
+    def _change_steps(self) -> int:
         """Steps that pass, when another plan is to be in force, until one counts."""
-        return 0 if plan == before else self._settle(plan, before) + self.delay - 1
+        return SETTLE + self.delay - 1
 
     @property
     def _round_steps(self) -> int:
         """Steps of the next round."""
-        turns = zip(self.order, [self.before, *self.order], strict=False)
-        return sum(TRIED + self._change_steps(*turn) for turn in turns)
+        return len(self.alive) * (TRIED + self._change_steps) - self._change_steps * (self.before == self.order[0])
 
     def _is_better(self, ratio: Ratio) -> bool:
         """Whether a plan is clearly better than another, and worth its thread where that is dense."""

@@ -38,7 +38,6 @@ from gradwire.lab.jobs import plan_job
 from gradwire.lab.launch.rank_job import Peers
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.transports.connections import Connections
-from gradwire.tuner.trials import SETTLE_BUCKETS
 
 SCENARIOS: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {}
 COMPRESSORS = [
@@ -320,26 +319,6 @@ def ddp_reduces_by_itself_where_the_plan_is_native() -> None:
     ddp = DistributedDataParallel(network())
     gw.attach(ddp, gw.FP32(), controller=Turns())
     torch.testing.assert_close(accumulated(ddp), accumulated(DistributedDataParallel(network())))
-
-
-@scenario(2)
-def behind_ddps_own_steps_trials_leave_out_those_in_which_its_buckets_may_move() -> None:
-    class Once(Turns):
-        """Leaves one pair of steps to DDP."""
-
-        def decide(self, seen: gw.Observation):
-            return self.compressed if seen.plan.native else gw.NativeRequest(2) if seen.step == 5 else None
-
-    ddp = DistributedDataParallel(network())
-    handle, stay = gw.attach(ddp, gw.FP32(), controller=Once()), list[bool]()
-    for step in range(14):
-        train(ddp, 1, first=step)
-        stay.append(handle._front_end._buckets.fixed)
-    print(stay)
-    # DDP's own steps, and those behind them before the third is over
-    first = stay.index(False, stay.index(True))
-    assert stay.index(True, first) - first == 2 + SETTLE_BUCKETS - 1
-    assert all(stay[first + 2 + SETTLE_BUCKETS :])
 
 
 @scenario(2)

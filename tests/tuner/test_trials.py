@@ -14,7 +14,7 @@ from gradwire.plans import NATIVE, uniform
 from gradwire.tuner import CHOOSING_STEPS, messages
 from gradwire.tuner import trials as trials_module
 from gradwire.tuner.phases import BEFORE_TRIALS, TIMED, WARM
-from gradwire.tuner.trials import SETTLE, SETTLE_BUCKETS, TRIED, Trials
+from gradwire.tuner.trials import SETTLE, TRIED, Trials
 from gradwire.tuner.watch import LOOK_AFTER, LOOK_STEPS
 from tests.support.harness import SMALL, slots_of
 
@@ -63,17 +63,6 @@ def test_a_round_for_which_just_enough_steps_are_left_is_taken():
     trials.steps = 2 * (TRIED + change) + (2 * TRIED + change)
     run(trials, lambda plan: 0.1)
     assert (len(trials.rounds), trials.steps) == (2, 0)
-
-
-def test_steps_before_ddps_new_buckets_stay_do_not_count():
-    """Behind DDP's own steps gradients are sent as they come, from where they lie, in the fourth step first."""
-    trials = Trials([NATIVE, PLANS[1]], [1.0] * 2, True, 200, delay=2)
-    while not trials.done:
-        new = trials.index == 1 and trials.before != 1 and len(trials.turn) < SETTLE_BUCKETS
-        trials.add((0.1, 0.099 if new else 0.09)[trials.index])
-    assert {*trials.seconds(1)} == {0.09}
-    assert trials.choice == 1
-    assert trials.steps >= 0
 
 
 def test_steps_of_a_plan_that_is_still_to_be_recorded_do_not_count():
