@@ -126,6 +126,10 @@ class Controller(Options, ABC):
         other, from which default communicators follow."""
         self._defaults = Defaults(slots, replicas)
 
+    def changed(self, before: Plan, plan: Plan) -> dict[str, tuple[Group, Group]]:
+        """By name the groups, in both plans, of parameters that the user sends in another way in `plan`."""
+        return self._defaults.changed(before, plan)
+
     def check(self, plan: Plan) -> None:
         """Raises ValueError, naming the call that works, where the plan's compressors do not fit this controller."""
 

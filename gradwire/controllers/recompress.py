@@ -34,6 +34,18 @@ class Defaults:
         usual = {kind: self.communicator(kind[0], names) for kind, names in slots.items()}
         return [group for group in plan.groups if group.communicator != usual[_kind(group)]]
 
+    def changed(self, before: Plan, plan: Plan) -> dict[str, tuple[Group, Group]]:
+        """By name the groups, in both plans, of parameters that the user sends in another way in `plan`. Communicators
+        count where the user has named them: the default is another one for another number of ranks."""
+        named, groups = self.named(plan), {name: group for group in before.groups for name in group.slots}
+        pairs = {name: (groups[name], group) for group in plan.groups for name in group.slots if name in groups}
+        return {
+            name: (old, new)
+            for name, (old, new) in pairs.items()
+            if (old.compressor, old.memory) != (new.compressor, new.memory)
+            or (new in named and old.communicator != new.communicator)
+        }
+
 
 def _kind(group: Group) -> tuple[Compressor, str]:
     """A group's compressor and rule: groups that have both in common got one default communicator, for all of them."""

@@ -199,19 +199,20 @@ class ActivePlan:
         # the steps that the controller had asked for are made again, all of them
         self._apply(native)
         # say it where the user's compressor is another one than in the state
-        before, now = _ways(origin_of(read.job)) if read.job else {}, _ways(self.origin)
-        changed = [name for name, way in now.items() if before.get(name, way) != way]
+        changed = self._control.changed(origin_of(read.job), self.origin) if read.job else {}
         if changed and self._pipeline.mesh.rank == 0:
-            was, own = (" + ".join(map(str, each[changed[0]])) for each in (before, now))
+            name, ways = next(iter(changed.items()))
+            was, own = (f"{each.compressor} + {each.memory} + {each.communicator}" for each in ways)
             controller = type(self._options.controller).__name__
-            _log.warning("the state sent %r as %s; %s goes on from this job's %s", changed[0], was, controller, own)
+            _log.warning("the state sent %r as %s; %s goes on from this job's %s", name, was, controller, own)
 
     def _load_controller(self, job: Mapping[str, Tensor]) -> tuple[Plan, Change | None]:
         """Loads the controller; returns the plan that follows, and the request by which it is native. Without a state
         it begins anew."""
         own = self._made_for(self.trained).only({slot.name for slot in self.trained})
         saved = self._load_saved(job or self._fresh)
-        if job and (self.origin.native or _ways(self.origin) == _ways(own)):
+        same = _names(self.origin) == _names(own) and not self._control.changed(self.origin, own)
+        if job and (self.origin.native or same):
             return saved, native_of(job)
         # the user names another compressor, or trains other parameters: as after a replan
         self._control.decided = None
@@ -223,7 +224,7 @@ class ActivePlan:
         assert controller is not None
         # some may be frozen now, or not be reduced any more, but the model has them
         self.origin = origin_of(job)
-        named = _ways(self.origin).keys() - set(self._options.others)
+        named = _names(self.origin) - set(self._options.others)
         self.origin.only(named).check([slot for slot in self._slots if slot.name in named])
         controller.begin(self.origin)
         plan = self._control.load(job)
@@ -243,8 +244,7 @@ class ActivePlan:
         # frozen parameters' slots leave the plan
         controller = self._options.controller
         waiting = {slot.name for slot in self._slots} - {slot.name for slot in self.trained}
-        planned = {name for group in plan.groups for name in group.slots}
-        plan = plan.only(planned - waiting)
+        plan = plan.only(_names(plan) - waiting)
         # the model, the front end and the controller each refuse what they cannot follow
         plan.check(self.trained)
         self._options.fits(plan)
@@ -295,6 +295,6 @@ class ActivePlan:
         return tuple(self._slots[slot].name for slot in order.tolist())
 
 
-def _ways(plan: Plan) -> Mapping[str, tuple[object, object, object]]:
-    """How each parameter is sent."""
-    return {name: (group.compressor, group.memory, group.communicator) for group in plan.groups for name in group.slots}
+def _names(plan: Plan) -> set[str]:
+    """The plan's parameters."""
+    return {name for group in plan.groups for name in group.slots}

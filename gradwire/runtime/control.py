@@ -25,7 +25,7 @@ from gradwire.controllers.requests import Change, Profiled, ProfileRequest, chan
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.sample import sampled
 from gradwire.ops.vectors import Scalar
-from gradwire.plans import Plan
+from gradwire.plans import Group, Plan
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.pipeline import Pipeline
@@ -213,6 +213,11 @@ class Control:
         if self.decided is not None and self._mesh.rank == 0:
             self._mesh.store.set(f"change/{self._changes}", change_to_json(self.decided))
         return Plan.from_json(text_of(state["plan"]))
+
+    def changed(self, before: Plan, plan: Plan) -> Mapping[str, tuple[Group, Group]]:
+        """By name the groups, in both plans, of parameters that the user sends in another way in `plan`."""
+        assert self.controller is not None
+        return self.controller.changed(before, plan)
 
     def _answer(self, step: int, plan: Plan) -> None:
         """Hands the controller the profile that it asked for."""

@@ -56,8 +56,9 @@ def test_a_dense_gradient_takes_part_and_stays_dense():
     with job(uniform(every[: len(DENSE)], gw.FP32()), every, 2, sparse=SHAPES.keys()) as running:
         rows = [sparse(slot, 3, generator) for slot in every[len(DENSE) :]]
         given = [[torch.ones(slot.shape) for slot in every], [torch.ones(s.shape) for s in every[: len(DENSE)]] + rows]
-        means = running.step(given)
         exchange = running.runtimes[0]._steps.exchanges[-1]
+        exchange.let_go = lambda: None
+        means = running.step(given)
         for own, row in zip(means[0][len(DENSE) :], rows, strict=True):
             assert not own.is_sparse
             torch.testing.assert_close(own, (1 + row.to_dense()) / 2)
