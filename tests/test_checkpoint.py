@@ -717,6 +717,21 @@ def test_any_controller_follows_another_compressor_or_memory(make):
         assert {group.memory for group in resumed.runtimes[0].plan.groups} == {gw.Residual(decay=0.9)}
 
 
+def test_a_controller_follows_a_collective_that_the_user_names(caplog: pytest.LogCaptureFixture):
+    """One that is the default is another one for other ranks, and no wish of the user's."""
+    named = plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.SplitGather())
+    for first, then in ((topk(0.1), named), (named, topk(0.1))):
+        with job(first, SLOTS, 2, controllers=[gw.WarmUp(0.5, steps=4) for _ in range(2)]) as running:
+            running.step(draw(SLOTS, 2, 0))
+            saved = running.states()
+        caplog.clear()
+        with job(then, SLOTS, 2, controllers=[gw.WarmUp(0.5, steps=4) for _ in range(2)]) as resumed:
+            resumed.load(saved)
+            origins = [runtime._active.origin for runtime in resumed.runtimes]
+        assert [{group.communicator for group in origin.groups} for origin in origins] == [{gw.SplitGather()}] * 2
+        assert len(caplog.messages) == (first != named)
+
+
 def test_a_controller_goes_on_with_the_groups_of_the_state(caplog: pytest.LogCaptureFixture):
     with job(topk(0.1, groups=3), SLOTS, 2, controllers=[gw.WarmUp(0.5, steps=4) for _ in range(2)]) as running:
         running.step(draw(SLOTS, 2, 0))
