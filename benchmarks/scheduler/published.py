@@ -19,9 +19,9 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 import numpy as np
 
+from benchmarks.scheduler.compute_stream import ComputeStream
 from benchmarks.shared.provenance import save
 from gradwire.lab.scheduling.profiles import CLUSTERS, CURVES, problem
-from gradwire.lab.scheduling.published_regimes import ComputeStream
 from gradwire.schedule import baselines, evaluate, search
 from gradwire.schedule.problem import Choice, Problem
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import gradwire as gw
+from benchmarks.scheduler.compute_stream import ComputeStream
 from gradwire.cli import main
 from gradwire.cli.scheduler_commands import read_job
 from gradwire.lab.jobs.plan_job import candidate, candidates
 from gradwire.lab.scheduling.profiles import CLUSTERS, CURVES, MODELS, PCIE, problem, profile
-from gradwire.lab.scheduling.published_regimes import ComputeStream
 from gradwire.report.simulation_report import per_step_or_rounds
 from gradwire.report.text_table import times
 from gradwire.schedule import (

@@ -1,2 +1,1 @@
-"""Published schedulers: their profiles, the regimes that they assume, and their rules, with which benchmarks and tests
-compare ours."""
+"""The published job of Cupcake, to simulate."""
