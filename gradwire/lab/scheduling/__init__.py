@@ -1,1 +1,0 @@
-"""The published job of Cupcake, to simulate."""
