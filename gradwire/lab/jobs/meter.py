@@ -1,7 +1,7 @@
 """Clock and sums of one rank's training."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from gradwire.lab.jobs.measured_model import MeasuredModel
-from gradwire.lab.local import over_rounds
 from gradwire.lab.results import Record, Totals
 
 
@@ -80,3 +79,9 @@ class Meter:
             return self._replica.totals(number)
         start, earlier = self._resumed
         return self._replica.totals(number - start + 1) + earlier
+
+
+def over_rounds(step_ms: Sequence[float], every: int) -> list[float]:
+    """The steps' times, each replaced by the mean of its round of `every`."""
+    rounds = [step_ms[i : i + every] for i in range(0, len(step_ms), every)]
+    return [sum(own) / len(own) for own in rounds for _ in own]

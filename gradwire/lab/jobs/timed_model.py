@@ -12,7 +12,7 @@ from torch.optim import SGD, Optimizer
 
 from gradwire.lab.curve import Carried, StepCurve, seconds
 from gradwire.lab.jobs.measured_model import MeasuredModel
-from gradwire.lab.local import over_rounds
+from gradwire.lab.jobs.meter import over_rounds
 from gradwire.lab.played_cluster import PlayedCluster
 from gradwire.lab.results import Totals
 from gradwire.lab.workloads import Task
