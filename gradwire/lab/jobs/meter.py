@@ -10,6 +10,7 @@ import torch
 
 from gradwire.lab.jobs.measured_model import MeasuredModel
 from gradwire.lab.results import Record, Totals
+from gradwire.ops.host import synchronize
 
 
 class Meter:
@@ -27,7 +28,7 @@ class Meter:
     def step(self) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        self._replica.peers.synchronize()
+        synchronize(self._replica.peers.device)
         seconds = time.perf_counter() - start
         self._wall_s += seconds
         self._step_ms.append(1e3 * seconds)
