@@ -26,6 +26,7 @@ and (ranks, *shape) in a state of all ranks: small ones, "group/...", and those 
 FORMAT = 1
 SEPARATOR, STEP, ABOUT = "//", "step", "about"
 GROUP = "group/"
+SHARDED = "ranks have different shards; give dcp.save() handle.stateful()"
 
 Exported = Mapping[str, Mapping[str, Tensor]]
 """By parameter and name."""
@@ -47,6 +48,8 @@ class About(Options):
     """Steps that counted for no rank."""
     gathered: bool = False
     """It has the state of all `ranks`; only rank 0 has such a state."""
+    shards: int = 1
+    """The parts of the model that these ranks hold: several with FSDP2."""
 
     def __str__(self) -> str:
         ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
@@ -87,16 +90,12 @@ class Unpacked:
         if about.gathered and about.rank == 0:
             return self._part(rank, ranks)
         if about.gathered:
-            raise ValueError(
-                f"rank {about.rank} has nothing of a state of all ranks; save what rank 0 got, and load that"
-            )
+            raise ValueError(f"rank {about.rank} has nothing of a state of all ranks; save and load what rank 0 got")
         if (about.rank, about.ranks) == (rank, ranks):
             return self
         load = "load each rank's own" if about.ranks == ranks else f"load gw.reshard([every rank's], {ranks})[{rank}]"
-        raise ValueError(
-            f"this is {about}, and here is rank {rank} of {ranks}; {load}, or what rank 0 got from "
-            "handle.state_dict(all_ranks=True)"
-        )
+        load = SHARDED if about.shards > 1 else f"{load}, or what rank 0 got from handle.state_dict(all_ranks=True)"
+        raise ValueError(f"this is {about}, and here is rank {rank} of {ranks}; {load}")
 
     def check(self, slots: Sequence[Slot], others: Collection[str]) -> None:
         """Raises ValueError for a parameter that the model lacks or has in another shape. Drops `others`."""
@@ -174,6 +173,8 @@ def gather(states: Sequence[StateDict]) -> StateDict:
     for rank, one in enumerate(read):
         if one.about.gathered or (one.about.rank, one.about.ranks) != (rank, len(states)):
             raise ValueError(f"state {rank} of these {len(states)} is {one.about}; pass every rank's, in their order")
+        if one.about.shards > 1:
+            raise ValueError(f"state {rank} of these {len(states)} is {one.about}; {SHARDED}")
         for field, fact in one.facts().items():
             if fact != read[0].facts()[field]:
                 raise ValueError(f"rank {rank} and rank 0 differ in {field}; pass states that were saved together")
@@ -225,9 +226,9 @@ def _read_about(state: Mapping[str, Tensor]) -> tuple[About, dict[str, Any]]:
         raise ValueError("it is of another format")
     # what each tensor was: its checksum, type and shape
     kinds = {key: (checksum, kind) for key, (checksum, *kind) in fields["tensors"].items()}
-    skipped, order = fields["skipped"], names(fields["order"])
-    about = About(fields["rank"], fields["ranks"], fields["plan"], order, skipped, fields["gathered"])
-    if not 0 <= about.rank < about.ranks:
+    skipped, order, shards = fields["skipped"], names(fields["order"]), fields.get("shards", 1)
+    about = About(fields["rank"], fields["ranks"], fields["plan"], order, skipped, fields["gathered"], shards)
+    if not (0 <= about.rank < about.ranks and 0 < about.shards <= about.ranks):
         raise ValueError("what it says of itself cannot be")
     if not 0 <= skipped <= int(step):
         raise ValueError(f"it has skipped {skipped!r} of {int(step)} steps")

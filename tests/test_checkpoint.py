@@ -16,6 +16,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire import checkpoint
+from gradwire.collective import REPLICA, SHARD
 from gradwire.compressors.multi_level import MultiLevel
 from gradwire.frontends.idle import Idle
 from gradwire.plans import uniform
@@ -386,6 +387,37 @@ def test_states_that_were_not_saved_together_are_not_resharded():
         gw.reshard(early[::-1], 3)
     with pytest.raises(ValueError, match="state 0 of these 1 is the state of rank 0 of 2 ranks"):
         gw.reshard(early[:1], 3)
+
+
+def shards(replicas: int, parts: int) -> list[gw.Mesh]:
+    """Meshes of replicas with so many shards each, by global rank."""
+    everyone = gw.Threads.group(replicas * parts)
+    inside = [gw.Threads.group(parts) for _ in range(replicas)]
+    between = [gw.Threads.group(replicas) for _ in range(parts)]
+    return [
+        gw.Mesh({REPLICA: between[part][replica], SHARD: inside[replica][part]}, everyone[0].store)
+        for replica in range(replicas)
+        for part in range(parts)
+    ]
+
+
+def test_states_of_different_shards_are_not_added_up():
+    plan = plan_for(Case(gw.TopK(0.1), gw.Residual(), gw.AllGather(), bits=0))
+    with job(plan, SLOTS, 4, transports=shards(2, 2)) as running:
+        running.step(draw(SLOTS, 4, 0))
+        states = running.states()
+    for join in (checkpoint.gather, partial(gw.reshard, world=2)):
+        with pytest.raises(ValueError, match=r"ranks have different shards; give dcp.save\(\) handle.stateful"):
+            join(states)
+    assert "ranks have different shards; give dcp.save() handle.stateful()" in refusals(states[:2])[0]
+    # each rank goes on from its own, also from one that does not say how many shards there are
+    said = json.loads(bytes(states[0][checkpoint.ABOUT].tolist()))
+    assert said.pop("shards") == 2
+    old = states[0] | {checkpoint.ABOUT: checkpoint.letters(json.dumps(said))}
+    with job(plan, SLOTS, 4, transports=shards(2, 2)) as resumed:
+        resumed.load([old, *states[1:]])
+        for own, saved in zip(resumed.states(), states, strict=True):
+            assert all(torch.equal(own[key], tensor) for key, tensor in saved.items())
 
 
 def test_states_that_lie_on_several_devices_are_gathered_on_the_cpu():

@@ -43,7 +43,7 @@ class DDPFrontEnd:
 
     DDP does not give up a hook, and with one it divides in a pass of its own. So with a native plan DDP gets a new
     reducer, as when it is unpickled, and the hook when the plan is another; where no forward pass lets us do that, the
-    hook reduces as DDP would. A step of DDP's own is over when a gradient came since the one before and the next
+    hook reduces as DDP would. A step of DDP's own is counted when its backward pass ends; its time ends when the next
     forward pass begins.
 
     Reduced are the parameters in DDP's buckets, chosen when it was made; those that it delays, it reduces by itself.

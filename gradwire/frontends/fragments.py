@@ -158,6 +158,10 @@ class Schedule(Options):
                 return fragment
         return None
 
+    def sent_before(self, step: int) -> int:
+        """How often the fragment that is sent after so many inner steps was sent before."""
+        return (step - 1) // self.inner_steps
+
 
 class Fragment:
     """Some parameters of this rank, by name, and what local steps keep for them."""

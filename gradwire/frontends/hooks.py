@@ -38,8 +38,7 @@ class GradientHooks:
 
     On other ranks a pass may come to the parameters of another optimizer of the model first, or alone. So all of them
     ask for new plans in one order, those that `find_unused` take a step without a gradient, or give one up with the
-    others', and none waits in 4 before all have submitted theirs.
-    """
+    others', and none waits in 4 before all have submitted theirs."""
 
     def __init__(
         self,

@@ -161,7 +161,8 @@ class Rounds:
     def _send(self, index: int) -> None:
         runtime, pseudo_gradients = self.runtime, self.fragments[index].pseudo_gradients
         # open a step of the fragment's groups; the worker sends it while training goes on
-        runtime.reduce(pseudo_gradients, groups_of(runtime.plan, pseudo_gradients))
+        groups = groups_of(runtime.plan, pseudo_gradients)
+        runtime.reduce(pseudo_gradients, groups, self.schedule.sent_before(self.step))
         self.under_way[index] = Sent(self.step, runtime.point())
 
     def _step_and_send(self, index: int) -> None:

@@ -9,7 +9,7 @@ adds up its own.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 
@@ -27,7 +27,6 @@ from gradwire.checkpoint import (
     GROUP,
     SEPARATOR,
     STEP,
-    About,
     StateDict,
     key_of,
     letters,
@@ -163,7 +162,7 @@ class DistributedState:
         if self._saved:
             return {key: self._empty(key, kind) for key, kind in self._saved.items() if self._is_for_me(key)}
         # this rank's state: tensors of parameters become rows, small ones get names of their own
-        own = unpack(self._job.state_dict())
+        own = unpack(self._job.state_dict(alike=True))
         tensors = {
             key_of(name, key): tensor
             for name, kept in {"": own.job, **own.exported}.items()
@@ -180,8 +179,9 @@ class DistributedState:
 
     def part(self, state: Mapping[str, Tensor]) -> StateDict:
         """This rank's part of a state that was loaded into `state_dict`."""
-        saved, step, mine = json.loads(text_of(state[ABOUT])), int(state[STEP]), unpack(self._job.state_dict()).about
-        about = About(mine.rank, mine.ranks, saved["plan"], tuple(saved["order"]), saved["skipped"])
+        saved, step = json.loads(text_of(state[ABOUT])), int(state[STEP])
+        mine = unpack(self._job.state_dict(alike=False)).about
+        about = replace(mine, plan=saved["plan"], order=tuple(saved["order"]), skipped=saved["skipped"])
         exported: dict[str, dict[str, Tensor]] = {}
         # this rank's sum of the rows of each memory, and the small tensors that are its own
         for key, tensor in state.items():

@@ -150,10 +150,13 @@ def load_linear_algebra(device: torch.device) -> None:
     torch.linalg.cholesky_ex(torch.eye(1, dtype=torch.float32, device=device))
 
 
-def in_use() -> str:
-    """The implementations in use on this machine, with the reasons, as text."""
+def in_use(device: torch.device | None = None) -> str:
+    """The implementations in use by a job on a device, by default the GPU, if there is one, with the reasons, as text.
+    A GPU is tried, the first time."""
     cpu = f"{'native' if native.available() else 'torch'} ({native.reason()})"
-    if not torch.cuda.is_available():
+    if device is None and torch.cuda.is_available():
+        device = torch.device("cuda", torch.cuda.current_device())
+    if device is None or device.type != "cuda":
         return cpu
-    found, why = on_gpu(torch.device("cuda", torch.cuda.current_device()))
+    found, why = on_gpu(device)
     return f"{cpu}, on a GPU {'triton' if found else 'torch'}{f' ({why})' if why else ''}"

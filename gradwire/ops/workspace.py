@@ -1,7 +1,8 @@
 """Workspaces: tensors that are allocated once and kept, so that a step allocates nothing of gradient size."""
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import Any, TypeVar
 
@@ -30,8 +31,9 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors that are kept."""
-        return sum(tensor.nbytes for tensor in self._tensors.values())
+        """Bytes of all tensors that are kept, by name or by key."""
+        made = (kept for kept in self._made.values() if type(kept) is Tensor)
+        return sum(tensor.nbytes for tensor in (*self._tensors.values(), *made))
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """The object that `make` returned when it was first called for `key`, such as a group's views."""
@@ -42,6 +44,21 @@ class Workspace:
     def kept(self, key: Hashable) -> Any | None:
         """The object that `once` keeps for `key`; None where there is none yet."""
         return self._made.get(key)
+
+    def latest(self, name: str, key: Hashable, make: Callable[[], T]) -> T:
+        """Like `once`, but of each `name` only the object of the last `key` is kept."""
+        if (kept := self._made.get(name)) is None or kept[0] != key:
+            kept = self._made[name] = key, make()
+        return kept[1]
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """A context at whose end `once` drops what it has made inside, such as tables for a layout of one step."""
+        before = dict(self._made)
+        try:
+            yield
+        finally:
+            self._made = before
 
     def forget_views(self) -> None:
         """Drops all that `once` keeps, for another algorithm works here from now on; the tensors stay."""

@@ -52,8 +52,7 @@ class JobContext:
 
 class GroupExchange(ABC):
     """The exchange of one group. A step reads the old state and writes the new one; whether it counts is decided when
-    all groups are reduced.
-    """
+    all groups are reduced."""
 
     group: Group
     index: int
@@ -85,23 +84,24 @@ class GroupExchange(ABC):
         """The collectives of a step; afterwards the means are where the gradients were."""
 
     def keep_absent(self, used: Tensor) -> None:
-        """Keeps the state of slots without a gradient on this rank. Where another rank had one, `used` (slots of the
-        job,) is 1, and the residual takes in what this rank has dropped of others' sums there."""
+        """Keeps the state of slots without a gradient on this rank. Where another had one, `used` (job slots,) is 1."""
         assert self.input is not None
-        # nothing of these slots was encoded, not even their residual
         for kind in self.context.flat if self.input.absent and self.compresses else ():
             part, (read, written), scratch = self.stored.parts[kind], self.context.flat[kind], self.context.scratch
             old, new = part.numbers_of(read, scratch), part.numbers_of(written, scratch, "new")
             before, after = map(self.stored.layout.parts, (old, new))
             for slot in self.input.absent:
-                # some rank used the slot: keep the old residual, and add what this rank dropped of the others' sums
-                if kind == RESIDUAL:
-                    torch.addcmul(before[slot], after[slot], used[self.stored.slots[slot]], out=after[slot])
-                # velocity and the like stay as they were
-                else:
-                    after[slot].copy_(before[slot])
+                self.keep_slot(kind, before[slot], after[slot], used[self.stored.slots[slot]])
             if new is not written:
                 part.keep(new, written, self.context.own_seed())
+
+    def keep_slot(self, kind: str, before: Tensor, after: Tensor, used: Tensor) -> None:
+        """Makes `after` (n,) the next state of a slot without a gradient, of which nothing was encoded."""
+        # some rank used the slot: keep the old residual, and add what this rank dropped of the others' sums
+        if kind == RESIDUAL:
+            torch.addcmul(before, after, used, out=after)
+        else:  # velocity and the like stay as they were
+            after.copy_(before)
 
     def poison(self) -> None:
         """Makes the means NaN."""

@@ -37,7 +37,7 @@ class HostExchange(GroupExchange):
         self.group, self.index, self.stored = group, index, stored
         self.context, self.nonfinite = self._between.context, self._between.nonfinite
         # the state that a new leader takes over, the sum, what the leader does, the mean, and small tensors, if any
-        self._moved, self._led_before = list[str](), stored.led
+        self._moved, self._led_before, self._unused = list[str](), stored.led, dict[int, Tensor]()
         self.rounds = len(stored.kinds) + self._between.rounds + 2 + bool(stored.slot_state.buffers)
         self.compresses = self._host.rank == self._leader
 
@@ -52,15 +52,15 @@ class HostExchange(GroupExchange):
         yield from flagged(_one(Sum(message, HOST)), self.nonfinite)
         # the leader reduces between hosts
         if self.compresses:
-            sums = GroupInput(
-                Gradients.of_vector(self.stored.layout, message.body), given.absent, float_residual=given.float_residual
-            )
-            yield from self._between.reduce(sums)
+            # the sum has what others of the host gave for a slot that this rank did not use: none is absent
+            sums = Gradients.of_vector(self.stored.layout, message.body)
+            yield from self._between.reduce(GroupInput(sums, float_residual=given.float_residual))
         else:
             for _ in range(self._between.rounds):
                 yield None
         # broadcast inside the host
         yield from flagged(_one(Broadcast(message, self._leader, HOST)), self.nonfinite)
+        self._unused = {slot: given.gradients.slot(slot).clone() for slot in given.absent}
         given.gradients.write_means(message.body, given.scale, self.nonfinite)
         if self.stored.slot_state.buffers:
             yield from self._share_small()
@@ -68,6 +68,19 @@ class HostExchange(GroupExchange):
     def let_go(self) -> None:
         super().let_go()
         self._between.let_go()
+
+    def keep_absent(self, used: Tensor) -> None:
+        super().keep_absent(used)
+        # the means of slots that no rank used have residuals, which stay: as if they were not reduced
+        assert self.input is not None
+        unused, self._unused = self._unused, {}
+        for slot, gradient in unused.items():
+            mean = self.input.gradients.slot(slot)
+            mean.copy_(torch.where(used[self.stored.slots[slot]] > 0, mean, gradient))
+
+    def keep_slot(self, kind: str, before: Tensor, after: Tensor, used: Tensor) -> None:
+        # the leader has encoded the slot with its host's sum, which counts where some rank used it
+        after.copy_(torch.where(used > 0, after, before))
 
     def commit(self) -> None:
         self._led_before = self.stored.led

@@ -112,7 +112,7 @@ class Intake:
         options: JobOptions, job: JobError,
     ) -> None:  # fmt: skip
         self.step = self.ended = 0
-        self._ask_weight, self._weight = asked(options.weight, job), None
+        self._ask_weight, self._weight, self._sent_before = asked(options.weight, job), None, None
         self._no_rows = NOT_FOUND if options.finds_sparse else NOT_HERE
         # the training thread: the only one that may hand gradients over
         self._thread, self._made = get_ident(), monotonic()
@@ -146,12 +146,12 @@ class Intake:
         failed."""
         return bool(self._last) or not self.arrivals.all_there(self.groups)
 
-    def open(self, groups: Sequence[int] | None, to_the_end: bool = False) -> None:
-        """Opens a step of these groups, or of all; before that, turns are recorded where some are due. One that is open
-        `to_the_end` is whole only with `pass_over`, so that no rank takes it where the backward pass fails behind its
-        last gradient."""
+    def open(self, groups: Sequence[int] | None, sent_before: int | None, to_the_end: bool = False) -> None:
+        """Opens a step of these groups, which were `sent_before` so often, or of all; before that, turns are recorded
+        where some are due. One that is open `to_the_end` is whole only with `pass_over`, so that no rank takes it where
+        the backward pass fails behind its last gradient."""
         # the weight first: the user's function may fail
-        self._weight = self._ask_weight()
+        self._weight, self._sent_before = self._ask_weight(), sent_before
         # record turns while nothing is under way: the training thread waits for that
         if self._steps.recordings.due:
             self._executor.call(self._steps.record)
@@ -282,7 +282,8 @@ class Intake:
         # the first complete group: the worker begins the step
         if not self.begun_s:
             self.begun_s = monotonic()
-            self._executor.post(partial(self._steps.begin, self.groups, self.step, self._weight))
+            begin = partial(self._steps.begin, self.groups, self.step, self._weight, self._sent_before)
+            self._executor.post(begin)
         members, tensors = self._members[group], None
         # a sparse gradient is another tensor in each step
         fixed = self._fixed and members[0] not in self._steps.store.sparse

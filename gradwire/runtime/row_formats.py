@@ -12,6 +12,7 @@ from gradwire.compressors.nearest import NO_NOISE
 from gradwire.ops.backend import backend_for
 from gradwire.ops.formats import Blocks, nearest
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.workspace import scratch_on
 from gradwire.runtime.row_memory import AS_THEY_ARE
 from gradwire.slots import Slot
 
@@ -59,13 +60,16 @@ class Coded:
         x = rows.to(torch.float32, copy=True).view(-1)
         if len(x):
             vector = LazySum.of(x)
-            vector.quantise([self._blocks(slot, len(rows))], out[None], keep=True, seeds=[NO_NOISE])
+            # tables for so many rows are for this step alone
+            with scratch_on(x.device).passing():
+                vector.quantise([self._blocks(slot, len(rows))], out[None], keep=True, seeds=[NO_NOISE])
         return x.view(rows.shape)
 
     def read(self, slot: Slot, payload: Tensor, count: int) -> Tensor:
         rows = torch.empty(count * _width(slot), dtype=torch.float32, device=payload.device)
         if count:
-            backend_for(payload).sum_blocks(payload[None, None], rows, [self._blocks(slot, count)])
+            with scratch_on(payload.device).passing():
+                backend_for(payload).sum_blocks(payload[None, None], rows, [self._blocks(slot, count)])
         return rows.view(count, *slot.shape[1:]).to(slot.dtype)
 
     def _blocks(self, slot: Slot, count: int) -> Blocks:

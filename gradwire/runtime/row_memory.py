@@ -60,9 +60,9 @@ class RowMemory:
         for slot, (indices, rows) in last.items():
             self._of(slot)[indices] = rows
 
-    def export(self, slot: int) -> Tensor | None:
-        """A copy of a slot's residual, of the last step; None where there was never any."""
-        if slot not in self._residuals and slot not in self._last:
+    def export(self, slot: int, always: bool) -> Tensor | None:
+        """A copy of a slot's residual, of the last step; None where there was never any, but for `always`."""
+        if not always and slot not in self._residuals and slot not in self._last:
             return None
         # the rows as they were written, then those of the last step
         copy = self._of(slot).clone()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire import checkpoint
-from gradwire.checkpoint import GROUP, StateDict, Unpacked, pack, sum_of
+from gradwire.checkpoint import GROUP, SHARDED, StateDict, Unpacked, pack, sum_of
 from gradwire.collective import HOST, REPLICA, SHARD
 from gradwire.compressors import COMMON
 from gradwire.compressors.context import SHARED
@@ -30,8 +30,8 @@ class States:
         self._steps, self._plans, self._agreement, self._options = steps, plans, agreement, options
         self._mesh, self._slots = steps.pipeline.mesh, steps.store.slots
 
-    def save(self) -> checkpoint.StateDict:
-        """A copy of this rank's state after the last whole step."""
+    def save(self, alike: bool = False) -> checkpoint.StateDict:
+        """A copy of this rank's state after the last whole step, as `Store.export` has it."""
         steps, plans, mesh = self._steps, self._plans, self._mesh
         # the worker counts no step meanwhile: memories and step number belong together
         with steps.changing:
@@ -40,8 +40,9 @@ class States:
             if steps.store.rows.nbytes:
                 steps.executor.order_behind()
             skipped = steps.number - steps.taken
-            about = checkpoint.About(mesh.rank, mesh.ranks, plans.plan.to_json(), plans.order, skipped)
-            return checkpoint.pack(steps.store.export(), plans.export(), steps.number, about)
+            shards = mesh.ranks // mesh.averaged
+            about = checkpoint.About(mesh.rank, mesh.ranks, plans.plan.to_json(), plans.order, skipped, shards=shards)
+            return checkpoint.pack(steps.store.export(alike), plans.export(), steps.number, about)
 
     def last(self) -> list[checkpoint.StateDict]:
         """The state after the last whole step of a job that is over; then that after the next one, if the others may
@@ -119,7 +120,7 @@ Kept = dict[str, dict[str, Tensor]]
 def check(mesh: Mesh) -> None:
     """Raises ValueError where ranks keep different shards."""
     if other := mesh.axes.keys() - {REPLICA, HOST}:
-        raise ValueError(f"ranks along {min(other)!r} keep different shards; give dcp.save() handle.stateful()")
+        raise ValueError(f"along {min(other)!r} {SHARDED}")
 
 
 def gather(own: Unpacked, slots: Sequence[Slot], mesh: Mesh, agreement: Agreement, device: torch.device) -> StateDict:

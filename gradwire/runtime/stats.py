@@ -63,7 +63,8 @@ class Stats:
     wait_s: float
     """From the last gradient of each step until all means are there: the time for which training waits."""
     kernels: str = ""
-    """The library that computes on a CPU, with its instruction set, or torch, and why."""
+    """The library that computes on a CPU, with its instruction set, or torch, and why; for a job on a GPU, whether
+    Triton's kernels do there."""
     skipped: int = 0
     """Steps that counted for no rank: a gradient was not finite, or backward failed. Where no group of the plan keeps
     state, such a step's means are NaN, and it is not counted here."""
@@ -82,8 +83,9 @@ class Stats:
         account = controller.account if (controller := steps.control.controller) else ""
         # while no step is counted or arranged
         with steps.changing:
-            held = steps.store.nbytes + steps.job.scratch.nbytes + steps.float_residuals.nbytes
-        return cls(*counts, *times, in_use(), steps.skipped, held, str(steps.recordings), account)
+            kept = steps.store, steps.job.scratch, steps.float_residuals, steps.kernels
+            held = sum(each.nbytes for each in kept)
+        return cls(*counts, *times, in_use(steps.executor.device), steps.skipped, held, str(steps.recordings), account)
 
     def over(self, inner_steps: int) -> "Stats":
         """The statistics per inner step, of local steps, in each of which plain DDP would have sent all."""

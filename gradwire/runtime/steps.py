@@ -50,7 +50,7 @@ class Steps:
     number: int
     """All steps, including those before a resume."""
     taken: int
-    """The steps that count; random draws and turns follow these."""
+    """The steps that count; random draws and turns follow these, but for groups that are sent in some steps."""
     opened: int
     """The step that the training thread had opened when this one began."""
     skipped: int
@@ -79,20 +79,19 @@ class Steps:
     ) -> None:
         self.store, self.pipeline, self.executor, self.control = store, pipeline, executor, control
         self.machine, self.changing = Machine(), RLock()
-        self.number = self.taken = self.opened = self.skipped = self.whole = 0
+        self.number = self.taken = self.opened = self.skipped = self.whole = self._follows = 0
         self.skip_reason, self.last_arrival, self.members, self.ended = "", EPOCH, [], lambda: None
-        self.exchanges: list[GroupExchange] = []
+        self.exchanges, self._active = list[GroupExchange](), list[GroupExchange]()
         self._scale, self._elastic, self._voted = options.scale, options.elastic, options.voted
         self.promised = self.over = self._lost = False
         # what all groups share
         self.job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), look=control.shown)
         self.recordings = Recordings(executor, lambda: control.looks)
-        self.float_residuals = FloatResiduals(executor.device)
+        self.float_residuals, self.kernels = FloatResiduals(executor.device), Workspace(executor.device)
         self.used = UsedSlots(len(store.slots), pipeline, executor, options.find_unused)
         self._promise_sum, self._flags = torch.zeros(2, 1, dtype=torch.float32, device=executor.device)
         self._weights = Weights(pipeline, executor)
         # the step under way, or the last one while its verdict is not read
-        self._active: list[GroupExchange] = []
         self._inputs: dict[int, GroupInput] = {}
         self._verdict: Callable[[], Tensor] | None = None
         self._next: Plan | None = None
@@ -109,8 +108,7 @@ class Steps:
         with self.changing:
             self.settle()
             self.store.close()
-            self._last = None
-            plan, self._next = self._next, None
+            plan, self._next, self._last = self._next, None, None
             if plan:
                 self._arrange(plan)
 
@@ -135,7 +133,8 @@ class Steps:
         # move state, then make the groups' exchanges over it; views of where it lay are void
         self.store.arrange(plan)
         self.exchanges = exchanges_for(plan, self.store, self.job)
-        scratch_on(self.executor.device).forget_views()
+        self.kernels = scratch_on(self.executor.device)
+        self.kernels.forget_views()
         self.float_residuals.follow(self.exchanges)
         self.recordings.follow(self.exchanges)
 
@@ -162,9 +161,9 @@ class Steps:
         """Marks the step that is under way, or begins next, as one that no rank takes."""
         self._lost = True
 
-    def begin(self, groups: Sequence[int], opened: int, weight: Scalar | None = None) -> None:
-        """Begins a step of these groups, the one that the training thread counts as `opened`. This rank has
-        a `weight` in its mean, where ranks have any."""
+    def begin(self, groups: Sequence[int], opened: int, weight: Scalar | None, sent_before: int | None) -> None:
+        """Begins a step of these groups, the one that the training thread counts as `opened`. This rank has a `weight`
+        in its mean, where ranks have any; groups that are not sent in all steps were `sent_before` so often."""
         # settle the step before, and arrange the plan, before anything of this one is written
         with self.changing:
             self.close()
@@ -174,6 +173,7 @@ class Steps:
                 self.control.drop()
                 self.promised = False
         self.opened, self._active = opened, [self.exchanges[group] for group in groups]
+        self._follows = self.taken if sent_before is None else sent_before
         self.float_residuals.begin(groups)
         self.executor.waits.step_begins()
         self.pipeline.recorder.step_begins(self.control.times)
@@ -224,7 +224,7 @@ class Steps:
         if entry.turn:
             return self.pipeline.advance(entry.group)
         # the first turn: add up, encode, start the first collective
-        self.pipeline.start(exchange, self.recordings.run(exchange, self._inputs.pop(entry.group), self.taken))
+        self.pipeline.start(exchange, self.recordings.run(exchange, self._inputs.pop(entry.group), self._follows))
         # behind the last group's first turn, the controller's numbers travel while groups are decoded
         if exchange is self._active[-1]:
             views = [GroupView(each.group, each.context, each.nonfinite) for each in self._active if each.compresses]

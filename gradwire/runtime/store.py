@@ -139,7 +139,8 @@ class Store:
         self.groups: list[StoredGroup] = []
         # whether any rank may have state of gradient size; the same on all, which have the same plans and load together
         self.keeps_state = False
-        self._index = {slot.name: i for i, slot in enumerate(slots)}
+        # by slot: the kinds of state of gradient size that some plan has written, the same on all ranks
+        self._index, self._written = {slot.name: i for i, slot in enumerate(slots)}, [set[str]() for _ in slots]
         self._buffers = StateBuffers(self.slots, device)
         # of plans before this one: small state by slot, and that of its group
         self._slot_tensors: list[dict[str, Tensor]] = [{} for _ in slots]
@@ -175,23 +176,22 @@ class Store:
         if members:
             self._buffers.follow(members[: len(plan.groups)])
         # buffers of kinds that this plan needs for the first time, or in another type
-        dtypes = dtypes_of(plan)
-        for kind, dtype in dtypes.items():
+        for kind, dtype in (dtypes := dtypes_of(plan)).items():
             self._buffers.need(kind, dtype)
         self.keeps_state |= bool(dtypes) or (bool(self._rows) and self._row_way[1].error_feedback)
         # groups with the same slots as before keep their scratch
         groups = zip(self.whole(plan).groups, members, strict=True)
         self.groups = [self._stored(group, own, before.get(own)) for group, own in groups]
 
-    def export(self) -> Exported:
-        """All state, as views where that is float32."""
+    def export(self, alike: bool = False) -> Exported:
+        """All state, as views where that is float32; `alike` on all ranks, with the zeros of what others may have."""
         # what groups have changed and not written back
         now = {
             i: (stored.kinds, small, stored.group_state.changed)
             for stored in self.groups
             for i, small in zip(stored.slots, stored.slot_state.slots, strict=True)
         }
-        return {slot.name: self._export_slot(i, *now.get(i, ((), {}, {}))) for i, slot in enumerate(self.slots)}
+        return {slot.name: self._export_slot(i, alike, *now.get(i, ((), {}, {}))) for i, slot in enumerate(self.slots)}
 
     def load(self, exported: Exported) -> None:
         """Takes over what `export` returned. What it lacks is as it was at first: no memory, and small tensors as a
@@ -220,10 +220,9 @@ class Store:
     def _stored(self, group: Group, members: tuple[int, ...], before: StoredGroup | None) -> StoredGroup:
         """A group's state, with the buffers and views of the group that had the same slots before."""
         kinds = () if members == self._rows else kinds_of(group)
-        small = SlotState([self._init_slot(i, group) for i in members])
+        parts, small = self._parts(kinds, members), SlotState([self._init_slot(i, group) for i in members])
         own = GroupState(group.compressor.init_group() | group.communicator.init_group())
         own.load(self._group_tensors[members[0]])
-        parts = self._parts(kinds, members)
         if before:  # the same slots
             before.forget_views()
             return replace(before, group=group, kinds=kinds, parts=parts, slot_state=small, group_state=own)
@@ -239,6 +238,7 @@ class Store:
     def _init_slot(self, i: int, group: Group) -> dict[str, Tensor]:
         """The small tensors of a slot in this group; those of other plans wait."""
         slot, tensors = self.slots[i], self._slot_tensors[i]
+        self._written[i].update(kinds_of(group))
         # draws follow the parameter's name alone, so all ranks and plans start with the same
         wanted = group.compressor.init_slot(*slot.matrix, torch.Generator().manual_seed(crc32(slot.name.encode())))
         # what the compressor wants now; another shape takes the rows that both have
@@ -261,13 +261,14 @@ class Store:
                 self._slot_tensors[i] |= own
 
     def _export_slot(
-        self, i: int, written: Sequence[str], small: Mapping[str, Tensor], changed: Mapping[str, Tensor]
+        self, i: int, alike: bool, written: Sequence[str], small: Mapping[str, Tensor], changed: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """A slot's state; its group writes these kinds, and has these small tensors for the slot and for itself."""
         tensors = {SHARED + name: tensor for name, tensor in {**self._slot_tensors[i], **small}.items()}
         tensors |= {GROUP + name: tensor for name, tensor in {**self._group_tensors[i], **changed}.items()}
-        kept = [kind for kind in self._buffers.kinds if kind in written or self._buffers.used(kind, i)]
-        if (residual := self.rows.export(i)) is not None:
+        wanted, sparse = self._written[i] if alike else written, i in self.sparse
+        kept = [kind for kind in self._buffers.kinds if (kind in wanted and not sparse) or self._buffers.used(kind, i)]
+        if (residual := self.rows.export(i, sparse and RESIDUAL in wanted)) is not None:
             tensors[RESIDUAL] = residual
         return tensors | {kind: self._buffers.read(kind, i).float() for kind in kept}
 

@@ -79,15 +79,18 @@ class Turns:
         with self._one:
             if self._intake.is_native:
                 return False
-            self._open(groups, to_the_end)
+            self._open(groups, to_the_end=to_the_end)
             return True
 
-    def reduce(self, gradients: Mapping[str, Tensor], groups: Sequence[int] | None = None) -> None:
-        """Takes a step of all groups or of some, whose gradients are all there, by parameter."""
+    def reduce(
+        self, gradients: Mapping[str, Tensor], groups: Sequence[int] | None = None, sent_before: int | None = None
+    ) -> None:
+        """Takes a step of all groups, or of some that were `sent_before` so often, whose gradients are all there, by
+        parameter."""
         # a step that failed, first; it ends before the next one begins
         self.give_up()
         with self._one:
-            self._open(groups)
+            self._open(groups, sent_before)
             # gradients in the plan's order; the last one of a group has the worker reduce it
             for index, slot in enumerate(self._intake.slots):
                 if slot.name in gradients:
@@ -150,9 +153,9 @@ class Turns:
         with self.own("detach()"):
             pass
 
-    def _open(self, groups: Sequence[int] | None, to_the_end: bool = False) -> None:
+    def _open(self, groups: Sequence[int] | None, sent_before: int | None = None, to_the_end: bool = False) -> None:
         """Opens a step, and follows the backward pass that it belongs to, if any."""
-        self._intake.open(groups, to_the_end)
+        self._intake.open(groups, sent_before, to_the_end)
         self._backward = None
         if in_backward():
             backward = _Backward(self._backward_over)

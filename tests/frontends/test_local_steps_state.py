@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import gradwire as gw
+from gradwire.runtime.exchange import ReplicaExchange
+from gradwire.runtime.group_input import GroupInput
 from tests.support.harness import raising, together
 
 
@@ -175,3 +177,30 @@ def test_what_one_rank_cannot_load_none_does():
 
     errors = raising(together(2, load))
     assert all("rank 1 cannot go on: the state's inner optimizer has groups of 4 and 1" in error for error in errors)
+
+
+@pytest.mark.parametrize("options", [{}, {"delay": 1}, {"eager": True}], ids=str)
+@pytest.mark.parametrize("fragments", [1, 2, 4])
+def test_the_groups_of_each_fragment_take_every_turn(
+    fragments: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    """However many others are sent in between, ACP-SGD's factors take turns; also after a checkpoint."""
+    turns: dict[int, list[int]] = {}
+
+    def enter(exchange: ReplicaExchange, given: GroupInput, step: int) -> None:
+        turns.setdefault(exchange.index, []).append(step)
+        entered(exchange, given, step)
+
+    entered = ReplicaExchange.enter
+    monkeypatch.setattr(ReplicaExchange, "enter", enter)
+    ways = {"compressor": gw.ACPSGD(1), "fragments": fragments, "inner_steps": 4, **options}
+    model = network()
+    optimizer = wrapped(model, **ways)
+    train(model, optimizer, 0, 8)
+    other = network()
+    resumed = wrapped(other, **ways)
+    resumed.load_state_dict(optimizer.state_dict())
+    train(other, resumed, 8, 8)
+    resumed.state_dict()
+    assert len(turns) >= fragments
+    assert all(own == [0, 1, 2, 3] for own in turns.values())

@@ -8,9 +8,11 @@ import torch
 import gradwire as gw
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.summary import table
+from gradwire.ops import backend
 from gradwire.ops.backend import in_use
+from gradwire.ops.workspace import scratch_on
 from gradwire.runtime.stats import Stats
-from tests.support.harness import draw, hosts, job, slots_of
+from tests.support.harness import CPU, draw, hosts, job, slots_of
 
 SLOTS = slots_of({"wide": torch.empty(40, 50), "tall": torch.empty(300, 4), "bias": torch.empty(7)})
 PLAN = gw.Plan((
@@ -42,7 +44,39 @@ def test_a_summary_has_a_row_for_each_group_and_figures_of_a_step():
     held = stats.held_bytes / sum(slot.numel for slot in SLOTS)
     assert twice[6] == f"memory held: {stats.held_bytes / 1e6:.1f} MB, {held:.1f} bytes a parameter"
     assert 8 <= held < 16
-    assert twice[7] == f"kernels: {in_use()}"
+    assert twice[7] == f"kernels: {in_use(CPU)}"
+
+
+def test_the_memory_held_has_what_kernels_keep_on_the_worker():
+    def work(floats: int, keys: int) -> None:
+        scratch_on(CPU).tensor("work", (floats,))
+        scratch_on(CPU).once("table", lambda: torch.zeros(keys, dtype=torch.int64))
+
+    with job(PLAN, SLOTS, 2) as running:
+        runtime = running.runtimes[0]
+        running.step(draw(SLOTS, 2, seed=0))
+        before = runtime.stats().held_bytes
+        runtime._executor.call(lambda: work(1000, 50))
+        assert runtime.stats().held_bytes == before + 4 * 1000 + 8 * 50
+
+
+def test_what_a_job_on_a_cpu_says_of_kernels_tries_no_gpu(monkeypatch: pytest.MonkeyPatch):
+    def tried(device: torch.device) -> tuple[None, str]:
+        asked.append(device)
+        return None, "tried"
+
+    asked: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(backend, "on_gpu", tried)
+    with job(PLAN, SLOTS, 2) as running:
+        assert "GPU" not in running.runtimes[0].stats().kernels
+        assert repr(Handle(running.runtimes[0], None))  # pyright: ignore
+    assert not asked
+    # a job on a GPU says it of that one; without a job it is the present one
+    assert in_use(torch.device("cuda", 3)).endswith("on a GPU torch (tried)")
+    assert in_use().endswith("on a GPU torch (tried)")
+    assert asked == [torch.device("cuda", 3), torch.device("cuda", 1)]
 
 
 def test_ranks_that_share_a_host_count_what_they_send_for_it_and_what_ddp_would():

@@ -18,7 +18,7 @@ from gradwire.ops.ranges import even, split, split_on_device
 from gradwire.slots import Layout
 from gradwire.wire import Wire
 from tests.support.cases import CASES
-from tests.support.harness import job, place_bytes, plan_of, slots_of, total
+from tests.support.harness import SMALL, draw, job, place_bytes, plan_of, slots_of, total
 
 COLLECTIVES = [
     gw.SplitGather(), gw.SplitGather(slack=1.0, growth=1.0), gw.Exclusive(), gw.LeaderIndices(), gw.GlobalTopK(),
@@ -132,6 +132,16 @@ def test_rows_start_on_multiples_of_16_bytes_and_end_with_their_flags(size: int)
         assert message.row(row).whole.data_ptr() - message.whole.data_ptr() == row * framed(size)
     assert framed(size) % 16 == 0
     assert not message.body.any()
+
+
+def test_bounds_by_which_entries_are_split_are_kept_until_they_move():
+    slots = slots_of(SMALL)
+    with job(plan_of(slots, gw.TopK(0.1), gw.Residual(), gw.OkTopk(rebalance=1), groups=1), slots, 2) as running:
+        kept = []
+        for step in range(6):
+            running.step(draw(slots, 2, step))
+            kept.append(len(running.runtimes[0]._steps.store.groups[0].buffers.contents()[1]))
+        assert kept[1:] == [kept[1]] * 5
 
 
 @pytest.mark.parametrize("gradient", [normal, crowded])

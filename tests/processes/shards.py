@@ -591,6 +591,64 @@ def what_memories_keep_beside_tensor_parallelism_adds_up_on_any_mesh() -> None:
     handle.detach()
 
 
+class Heads(nn.Module):
+    """Two heads, of which a pass may leave out the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 6), nn.Linear(8, 6)
+
+    def forward(self, x: Tensor, both: bool) -> Tensor:
+        return self.first(x) + (self.second(x) if both else 0)
+
+
+def train_heads(ddp: nn.Module, both: bool, count: int) -> None:
+    for step in range(count):
+        ddp(torch.randn(4, 8, generator=torch.Generator().manual_seed(step + dist.get_rank())), both).sum().backward()
+
+
+def checkpoint_keeps_memories(handle: gw.Handle, resumed: gw.Handle) -> None:
+    """Of which some ranks have none."""
+    path = folder()
+    dcp.save({"gradwire": handle.stateful()}, checkpoint_id=path)
+    dcp.load({"gradwire": resumed.stateful(path)}, checkpoint_id=path)
+    mine, read = handle.state_dict(), resumed.state_dict()
+    residuals = [key for key in read if key.endswith("//residual")]
+    has = torch.tensor([float(any(key in mine for key in residuals))])
+    dist.all_reduce(has)
+    assert 0 < has < dist.get_world_size()
+    assert all(torch.equal(read[key], mine.get(key, torch.zeros_like(read[key]))) for key in residuals)
+
+
+@scenario(4)
+def a_checkpoint_has_the_memories_of_the_ranks_that_lead_hosts_alone() -> None:
+    """Those of a plan that is no more in force, while DDP reduces by itself."""
+    ddps, handles = [DistributedDataParallel(network()) for _ in range(2)], []
+    for ddp in ddps:
+        transport = gw.ProcessGroup.by_host(2)
+        handles.append(gw.attach(ddp, gw.TopK(0.1), transport=transport, groups=gw.groups.of(count=1)))
+        train(ddp, 2)
+        handles[-1].replan(gw.NATIVE)
+        train(ddp, 2)
+    checkpoint_keeps_memories(*handles)
+
+
+@scenario(2)
+def a_checkpoint_has_the_memory_of_the_rank_that_never_uses_a_parameter_again() -> None:
+    ddps = [DistributedDataParallel(Heads(), find_unused_parameters=True) for _ in range(2)]
+    handles = []
+    for ddp in ddps:
+        handle = gw.attach(ddp, gw.TopK(0.1), groups=gw.groups.of(count=1), dense=lambda name, parameter: False)
+        train_heads(ddp, True, 2)
+        # both send what is left, but for this rank's part of the second head
+        dense = gw.Group(handle.plan.groups[0].slots, gw.FP32(), gw.NoMemory(), gw.AllReduce())
+        handle.replan(gw.Plan((dense,)))
+        train_heads(ddp, dist.get_rank() == 0, 2)
+        handles.append(handle)
+    checkpoint_keeps_memories(*handles)
+
+
 def without_state() -> Path:
     path = folder()
     dcp.save({"model": network()}, checkpoint_id=path)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import permutations
+from typing import Any
 
 import pytest
 import torch
@@ -160,6 +161,48 @@ def test_a_residual_goes_to_the_rank_of_its_host_that_leads_now(narrow: gw.Memor
             add(sent, means)
         for all_given, all_sent, kept in zip(given, sent, total(bits(running)), strict=True):
             torch.testing.assert_close(all_sent + kept, all_given, rtol=0, atol=0.05)
+
+
+WAYS = {
+    "residual": (gw.TopK(0.05), LONG), "short": (gw.TopK(0.05), SHORT), "eight": (gw.TopK(0.05), EIGHT),
+    "velocity": (gw.DGC(0.05), gw.DGCMemory()), "momentum": (gw.Signum(), gw.NoMemory()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_rank_that_leads_and_never_uses_a_slot_sends_what_others_of_its_host_gave(way: tuple[gw.Compressor, Any]):
+    """As if it had given zeros."""
+    compressor, memory = way
+    unused = gw.Plan((gw.Group(tuple(slot.name for slot in SLOTS), compressor, memory, gw.AllGather()),))
+    with (
+        job(unused, SLOTS, 4, transports=hosts(2, 2), find_unused=True) as running,
+        job(unused, SLOTS, 4, transports=hosts(2, 2), find_unused=True) as same_numbers,
+    ):
+        for step in range(4):
+            absent, zeroed = draw(SLOTS, 4, step), draw(SLOTS, 4, step)
+            # local rank 0 leads the group, and lacks a gradient for every other slot
+            for rank, slot in ((rank, slot) for rank in (0, 2) for slot in range(0, len(SLOTS), 2)):
+                absent[rank][slot], zeroed[rank][slot] = None, torch.zeros_like(zeroed[rank][slot])
+            assert same(running.step(absent), same_numbers.step(zeroed))
+            for kind in (*memory.flat_state, *compressor.flat_state):
+                assert same(running.state(kind), same_numbers.state(kind))
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_slot_that_no_rank_of_any_host_uses_keeps_its_state_where_a_rank_leads(way: tuple[gw.Compressor, Any]):
+    compressor, memory = way
+    unused = gw.Plan((gw.Group(tuple(slot.name for slot in SLOTS), compressor, memory, gw.AllGather()),))
+    with job(unused, SLOTS, 4, transports=hosts(2, 2), find_unused=True) as running:
+        running.step(draw(SLOTS, 4, 0))
+        kinds = (*memory.flat_state, *compressor.flat_state)
+        before = {kind: running.state(kind) for kind in kinds}
+        assert any(own[3].any() for kept in before.values() for own in kept)
+        means = running.step([[*own[:3], None, *own[4:]] for own in draw(SLOTS, 4, 1)])
+        for kind in kinds:
+            for own, kept in zip(running.state(kind), before[kind], strict=True):
+                assert torch.equal(own[3], kept[3]), kind
+        # nothing of it is in a mean: the optimizer would take it again at every such step
+        assert not any(own[3].any() for own in means)
 
 
 def test_ranks_of_a_host_need_no_vector_unless_they_lead():

@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.ops.workspace import scratch_on
+from gradwire.runtime.row_formats import Coded
 from tests.support.harness import Job, job, slots_of
+from tests.support.pretend_cuda import GPU, on_gpu, pretended_cuda, real
 
 WORLD = 3
 TABLES = {"embedding": torch.empty(12, 24), "bag": torch.empty(7, 10)}
@@ -133,3 +136,17 @@ def test_fewer_bytes_travel() -> None:
             running.step([rows(0, rank) for rank in range(WORLD)])
             sizes.append(running.runtimes[1].stats().wire_bytes)
     assert sizes[0] > sizes[1] > sizes[2]
+
+
+def test_a_number_of_rows_that_comes_once_leaves_no_table_on_a_gpu() -> None:
+    """Where each step has another number of rows, memory would grow with every step."""
+    coded, (slot, _) = Coded(gw.Quantized(4)), SPARSE
+    with pretended_cuda():
+        for count in range(1, 9):
+            values = torch.randn(count, slot.shape[1], generator=torch.Generator().manual_seed(count))
+            payload = on_gpu(torch.zeros(coded.nbytes(slot, count), dtype=torch.uint8))
+            errors = coded.write(slot, on_gpu(values), payload)
+            read = coded.read(slot, payload, count)
+            torch.testing.assert_close(real(read) + real(errors), values, rtol=1e-6, atol=1e-6)
+            kept = scratch_on(GPU).contents()[1]
+            assert not [key for key in kept if "grid" in str(key)]
