@@ -19,7 +19,9 @@ SHARD = "shard"
 
 FLAG_BYTES = 4
 ALIGNED = 16
-"""Rows of payloads start on multiples of so many bytes: NCCL moves others byte by byte."""
+"""Rows of payloads, and pieces in a parcel, start on multiples of so many bytes, and groups in a state on multiples of
+so many elements: NCCL moves others byte by byte, no view of another type begins there, and kernels read shorter words
+by a variant of their own."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -66,7 +68,7 @@ def framed(size: int) -> int:
 
 
 def aligned(size: int) -> int:
-    """Bytes, rounded up to a multiple of ALIGNED."""
+    """Bytes or elements, rounded up to a multiple of ALIGNED."""
     return -(-size // ALIGNED) * ALIGNED
 
 

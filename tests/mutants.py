@@ -268,7 +268,7 @@ FAULTS = [
     Fault("transports/staged.py", "            self._event.synchronize()\n", "            pass\n"),
     Fault("transports/staged.py", "(self.on_host.receive.whole, non_blocking=True)", "(self.on_host.receive.whole)"),
     Fault("transports/parcels.py", "stride == 0 and size > 1", "stride == 0 and size > 2"),
-    Fault("transports/parcels.py", "-(-piece.nbytes // ALIGNED) * ALIGNED", "piece.nbytes"),
+    Fault("transports/parcels.py", "aligned(piece.nbytes)", "piece.nbytes"),
     Fault("transports/connections.py", "                    if not _port(each) & self._served:\n",
           "                    if True:\n"),
     Fault("transports/connections.py", "            if name not in before:\n", "            if True:\n"),

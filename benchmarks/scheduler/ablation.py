@@ -56,7 +56,7 @@ def parse() -> argparse.Namespace:
 
 def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     import gradwire as gw
-    from gradwire.lab.scheduling import peers
+    from benchmarks.scheduler import peers
     from gradwire.schedule import baselines
 
     compressor = getattr(gw, arguments.compressor)()

@@ -19,15 +19,26 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 import numpy as np
 
+from benchmarks.scheduler.compute_stream import ComputeStream
 from benchmarks.shared.provenance import save
-from gradwire.lab.scheduling.profiles import CLUSTERS, CURVES, problem
-from gradwire.lab.scheduling.published_regimes import ComputeStream
+from gradwire.lab.built_in_profiles import PCIE, profile
 from gradwire.schedule import baselines, evaluate, search
-from gradwire.schedule.problem import Choice, Problem
+from gradwire.schedule.costs import NOTHING, Affine, CostTable
+from gradwire.schedule.problem import Choice, Option, Problem
+from gradwire.schedule.profile import Candidate
+from gradwire.schedule.simulate import Cluster
+from gradwire.wire import depth
 
 BUCKET_BYTES = 128 << 20
 POINTS = 10
 SHARDED = "Cupcake, each GPU compressing a part"
+
+ETHERNET = Cluster(64, 25e9 / 8, gpus_per_host=8, inside_bytes_per_s=150e9, inside_latency_s=10e-6)
+"""Eight servers of eight GPUs, at the line's 25 Gb/s and NVLink's 150 GB/s."""
+CLUSTERS = {"8 GPUs, PCIe": PCIE, "64 GPUs, 25 Gb/s": ETHERNET}
+
+BITS = {"Rand-k": 0.64, "DGC": 0.64, "EFSignSGD": 1.0, "OneBit": 1.0}
+"""That Cupcake's code sends for an element, by compressor, in the order of the built-in profile."""
 
 # Figures 6 and 7, read off; Rand-k, DGC, EFSignSGD, OneBit
 PUBLISHED: dict[tuple[str, str], tuple[float, dict[str, list[float]]]] = {
@@ -57,7 +68,7 @@ def cells(cluster: str, model: str) -> list[dict[str, Any]]:
     """One row for each compressor: simulated and published percent of each system."""
     dense, systems = PUBLISHED[cluster, model]
     rows: list[dict[str, Any]] = []
-    for index, codec in enumerate(CURVES):
+    for index, codec in enumerate(BITS):
         job = problem(model, CLUSTERS[cluster], codec)
         simulated = scaling(job) | {SHARDED: optimal(problem(model, CLUSTERS[cluster], codec, sharded=True))}
         published = {"FP32": dense} | {name: values[index] for name, values in systems.items()}
@@ -92,6 +103,53 @@ def hipress(job: Problem) -> tuple[Choice, ...]:
     n = job.elements
     compressed_s = codec.encode(n) + codec.wire(n) + codec.local(n) + codec.decode(n)
     return tuple(Choice((slot,), int(compressed_s[slot] < dense.wire(n[slot]))) for slot in range(len(n)))
+
+
+def problem(model: str, cluster: Cluster, codec: str, sharded: bool = False) -> Problem:
+    """The published job as Cupcake runs it: option 0 is Horovod's float32 around one ring, option 1 compresses every
+    tensor, vectors too. What a server's GPUs have summed is compressed by one of them or, `sharded`, by each a part:
+    the paper does not say which."""
+    job = profile(model)
+    # dense comes first, and is no curve
+    candidate = job.candidates[1 + list(BITS).index(codec)]
+    return Problem(
+        ready_s=np.array([slot.ready_s for slot in job.slots]),
+        elements=np.array([float(slot.numel) for slot in job.slots]),
+        small=np.zeros(len(job.slots), bool),
+        options=(dense(cluster), compressed(cluster, candidate, BITS[codec], sharded)),
+        around_s=job.forward_s + job.optimizer_s,
+    )
+
+
+def dense(cluster: Cluster) -> Option:
+    """Horovod's float32: a ring's bytes, and a tree's latency, up and down."""
+    seconds, latency_s = link(cluster)
+    peers = cluster.ranks if cluster.hosts == 1 else cluster.hosts
+    wire = Affine(2 * depth(peers) * latency_s, 8 * (cluster.ranks - 1) / cluster.ranks * seconds)
+    return Option(NOTHING, wire, NOTHING, lossless=True)
+
+
+def compressed(cluster: Cluster, candidate: Candidate, bits: float, sharded: bool) -> Option:
+    peers, inside = (cluster.ranks, 1) if cluster.hosts == 1 else (cluster.hosts, cluster.gpus_per_host)
+    seconds, latency_s = link(cluster)
+    # an all-gather on the wire; inside a host the gradient is summed and the mean handed on
+    wire = Affine((peers - 1) * latency_s, (peers - 1) * bits / 8 * seconds)
+    around = 2 * (inside - 1)
+    local = Affine(around * cluster.inside_latency_s, around / inside * 4 / cluster.inside_bytes_per_s)
+    local, shares = (local if inside > 1 else NOTHING), (inside if sharded else 1)
+    return Option(shared(candidate.encode, shares), wire, shared(candidate.decode, shares), local=local)
+
+
+def link(cluster: Cluster) -> tuple[float, float]:
+    """Seconds per byte and per message of the link between ranks or hosts."""
+    if cluster.hosts == 1:
+        return 1 / cluster.inside_bytes_per_s, cluster.inside_latency_s
+    return 1 / cluster.bytes_per_s, cluster.latency_s
+
+
+def shared(cost: CostTable, shares: int) -> CostTable:
+    """The cost where each of so many GPUs has a part."""
+    return CostTable(tuple(shares * size for size in cost.sizes), cost.values)
 
 
 def order(percents: dict[str, float]) -> list[str]:

@@ -35,7 +35,7 @@ def doctor(ranks: int | None, hosts: int | None, link: str | None, device: str |
             raise ValueError("these ranks were started already: leave --ranks, --hosts and --link out")
         here = device_here(kind_of(device))
     # examine the cluster from this rank
-    shown = _Shown() if leads() else _Silent()
+    shown = _Shown(leads())
     with mistakes(), joined(here) as site:
         examine(site, shown)
         code = shown.end()
@@ -74,46 +74,34 @@ def _ranks_per_host(ranks: int, hosts: int | None) -> int:
 
 
 class _Shown:
-    """Prints progress to standard error, and the findings of each check to standard output."""
+    """Prints progress to standard error, and the findings of each check to standard output; on a rank that does not
+    lead nothing, unless rank 0, which would, is lost."""
 
-    def __init__(self) -> None:
-        self._sections: dict[str, Sequence[Finding]] = {}
+    def __init__(self, leads: bool) -> None:
+        self._leads, self._sections = leads, dict[str, Sequence[Finding]]()
 
     def begins(self, check: str) -> None:
-        print(f"checking: {check}", file=sys.stderr, flush=True)
+        if self._leads:
+            print(f"checking: {check}", file=sys.stderr, flush=True)
 
     def met(self, site: Site) -> None:
-        hosts = len(set(hosts_of(site.everyone)))
-        print(report.heading(site.world, hosts, site.device.type), flush=True)
+        if self._leads:
+            hosts = len(set(hosts_of(site.everyone)))
+            print(report.heading(site.world, hosts, site.device.type), flush=True)
 
     def found(self, check: str, findings: Sequence[Finding]) -> None:
-        self._sections[check] = findings
-        print(report.section(check, findings), flush=True)
+        if self._leads:
+            self._sections[check] = findings
+            print(report.section(check, findings), flush=True)
 
     def ended(self, check: str, finding: Finding, first_is_lost: bool) -> None:
         self.found(check, [finding])
+        if first_is_lost and not self._leads:
+            self._sections[check] = [finding]
+            print(report.section(check, [finding]), file=sys.stderr, flush=True)
 
     def end(self) -> int:
         """Prints the verdict; returns the exit code."""
-        print(report.verdict(self._sections), flush=True)
+        if self._leads:
+            print(report.verdict(self._sections), flush=True)
         return WRONG if report.faulty(self._sections) else 0
-
-
-class _Silent:
-    """Prints nothing, unless rank 0, which would, is lost."""
-
-    _code = 0
-
-    def begins(self, check: str) -> None: ...
-
-    def met(self, site: Site) -> None: ...
-
-    def found(self, check: str, findings: Sequence[Finding]) -> None: ...
-
-    def ended(self, check: str, finding: Finding, first_is_lost: bool) -> None:
-        if first_is_lost:
-            print(report.section(check, [finding]), file=sys.stderr, flush=True)
-            self._code = WRONG
-
-    def end(self) -> int:
-        return self._code

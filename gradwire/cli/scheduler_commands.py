@@ -12,6 +12,7 @@ from gradwire.cli.console import console, mistakes, progress_bars, show
 from gradwire.cli.option_groups import Play, PricedTraining
 from gradwire.cli.run_setup import cluster_of, leads, run_folder, writing_to
 from gradwire.cli.wanted import described
+from gradwire.lab.built_in_profiles import MODELS, profile
 from gradwire.lab.configuration import saved_plan
 from gradwire.lab.jobs.plan_job import MOST_STEPS, Planned, PlanSpec, plan
 from gradwire.lab.jobs.plan_job import candidates as candidates_of
@@ -19,7 +20,6 @@ from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.runner import Runner, runner
 from gradwire.lab.network.link import PCIE_3, Link
 from gradwire.lab.play_spec import PlaySpec, check_links
-from gradwire.lab.scheduling.profiles import MODELS, profile
 from gradwire.plans import Plan, from_file
 from gradwire.report import plan_report, simulation_report
 from gradwire.report.text_table import figure

@@ -170,10 +170,9 @@ class LocalSteps(Wrapper):
         """An inner step; at the end of a round, the outer one as well. Raises RuntimeError where `handle` was
         detached."""
         self._check_attached()
-        assert self.inner is not None
         # the inner step, of a model that may have thawed parameters since the last one
         self._join()
-        loss = self.inner.step(closure)
+        loss = self._wrapped.step(closure)
         # a round may end here: receive what is due, send what is next
         self._rounds.inner_step_done()
         return loss
@@ -226,8 +225,7 @@ class LocalSteps(Wrapper):
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's state, and under "local_steps" the rest, what is under way included: it goes on from
         there. Save it on every rank, with the model, for between two rounds both are this rank's own."""
-        assert self.inner is not None
-        return {**self.inner.state_dict(), "local_steps": self._rounds.state_dict()}
+        return {**self._wrapped.state_dict(), "local_steps": self._rounds.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over what `state_dict` returned on this rank; all ranks do this together, and load the model as well.

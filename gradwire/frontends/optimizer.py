@@ -99,8 +99,7 @@ class DistributedOptimizer(Wrapper):
         if self._front_end.detached:
             raise RuntimeError("detach() ended the exchange of gradients; wrap the optimizer anew, or the model in DDP")
         self._front_end.check_averaged()
-        assert self.inner is not None
-        return self.inner.step(closure)
+        return self._wrapped.step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears gradients. A step whose backward pass failed is given up, for the other ranks wait for it."""
@@ -121,13 +120,11 @@ class DistributedOptimizer(Wrapper):
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state; the compressor's is `handle.state_dict()`."""
-        assert self.inner is not None
-        return self.inner.state_dict()
+        return self._wrapped.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the wrapped optimizer's state."""
-        assert self.inner is not None
-        self.inner.load_state_dict(state_dict)
+        self._wrapped.load_state_dict(state_dict)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate; the next one outside reduces the sum."""

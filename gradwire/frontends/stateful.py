@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -37,9 +36,11 @@ from gradwire.checkpoint import (
     unpack,
 )
 from gradwire.compressors.context import SHARED
+from gradwire.frontends.idle import Idle
 from gradwire.frontends.values import is_sharded, or_zero
 from gradwire.ops.host import kind_of
 from gradwire.predecessors import predecessors
+from gradwire.runtime.runtime import Runtime
 from gradwire.slots import real_shape
 from gradwire.torch_private.fully_shard import behind_rows, cuts_of
 
@@ -144,18 +145,6 @@ def _dimension(mesh: DeviceMesh, ranks: list[int]) -> int:
     )
 
 
-class HasState(Protocol):
-    """A job whose state is saved."""
-
-    def state_dict(self, *, alike: bool) -> StateDict:
-        """This rank's state; `alike` with the same tensors as on all ranks."""
-        ...
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Takes it over."""
-        ...
-
-
 class DistributedState:
     """The state of a job, a `Stateful` for `dcp.save({"gradwire": ...})` and `dcp.load`. To load from another mesh, it
     needs the checkpoint's tensors as `saved`. Raises ValueError for parameters that the model lacks.
@@ -163,7 +152,7 @@ class DistributedState:
     Small tensors have keys of their own for each shard, and for each replica where these differ in them; replicas load
     them by the rule of `gradwire.predecessors`. For shards of another size they are made anew."""
 
-    def __init__(self, job: HasState, placed: Mapping[str, Placed], saved: Saved) -> None:
+    def __init__(self, job: Runtime | Idle, placed: Mapping[str, Placed], saved: Saved) -> None:
         self._job, self._placed, self._saved = job, placed, saved
         first = next(iter(placed.values()))
         self._shard, self._replica, self._replicas = first.shard, first.mesh.get_local_rank(0), first.mesh.size(0)

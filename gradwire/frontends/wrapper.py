@@ -40,6 +40,12 @@ class Wrapper(Optimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.inner = optimizer
 
+    @property
+    def _wrapped(self) -> Optimizer:
+        """`inner`, once the wrapper is made."""
+        assert self.inner is not None
+        return self.inner
+
     def __getattr__(self, name: str) -> Any:
         """The attribute of `inner`, except torch's private ones, which begin with "_"."""
         if self.inner is None or name.startswith("_"):

@@ -1,6 +1,5 @@
 """Local steps as the first part of a configuration: `localsteps:30+topk:0.01`."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradwire.frontends.fragments import Schedule
@@ -31,9 +30,3 @@ class Local:
         # refuses numbers that do not fit together
         Schedule(self.inner_steps, self.fragments, self.delay, self.mix)
         Outer(self.lr, self.momentum)
-
-
-def over_rounds(step_ms: Sequence[float], every: int) -> list[float]:
-    """The steps' times, each replaced by the mean of its round of `every`."""
-    rounds = [step_ms[i : i + every] for i in range(0, len(step_ms), every)]
-    return [sum(own) / len(own) for own in rounds for _ in own]

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from textwrap import wrap
 
 from gradwire.lab.doctor.findings import Finding
+from gradwire.report.words import counted
 
 WIDTH = 100
 _MARKS = {True: "ok", False: "WRONG", None: "-"}
@@ -12,7 +13,7 @@ _INDENT = " " * 8
 
 def heading(ranks: int, hosts: int, device: str) -> str:
     """The first line."""
-    return f"gradwire doctor: {_count(ranks, 'rank')} on {_count(hosts, 'host')}, {device}"
+    return f"gradwire doctor: {counted(ranks, 'rank')} on {counted(hosts, 'host')}, {device}"
 
 
 def section(check: str, findings: Sequence[Finding]) -> str:
@@ -40,7 +41,3 @@ def _lines(finding: Finding) -> list[str]:
 
 def _wrapped(text: str, indent: str) -> list[str]:
     return wrap(text, WIDTH, subsequent_indent=indent)
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}" if number == 1 else f"{number} {name}s"

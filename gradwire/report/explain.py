@@ -7,6 +7,7 @@ from gradwire.plans import Group, Plan
 from gradwire.report.text_table import TextTable, figure
 from gradwire.report.timeline_rows import LANES
 from gradwire.report.timeline_shares import COMPUTE, Shares, of_slowest_rank
+from gradwire.report.words import counted
 from gradwire.schedule.timeline import Span, Timeline
 from gradwire.tuner.trials import Tried
 
@@ -104,8 +105,8 @@ def _pace(shares: Shares) -> str:
 def _groups(plan: Plan) -> str:
     ways = Counter(_way(group) for group in plan.groups)
     tensors = Counter({way: sum(len(g.slots) for g in plan.groups if _way(g) == way) for way in ways})
-    words = [f"{_count(number, 'group')} ({_count(tensors[way], 'tensor')}) by {way}" for way, number in ways.items()]
-    return f"{_count(len(plan.groups), 'group')}: {_listed(words)}." if len(ways) > 1 else f"{words[0]}."
+    words = [f"{counted(number, 'group')} ({counted(tensors[way], 'tensor')}) by {way}" for way, number in ways.items()]
+    return f"{counted(len(plan.groups), 'group')}: {_listed(words)}." if len(ways) > 1 else f"{words[0]}."
 
 
 def _others(others: Mapping[str, Tried]) -> list[list[str]]:
@@ -149,10 +150,6 @@ def _percent(part_s: float, whole_s: float) -> str:
 
 def _bytes(count: int) -> str:
     return f"{figure(count / 1e6)} MB" if count >= 1e6 else f"{figure(count / 1e3)} kB"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _listed(words: Sequence[str]) -> str:

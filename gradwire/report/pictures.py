@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-from gradwire.lab.results import TRAINING_LOSS, Record, Run, shown
+from gradwire.lab.results import TRAINING_LOSS, Record, Run, Spread, shown
 from gradwire.report.text_table import diverged, figure
 
 COLOURS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
@@ -108,13 +108,7 @@ def costs(runs: Sequence[Run], narrow: bool = False) -> Figure:
         picture, (time, size) = sheet(2, 6, 1.4 + (0.6 if narrow else 0.42) * len(runs), narrow, sharey=True)
         colours = [COLOURS[index % len(COLOURS)] for index in range(len(runs))]
         labels = [label(run.configuration, narrow) for run in runs]
-        spreads = [run.step_ms() for run in runs]
-        medians = [spread.median for spread in spreads]
-        # whiskers are lengths, from the median to the quartiles
-        whiskers = [[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]]
-        style = {"ecolor": "#888888", "capsize": 3}
-        bars = time.barh(labels, medians, color=colours, height=0.6, xerr=whiskers, error_kw=style)
-        time.bar_label(bars, [figure(median) for median in medians], padding=6)
+        draw_spreads(time, labels, [run.step_ms() for run in runs], colours, whiskers="#888888")
         time.set_xlabel("milliseconds per step (median, quartiles)")
         # bytes of a step
         megabytes = [run.last.totals.wire_bytes / run.last.step / 1e6 for run in runs]
@@ -125,6 +119,17 @@ def costs(runs: Sequence[Run], narrow: bool = False) -> Figure:
             panel.margins(x=0.25 if narrow else 0.12)
         time.invert_yaxis()
     return picture
+
+
+def draw_spreads(
+    panel: Axes, labels: Sequence[str], spreads: Sequence[Spread], colours: Sequence[str], whiskers: str = "#444444"
+) -> None:
+    """A bar for each median, with whiskers to the quartiles and the figure behind them."""
+    medians = [spread.median for spread in spreads]
+    lengths = [[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]]
+    style = {"ecolor": whiskers, "capsize": 3}
+    bars = panel.barh(labels, medians, color=colours, height=0.6, xerr=lengths, error_kw=style)
+    panel.bar_label(bars, [figure(median) for median in medians], padding=6)
 
 
 def named_lines(panel: Axes) -> list[Line2D]:

@@ -13,10 +13,11 @@ from gradwire.lab.experiments.bench_setup import TimingOptions
 from gradwire.lab.experiments.suites import SuiteRow
 from gradwire.lab.names import DENSE, NOCOMM
 from gradwire.report import page
-from gradwire.report.pictures import NARROW, STYLE, label
+from gradwire.report.pictures import NARROW, STYLE, draw_spreads, label
 from gradwire.report.report_files import write_json, write_picture, write_text
 from gradwire.report.text_table import TextTable, figure, times
 from gradwire.report.timing import Timing
+from gradwire.report.words import in_words
 
 _NOTE = """Times nocomm: over the same model on as many ranks that do not talk, in turns with the others of the set-up.
 Bytes are the mean over the ranks; for plain DDP they are those of its ring all-reduce. Fewer bytes: than plain DDP.
@@ -104,9 +105,10 @@ def write(folder: Path, name: str, results: Sequence[Result], facts: Mapping[str
     # the page's table also has the command that measures a row again
     rows = [[*line, result.command] for line, result in zip(plain.rows, results, strict=True)]
     whole = TextTable(plain.title, [*plain.columns, "command"], rows, texts=[*plain.texts, "command"])
-    words = {key.replace("_", " "): str(value) for key, value in facts.items() if value is not None}
     shown = [page.Picture("Step times", _SHOWN, drawn, picture(name, results, narrow=True))]
-    report = page.render(f"{plain.title}: {len(results)} rows", _verdict(results), shown, [(whole, _NOTE)], words)
+    report = page.render(
+        f"{plain.title}: {len(results)} rows", _verdict(results), shown, [(whole, _NOTE)], in_words(facts)
+    )
     write_text(folder / "report.html", report)
     write_json(folder / "suite.json", {"suite": name, **facts, "rows": [result.to_json() for result in results]})
     return [folder / "suite.png", folder / "report.html"]
@@ -133,16 +135,10 @@ def _verdict(results: Sequence[Result]) -> str:
 
 
 def _bars(axis: Axes, panel: Sequence[Result], narrow: bool) -> None:
-    spreads = [result.timing.step_ms for result in panel]
-    medians = [spread.median for spread in spreads]
-    whiskers = [[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]]
     names = [result.timing.configuration for result in panel]
     # grey for reductions without compression
     colours = ["#888888" if name.partition("@")[0] == DENSE else "#0072B2" for name in names]
-    style = {"ecolor": "#444444", "capsize": 2}
-    labels = [label(name, narrow) for name in names]
-    bars = axis.barh(labels, medians, color=colours, height=0.65, xerr=whiskers, error_kw=style)
-    axis.bar_label(bars, [figure(median) for median in medians], padding=5)
+    draw_spreads(axis, [label(name, narrow) for name in names], [result.timing.step_ms for result in panel], colours)
     axis.axvline(panel[0].nocomm_ms, color="#D55E00", linestyle="--", linewidth=1.4)
     axis.margins(x=0.15)
     axis.invert_yaxis()

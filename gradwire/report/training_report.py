@@ -10,6 +10,7 @@ from gradwire.lab.results import Run, shown
 from gradwire.report import decisions, page, pictures, text_table, verdict
 from gradwire.report.page import Picture
 from gradwire.report.report_files import write_json, write_picture, write_text
+from gradwire.report.words import in_words
 
 _TRAINING_NOTE = """Seconds are rank 0's time in steps; evaluating and recording stop the clock. Bytes are the
 mean over the ranks; for plain DDP they are those of its ring all-reduce. At the interface, packet headers and
@@ -48,7 +49,7 @@ def write(folder: Path, runs: Sequence[Run], metric: str, facts: Mapping[str, An
     report = folder / "report.html"
     heading = f"{facts['task']}: {len(runs)} configurations compared"
     sentence = verdict.of_training(runs, metric)
-    write_text(report, page.render(heading, sentence, list(drawn.values()), noted, _in_words(facts)))
+    write_text(report, page.render(heading, sentence, list(drawn.values()), noted, in_words(facts)))
     write_json(folder / "run.json", facts)
     return [*paths, report]
 
@@ -56,10 +57,3 @@ def write(folder: Path, runs: Sequence[Run], metric: str, facts: Mapping[str, An
 def _curves_shown(metric: str, curves: Figure) -> str:
     against = ", ".join(panel.get_xlabel() for panel in curves.axes)
     return f"{shown(metric).capitalize()} against {against}; one line per configuration; figures in the table below."
-
-
-def _in_words(facts: Mapping[str, Any]) -> dict[str, str]:
-    def words(value: Any) -> str:
-        return ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
-
-    return {name.replace("_", " "): words(value) for name, value in facts.items() if value is not None}

@@ -11,6 +11,7 @@ from gradwire.report import page
 from gradwire.report.report_files import write_json, write_text
 from gradwire.report.text_table import TextTable, diverged, figure, score, times
 from gradwire.report.verdict import as_good
+from gradwire.report.words import in_words
 
 _NOTE = """Seconds to dense: of training until the held-out metric was first within 0.5 points of accuracy, or 1 % of
 loss, of what the dense run ended with, as seen at some 25 evaluations in a run. Fewer elements: of what adapts, by the
@@ -86,9 +87,8 @@ def table(name: str, trained: Sequence[TrainedTask]) -> TextTable:
 
 def write(folder: Path, name: str, trained: Sequence[TrainedTask], facts: Mapping[str, Any]) -> list[Path]:
     """Writes report.html and suite.json; returns their paths."""
-    words = {key.replace("_", " "): str(value) for key, value in facts.items() if value is not None}
     whole = table(name, trained)
-    report = page.render(f"{whole.title}: what was reached", _verdict(trained), [], [(whole, _NOTE)], words)
+    report = page.render(f"{whole.title}: what was reached", _verdict(trained), [], [(whole, _NOTE)], in_words(facts))
     write_text(folder / "report.html", report)
     write_json(folder / "suite.json", {"suite": name, **facts, "rows": [row for one in trained for row in one.rows()]})
     return [folder / "report.html", folder / "suite.json"]

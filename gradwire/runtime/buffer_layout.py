@@ -4,12 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
+from gradwire.collective import ALIGNED, aligned
 from gradwire.ops.eight_bits import blocks_of
 from gradwire.ops.formats import Blocks
 from gradwire.slots import Slot
-
-ALIGNED = 16
-"""Groups begin on multiples of so many elements: kernels read others in shorter words, by a variant of their own."""
 
 
 class BufferLayout:
@@ -33,7 +31,7 @@ class BufferLayout:
             for slot in group:
                 self._spans[slot] = slice(element, element + self._numel[slot])
                 element += self._numel[slot]
-            element = _aligned(element)
+            element = aligned(element)
 
     def _put_codes(self, group: tuple[int, ...], start: int) -> int:
         """Puts a group's payload from this byte on; returns where the next one begins."""
@@ -45,14 +43,14 @@ class BufferLayout:
             scale_end, code_end = scale + own.count * own.code.scale_bytes, code + own.numel
             self._pieces[slot] = slice(scale, scale_end), slice(code, code_end)
             scale, code = scale_end, code_end
-        return _aligned(start + codes.nbytes)
+        return aligned(start + codes.nbytes)
 
     def capacity(self, dtype: torch.dtype) -> int:
         """The elements of one half of a buffer, or its bytes of int8: enough for any other groups of these slots."""
         if dtype != torch.int8:
-            return _aligned(sum(numel + ALIGNED for numel in self._numel.values()))
+            return aligned(sum(numel + ALIGNED for numel in self._numel.values()))
         # each slot a group by itself
-        return sum(_aligned(blocks_of([numel]).nbytes) + ALIGNED for numel in self._numel.values())
+        return sum(aligned(blocks_of([numel]).nbytes) + ALIGNED for numel in self._numel.values())
 
     def spans(self, slot: int, dtype: torch.dtype) -> Sequence[slice]:
         """Where a slot lies in a half: its elements, or its scales and its codes."""
@@ -67,7 +65,3 @@ class BufferLayout:
     def codes(self, group: Sequence[int], dtype: torch.dtype) -> Blocks | None:
         """The layout of a group's payload; None unless it has one."""
         return self._codes[tuple(group)] if dtype == torch.int8 else None
-
-
-def _aligned(start: int) -> int:
-    return -(-start // ALIGNED) * ALIGNED

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.collective import aligned
+
 CAPACITY = 1 << 24
 """The most bytes that are sent at a time."""
-ALIGNED = 16
-"""Each piece begins at a multiple of so many bytes, as a view of any type must."""
 
 
 @dataclass(frozen=True)
@@ -73,4 +73,4 @@ def _cut(tensor: Tensor) -> Iterator[Tensor]:
 
 def _size(piece: Tensor) -> int:
     """The bytes of a piece in a parcel."""
-    return -(-piece.nbytes // ALIGNED) * ALIGNED
+    return aligned(piece.nbytes)

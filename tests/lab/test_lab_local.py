@@ -9,8 +9,9 @@ import gradwire as gw
 from gradwire.cli import main
 from gradwire.cli.completion import configurations
 from gradwire.lab.configuration import parse
+from gradwire.lab.jobs.meter import over_rounds
 from gradwire.lab.jobs.plan_job import candidate
-from gradwire.lab.local import Local, over_rounds
+from gradwire.lab.local import Local
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 import gradwire as gw
 from gradwire.cli import main, scheduler_commands
+from gradwire.lab.built_in_profiles import profile as published
 from gradwire.lab.curve import Carried, StepCurve
 from gradwire.lab.jobs.bench_job import TimedSteps
 from gradwire.lab.launch.rank_failed import RankFailed
@@ -23,7 +24,6 @@ from gradwire.lab.network.link import Link
 from gradwire.lab.play_spec import PlaySpec
 from gradwire.lab.played_cluster import PlayedCluster
 from gradwire.lab.results import Totals
-from gradwire.lab.scheduling.profiles import profile as published
 from gradwire.report import played_report, simulation_report
 from gradwire.report.played_report import PlayedTimes
 from gradwire.report.text_table import TextTable

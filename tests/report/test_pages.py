@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gradwire.lab.built_in_profiles import profile
 from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
 from gradwire.lab.experiments.suites import SuiteRow
 from gradwire.lab.names import NOCOMM
 from gradwire.lab.results import Run, Spread
-from gradwire.lab.scheduling.profiles import profile
 from gradwire.report import (
     simulation_report,
     suite_report,

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gradwire.lab.scheduling import peers
-from gradwire.lab.scheduling.published_regimes import ComputeStream
+from benchmarks.scheduler import peers
+from benchmarks.scheduler.compute_stream import ComputeStream
 from gradwire.schedule import Affine, CostTable, Option, Problem, Worker, baselines, evaluate, search
 from gradwire.schedule.costs import theil_sen
 from tests.support.schedule_cases import REGIMES, all_plans, brute_force, filled, pieces, random_problem

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import gradwire as gw
+from benchmarks.scheduler import peers as published
+from benchmarks.scheduler.compute_stream import ComputeStream
 from gradwire import plan_parts
-from gradwire.lab.scheduling import peers as published
-from gradwire.lab.scheduling.published_regimes import ComputeStream, OwnStream, SideStream
 from gradwire.plans import Plan, default_communicator, default_memory, sizes_follow_from_shapes, uniform
 from gradwire.schedule import (
     Affine,
@@ -32,6 +32,7 @@ from gradwire.schedule.sent_bytes import wire_bytes
 from gradwire.slots import Layout, Slot
 from gradwire.tuner.candidate_plans import learnt, shortlist, with_efficiencies
 from tests.support.cases import CASES, Case
+from tests.support.regimes import OwnStream, SideStream
 
 WAYS = [gw.FP32(), gw.QSGD(), gw.TopK(0.01), gw.PowerSGD(rank=2)]
 SLOTS = [

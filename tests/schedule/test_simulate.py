@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import gradwire as gw
+from benchmarks.scheduler.compute_stream import ComputeStream
+from benchmarks.scheduler.published import problem
 from gradwire.cli import main
 from gradwire.cli.scheduler_commands import read_job
+from gradwire.lab.built_in_profiles import MODELS, PCIE, profile
 from gradwire.lab.jobs.plan_job import candidate, candidates
-from gradwire.lab.scheduling.profiles import CLUSTERS, CURVES, MODELS, PCIE, problem, profile
-from gradwire.lab.scheduling.published_regimes import ComputeStream
 from gradwire.report.simulation_report import per_step_or_rounds
 from gradwire.report.text_table import times
 from gradwire.schedule import (
@@ -249,10 +250,9 @@ def test_the_published_float32_step_waits_56_ms():
 def test_layer_wise_compression_scales_as_published():
     """As near as the published curves of compression times allow: within a tenth, and OneBit within 7 of 31.9."""
     published = {"Rand-k": (48.2, 4), "DGC": (39.4, 4), "EFSignSGD": (36.1, 1), "OneBit": (31.9, 7)}
-    for codec in CURVES:
-        job = problem("resnet50", CLUSTERS["8 GPUs, PCIe"], codec)
-        times, off = published[codec]
-        assert 4.8 / baselines.layer_wise(job, ComputeStream(), 1).step_s == pytest.approx(times, abs=off)
+    for codec, (percent, off) in published.items():
+        job = problem("resnet50", PCIE, codec)
+        assert 4.8 / baselines.layer_wise(job, ComputeStream(), 1).step_s == pytest.approx(percent, abs=off)
 
 
 def test_files_come_back(tmp_path: Path):

@@ -6,11 +6,12 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from gradwire.lab.scheduling.published_regimes import ComputeStream, OwnStream, SideStream
+from benchmarks.scheduler.compute_stream import ComputeStream
 from gradwire.schedule.costs import NOTHING, Affine, Cost, CostTable
 from gradwire.schedule.problem import Choice, Option, Problem, assemble
 from gradwire.schedule.regimes import Regime, Worker
 from gradwire.schedule.search import evaluate
+from tests.support.regimes import OwnStream, SideStream
 
 REGIMES = [ComputeStream(), OwnStream(), SideStream(), Worker(), Worker(0.4)]
 

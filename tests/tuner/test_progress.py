@@ -8,7 +8,7 @@ import torch
 
 import gradwire as gw
 from gradwire.controllers.gain import delay_of, efficiency_of
-from gradwire.lab.scheduling.profiles import profile as published
+from gradwire.lab.built_in_profiles import profile as published
 from gradwire.memories import Residual
 from gradwire.ops.sample import ELEMENTS, MATRICES, sampled
 from gradwire.plans import NATIVE, Group, Plan, default_communicator, default_memory

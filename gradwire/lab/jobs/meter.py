@@ -1,7 +1,7 @@
 """Clock and sums of one rank's training."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from gradwire.lab.jobs.measured_model import MeasuredModel
-from gradwire.lab.local import over_rounds
 from gradwire.lab.results import Record, Totals
+from gradwire.ops.host import synchronize
 
 
 class Meter:
@@ -28,7 +28,7 @@ class Meter:
     def step(self) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        self._replica.peers.synchronize()
+        synchronize(self._replica.peers.device)
         seconds = time.perf_counter() - start
         self._wall_s += seconds
         self._step_ms.append(1e3 * seconds)
@@ -80,3 +80,9 @@ class Meter:
             return self._replica.totals(number)
         start, earlier = self._resumed
         return self._replica.totals(number - start + 1) + earlier
+
+
+def over_rounds(step_ms: Sequence[float], every: int) -> list[float]:
+    """The steps' times, each replaced by the mean of its round of `every`."""
+    rounds = [step_ms[i : i + every] for i in range(0, len(step_ms), every)]
+    return [sum(own) / len(own) for own in rounds for _ in own]

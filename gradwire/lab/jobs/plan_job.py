@@ -26,6 +26,7 @@ from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.make_task import make_task
 from gradwire.lab.workloads.to_device import to_device
 from gradwire.notation import read_rule, way_of
+from gradwire.ops.host import synchronize
 from gradwire.plans import Plan
 from gradwire.schedule import Objective, Profile, Timeline
 from gradwire.transports import Mesh
@@ -225,7 +226,7 @@ def _steps(task: Task, model: nn.Module, peers: Peers, seed: int, late: Late = _
         task.training_loss(model, to_device(batch, peers.device)).backward()
         optimizer.step()
         # kernels run behind the training thread: wait for them
-        peers.synchronize()
+        synchronize(peers.device)
         yield
 
 

@@ -12,10 +12,11 @@ from torch.optim import SGD, Optimizer
 
 from gradwire.lab.curve import Carried, StepCurve, seconds
 from gradwire.lab.jobs.measured_model import MeasuredModel
-from gradwire.lab.local import over_rounds
+from gradwire.lab.jobs.meter import over_rounds
 from gradwire.lab.played_cluster import PlayedCluster
 from gradwire.lab.results import Totals
 from gradwire.lab.workloads import Task
+from gradwire.ops.host import synchronize
 from gradwire.schedule import Timeline
 
 WARM_UP_STEPS = 5
@@ -50,7 +51,7 @@ class TimedModel:
         for number in range(-warm_up, steps):
             # all ranks begin to time together
             if number == 0:
-                replica.peers.synchronize()
+                synchronize(replica.peers.device)
                 dist.barrier()
                 before = replica.totals(self._taken)
             start = time.perf_counter()
@@ -94,5 +95,5 @@ class TimedModel:
         self._replica.backward(self._task, self._batches[self._taken % len(self._batches)])
         self._replica.step(self._optimizer)
         self._optimizer.zero_grad()
-        self._replica.peers.synchronize()
+        synchronize(self._replica.peers.device)
         self._taken += 1

@@ -89,11 +89,6 @@ class Peers:
             return None
         return interface_traffic(self.interface).sent_bytes // int(os.environ["LOCAL_WORLD_SIZE"])
 
-    def synchronize(self) -> None:
-        """Waits for this rank's GPU."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
 
 @contextmanager
 def meet(device: str, interface: str | None = None) -> Iterator[Peers]:

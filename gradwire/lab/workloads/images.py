@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from gradwire.lab.models import any_model
 from gradwire.lab.workloads import image_files
@@ -17,13 +17,13 @@ from gradwire.lab.workloads.image_set import Splits
 from gradwire.lab.workloads.named import Named
 from gradwire.lab.workloads.narrow_models import cnn, lenet, resnet18, vgg16
 from gradwire.lab.workloads.prefetch import prefetch
-from gradwire.lab.workloads.task import Batch, Task, endless, epoch, steps_of
+from gradwire.lab.workloads.task import Batch, DealtTask
 
 _WIDTH = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageTask(Named, Task):
+class ImageTask(Named, DealtTask):
     """Classification of a labelled image set.
 
     `model` is cnn, lenet, vgg16 or resnet18, narrow ones whose first stage has `width` channels, by default 16; a
@@ -80,17 +80,14 @@ class ImageTask(Named, Task):
     def batches(self, rank: int, world: int, seed: int, start: int = 0) -> Iterator[Batch]:
         """Each epoch deals a new permutation of the training images out to the ranks."""
         train = self.splits[0]
-
-        def draw_epoch(generator: Generator) -> Tensor:
-            return epoch(generator, len(train.labels), self.batch, rank, world)
-
         # augmentation draws by step and rank, so that a resumed run draws the same
-        for step, index in zip(count(start), endless(draw_epoch, seed, start), strict=False):
+        for step, index in zip(count(start), self.dealt(rank, world, seed, start), strict=False):
             draw = numpy.random.default_rng([seed, step, rank]) if self.augment else None
             yield train.load(index, draw), train.labels[index]
 
-    def epoch_steps(self, world: int) -> int:
-        return steps_of(len(self.splits[0].labels), self.batch, world)
+    @property
+    def train_size(self) -> int:
+        return len(self.splits[0].labels)
 
     @property
     def held_out_size(self) -> int:

@@ -14,13 +14,13 @@ from gradwire.lab.models.lstm import LSTM
 from gradwire.lab.workloads import text
 from gradwire.lab.workloads.named import Named
 from gradwire.lab.workloads.narrow_models import GPT
-from gradwire.lab.workloads.task import IGNORED, Batch, Task, endless, epoch, perplexity, steps_of
+from gradwire.lab.workloads.task import IGNORED, Batch, WordsTask
 
 _WIDTH, _LAYERS = 256, 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextTask(Named, Task):
+class TextTask(Named, WordsTask):
     """Predicting the next token of a text.
 
     `model` is gpt or lstm, small ones of `layers` layers, by default 2, and `width`, by default 256, where `heads` is
@@ -89,22 +89,24 @@ class TextTask(Named, Task):
         """Each epoch cuts the text into windows from a new random offset and deals them out to the ranks; with `carry`
         it begins with the first windows again."""
         tokens = self.corpus.train
+        return (self._cut(tokens, starts) for starts in self.dealt(rank, world, seed, start))
 
-        def draw_epoch(generator: Generator) -> Tensor:
-            if self.carry:
-                return self._in_order(rank, world)
-            offset = int(torch.randint(self.context, (), generator=generator))
-            return offset + self.context * epoch(generator, self._windows, self.batch, rank, world)
-
-        return (self._cut(tokens, starts) for starts in endless(draw_epoch, seed, start))
+    def _epoch(self, generator: Generator, rank: int, world: int) -> Tensor:
+        """Where a rank's windows begin, (steps, batch)."""
+        if self.carry:
+            return self._in_order(rank, world)
+        offset = int(torch.randint(self.context, (), generator=generator))
+        return offset + self.context * super()._epoch(generator, rank, world)
 
     def _in_order(self, rank: int, world: int) -> Tensor:
         """Where a rank's windows begin, (steps, batch): one column is one part of the text."""
         steps, parts = self.epoch_steps(world), self.batch * rank + torch.arange(self.batch)
         return self.context * (steps * parts + torch.arange(steps)[:, None])
 
-    def epoch_steps(self, world: int) -> int:
-        return steps_of(self._windows, self.batch, world)
+    @property
+    def train_size(self) -> int:
+        """The whole windows in the text, wherever the first begins."""
+        return len(self.corpus.train) // self.context - 1
 
     @property
     def held_out_size(self) -> int:
@@ -118,14 +120,6 @@ class TextTask(Named, Task):
         inputs, targets = self._cut(tokens, starts.clamp(max=last))
         seen = torch.arange(self.context) < (starts - last)[:, None]
         return inputs, targets.masked_fill(seen, IGNORED)
-
-    def figures(self, sums: list[float]) -> dict[str, float]:
-        figures = super().figures(sums)
-        return figures | {"perplexity": perplexity(figures["loss"])}
-
-    @property
-    def _windows(self) -> int:
-        return len(self.corpus.train) // self.context - 1
 
     def _cut(self, tokens: Tensor, starts: Tensor) -> Batch:
         windows = tokens[starts[:, None] + torch.arange(self.context + 1)].long()

@@ -8,11 +8,11 @@ from typing import ClassVar, Literal
 
 import numpy
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from gradwire.lab.workloads import text
 from gradwire.lab.workloads.named import Named
-from gradwire.lab.workloads.task import IGNORED, Batch, Task, endless, epoch, perplexity, steps_of
+from gradwire.lab.workloads.task import IGNORED, Batch, WordsTask
 
 _GUESSED, _MASKED, _REPLACED = 0.15, 0.8, 0.9
 # [CLS] before the first piece, [SEP] after each
@@ -21,7 +21,7 @@ _HELD_OUT_SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masked(Named, Task):
+class Masked(Named, WordsTask):
     """BERT's pre-training (https://arxiv.org/abs/1810.04805) on WikiText's files in `folder`.
 
     A window of `length` tokens has two pieces of text; in every other one the second is from elsewhere. 15 % of the
@@ -62,19 +62,16 @@ class Masked(Named, Task):
 
     def batches(self, rank: int, world: int, seed: int, start: int = 0) -> Iterator[Batch]:
         """Each epoch deals the text's windows out to the ranks, and masks other words."""
-
-        def draw_epoch(generator: Generator) -> Tensor:
-            return epoch(generator, _windows(self.corpus.train, self._words), self.batch, rank, world)
-
-        for step, index in zip(count(start), endless(draw_epoch, seed, start), strict=False):
+        for step, index in zip(count(start), self.dealt(rank, world, seed, start), strict=False):
             yield self._pairs(self.corpus.train, index, numpy.random.default_rng([seed, step, rank]))
 
-    def epoch_steps(self, world: int) -> int:
-        return steps_of(_windows(self.corpus.train, self._words), self.batch, world)
+    @property
+    def train_size(self) -> int:
+        return len(self.corpus.train) // self._words
 
     @property
     def held_out_size(self) -> int:
-        return _windows(self.corpus.held_out, self._words)
+        return len(self.corpus.held_out) // self._words
 
     def held_out_batch(self, index: Tensor) -> Batch:
         """Each window always has the same words masked."""
@@ -82,11 +79,6 @@ class Masked(Named, Task):
         pairs = [self._pairs(self.corpus.held_out, *each) for each in zip(index[:, None], draws, strict=True)]
         inputs, targets = zip(*pairs, strict=True)
         return torch.cat(inputs), torch.cat(targets)
-
-    def figures(self, sums: list[float]) -> dict[str, float]:
-        """Also the perplexity of the masked words and of whether the pieces follow each other."""
-        figures = super().figures(sums)
-        return figures | {"perplexity": perplexity(figures["loss"])}
 
     @property
     def _words(self) -> int:
@@ -115,7 +107,3 @@ class Masked(Named, Task):
         replaced = torch.from_numpy(draw.integers(self.corpus.vocabulary, size=words.shape))
         inputs = torch.where(guessed & (how < _REPLACED), torch.where(how < _MASKED, mask, replaced), words)
         return inputs, torch.cat([words.masked_fill(~guessed, IGNORED), elsewhere.long()[:, None]], 1)
-
-
-def _windows(tokens: Tensor, words: int) -> int:
-    return len(tokens) // words

@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from gradwire.lab.models import any_model, hub
 from gradwire.lab.workloads import squad_files
 from gradwire.lab.workloads.named import Named
 from gradwire.lab.workloads.squad_files import Question, Windows
-from gradwire.lab.workloads.task import Batch, Task, endless, epoch, steps_of
+from gradwire.lab.workloads.task import Batch, DealtTask
 
 _LONGEST_ANSWER = 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Squad(Named, Task):
+class Squad(Named, DealtTask):
     """Finding the answers to SQuAD 1.1's questions, from train-v1.1.json and dev-v1.1.json in `folder`.
 
     `model` is a published BERT, whose `layers`, `width` and `dropout` may be given, or one of transformers, such as
@@ -66,15 +66,12 @@ class Squad(Named, Task):
     def batches(self, rank: int, world: int, seed: int, start: int = 0) -> Iterator[Batch]:
         """Each epoch deals a new permutation of the windows out to the ranks. Inputs are as `hub.Answers` takes them,
         targets the first and last token of the answer, (batch, 2)."""
-        train = self.windows[0]
+        train, dealt = self.windows[0], self.dealt(rank, world, seed, start)
+        return ((_inputs(train, index), train.spans[index].long()) for index in dealt)
 
-        def draw_epoch(generator: Generator) -> Tensor:
-            return epoch(generator, len(train.tokens), self.batch, rank, world)
-
-        return ((_inputs(train, index), train.spans[index].long()) for index in endless(draw_epoch, seed, start))
-
-    def epoch_steps(self, world: int) -> int:
-        return steps_of(len(self.windows[0].tokens), self.batch, world)
+    @property
+    def train_size(self) -> int:
+        return len(self.windows[0].tokens)
 
     @property
     def held_out_size(self) -> int:

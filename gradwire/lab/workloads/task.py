@@ -143,11 +143,6 @@ class Task(ABC):
         return torch.linspace(0, size - 1, self.sample, dtype=torch.float64).long()
 
 
-def perplexity(loss: float) -> float:
-    """Perplexity of a mean loss in nats; infinite where that is too large."""
-    return exp(loss) if loss < 700 else inf
-
-
 def steps_of(samples: int, batch: int, world: int) -> int:
     """The steps that so many samples fill. Raises ValueError where it is not one."""
     steps = samples // (world * batch)
@@ -206,3 +201,34 @@ class RandomTask(Task):
     @abstractmethod
     def _draw(self, generator: Generator) -> Batch:
         """A batch."""
+
+
+class DealtTask(Task):
+    """A task whose samples each epoch deals out to the ranks in a new order, `batch` to a rank's step."""
+
+    batch: int
+
+    @property
+    @abstractmethod
+    def train_size(self) -> int:
+        """The number of samples to train on."""
+
+    def epoch_steps(self, world: int) -> int:
+        return steps_of(self.train_size, self.batch, world)
+
+    def dealt(self, rank: int, world: int, seed: int, start: int) -> Iterator[Tensor]:
+        """The samples of a rank's steps (batch,), from step `start` on."""
+        return endless(lambda generator: self._epoch(generator, rank, world), seed, start)
+
+    def _epoch(self, generator: Generator, rank: int, world: int) -> Tensor:
+        """An epoch's samples of a rank, (steps, batch)."""
+        return epoch(generator, self.train_size, self.batch, rank, world)
+
+
+class WordsTask(DealtTask):
+    """A task of words to guess."""
+
+    def figures(self, sums: list[float]) -> dict[str, float]:
+        """Also the perplexity of the mean loss, infinite where that is too large."""
+        figures = super().figures(sums)
+        return figures | {"perplexity": exp(figures["loss"]) if figures["loss"] < 700 else inf}

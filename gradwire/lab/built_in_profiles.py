@@ -17,12 +17,10 @@ from gradwire.communicators import AllReduce
 from gradwire.compressors import DGC, FP32, Compressor, EFSignSGD, OneBit, RandomK
 from gradwire.memories import NoMemory, Residual
 from gradwire.plans import Group, default_communicator
-from gradwire.schedule.costs import NOTHING, Affine, CostTable
-from gradwire.schedule.problem import Option, Problem
+from gradwire.schedule.costs import CostTable
 from gradwire.schedule.profile import Candidate, Profile, SlotTime, over_link
 from gradwire.schedule.simulate import Cluster, on_cluster
 from gradwire.tuner.rehearsal import expected
-from gradwire.wire import depth
 
 MS = 1e-3
 FLAT_ELEMENTS = 1 << 20
@@ -30,9 +28,6 @@ FLAT_ELEMENTS = 1 << 20
 
 PCIE = Cluster(8, 25e9 / 8, gpus_per_host=8, inside_bytes_per_s=2.95e9, inside_latency_s=20e-6)
 """One server. Its speed is what makes ResNet-50's float32 step wait the published 56 ms. Latencies are assumed."""
-ETHERNET = Cluster(64, 25e9 / 8, gpus_per_host=8, inside_bytes_per_s=150e9, inside_latency_s=10e-6)
-"""Eight servers of eight GPUs, at the line's 25 Gb/s and NVLink's 150 GB/s."""
-CLUSTERS = {"8 GPUs, PCIe": PCIE, "64 GPUs, 25 Gb/s": ETHERNET}
 
 
 @dataclass(frozen=True)
@@ -49,25 +44,13 @@ class Tensor:
         return prod(self.shape) * self.uses
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A compressor's milliseconds up to 4 MB, and the bits that Cupcake's code sends for an element."""
-
-    compressor: Compressor
-    encode_ms: float
-    """Milliseconds up to 4 MB."""
-    decode_ms: float
-    """Milliseconds up to 4 MB."""
-    bits: float
-    """Bits that are sent for an element."""
-
-
-CURVES = {
-    "Rand-k": Curve(RandomK(0.01), 0.2, 0.07, 0.64),
-    "DGC": Curve(DGC(0.01), 0.45, 0.07, 0.64),
-    "EFSignSGD": Curve(EFSignSGD(), 0.25, 0.25, 1.0),
-    "OneBit": Curve(OneBit(), 0.6, 0.25, 1.0),
-}
+CURVES: tuple[tuple[Compressor, float, float], ...] = (
+    (RandomK(0.01), 0.2, 0.07),
+    (DGC(0.01), 0.45, 0.07),
+    (EFSignSGD(), 0.25, 0.25),
+    (OneBit(), 0.6, 0.25),
+)
+"""Compressors, and the milliseconds that each encodes and decodes up to 4 MB."""
 
 _RESNET_101_S = 32 / 356 * 7.83 / 4.09
 """32 images at ResNet-50's 356 images/s (DeepLearningExamples, resnet50v1.5), by GFLOPs."""
@@ -117,14 +100,13 @@ MODELS = {
 """What makes the tensors, and the seconds of an iteration on one GPU."""
 
 
-def profile(model: str, cluster: Cluster = PCIE) -> Profile:
-    """The published job as Gradwire's own engine would run it, for `simulate`; `model` is one of MODELS."""
+def profile(model: str) -> Profile:
+    """The published job on 8 GPUs over PCIe, as Gradwire's own engine would run it; `model` is one of MODELS."""
     tensors, iteration_s = MODELS[model]
     # dense first; then each curve's compressor
     ways = [(Group((), FP32(), NoMemory(), AllReduce()), 0.0, 0.0)]
-    for curve in CURVES.values():
-        communicator = default_communicator(curve.compressor)
-        ways.append((Group((), curve.compressor, Residual(), communicator), curve.encode_ms, curve.decode_ms))
+    for compressor, encode_ms, decode_ms in CURVES:
+        ways.append((Group((), compressor, Residual(), default_communicator(compressor)), encode_ms, decode_ms))
     candidates = tuple(
         Candidate(way, _curve(encode_ms), _curve(decode_ms), expected(way)) for way, encode_ms, decode_ms in ways
     )
@@ -134,57 +116,15 @@ def profile(model: str, cluster: Cluster = PCIE) -> Profile:
         forward_s=iteration_s / 3,
         optimizer_s=0.0,
         candidates=candidates,
-        collectives=over_link(candidates, 8, PCIE.inside_latency_s, PCIE.inside_bytes_per_s),
-        ranks=8,
+        collectives=over_link(candidates, *PCIE.network),
+        ranks=PCIE.ranks,
         device="cuda",
     )
-    return on_cluster(plain, cluster)
+    return on_cluster(plain, PCIE)
 
 
-def problem(model: str, cluster: Cluster, codec: str, sharded: bool = False) -> Problem:
-    """The published job as Cupcake runs it: option 0 is Horovod's float32 around one ring, option 1 compresses every
-    tensor, vectors too. What a server's GPUs have summed is compressed by one of them or, `sharded`, by each a part:
-    the paper does not say which."""
-    tensors, iteration_s = MODELS[model]
-    # two thirds of an iteration are the backward pass
-    slots = _slots(tuple(tensors()), iteration_s * 2 / 3)
-    return Problem(
-        ready_s=np.array([slot.ready_s for slot in slots]),
-        elements=np.array([float(slot.numel) for slot in slots]),
-        small=np.zeros(len(slots), bool),
-        options=(_dense(cluster), _compressed(cluster, CURVES[codec], sharded)),
-        around_s=iteration_s / 3,
-    )
-
-
-def _dense(cluster: Cluster) -> Option:
-    """Horovod's float32: a ring's bytes, and a tree's latency, up and down."""
-    seconds, latency_s = _link(cluster)
-    peers = cluster.ranks if cluster.hosts == 1 else cluster.hosts
-    wire = Affine(2 * depth(peers) * latency_s, 8 * (cluster.ranks - 1) / cluster.ranks * seconds)
-    return Option(NOTHING, wire, NOTHING, lossless=True)
-
-
-def _compressed(cluster: Cluster, curve: Curve, sharded: bool) -> Option:
-    peers, inside = (cluster.ranks, 1) if cluster.hosts == 1 else (cluster.hosts, cluster.gpus_per_host)
-    seconds, latency_s = _link(cluster)
-    # an all-gather on the wire; inside a host the gradient is summed and the mean handed on
-    wire = Affine((peers - 1) * latency_s, (peers - 1) * curve.bits / 8 * seconds)
-    around = 2 * (inside - 1)
-    local = Affine(around * cluster.inside_latency_s, around / inside * 4 / cluster.inside_bytes_per_s)
-    local, shares = (local if inside > 1 else NOTHING), (inside if sharded else 1)
-    return Option(_curve(curve.encode_ms, shares), wire, _curve(curve.decode_ms, shares), local=local)
-
-
-def _link(cluster: Cluster) -> tuple[float, float]:
-    """Seconds per byte and per message of the link between ranks or hosts."""
-    if cluster.hosts == 1:
-        return 1 / cluster.inside_bytes_per_s, cluster.inside_latency_s
-    return 1 / cluster.bytes_per_s, cluster.latency_s
-
-
-def _curve(milliseconds: float, shares: int = 1) -> CostTable:
-    sizes = (float(shares * FLAT_ELEMENTS), 2.0 * shares * FLAT_ELEMENTS)
+def _curve(milliseconds: float) -> CostTable:
+    sizes = (float(FLAT_ELEMENTS), 2.0 * FLAT_ELEMENTS)
     return CostTable(sizes, (milliseconds * MS, 2 * milliseconds * MS))
 
 

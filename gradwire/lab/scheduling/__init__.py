@@ -1,2 +1,0 @@
-"""Published schedulers: their profiles, the regimes that they assume, and their rules, with which benchmarks and tests
-compare ours."""

@@ -1,0 +1,18 @@
+"""Numbers and facts in words."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def counted(number: int, noun: str) -> str:
+    """So many of what the noun names."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def in_words(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Facts about a run, as its page shows them."""
+
+    def words(value: Any) -> str:
+        return ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+
+    return {name.replace("_", " "): words(value) for name, value in facts.items() if value is not None}
