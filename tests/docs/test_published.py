@@ -94,8 +94,9 @@ def on_small_data(words: list[str], named: dict[str, str], folder: Path) -> list
         # one of its configurations
         return ["train", preset(name).configurations[-1], *words[1:], "--data", files, *map("--set={}".format, sizes)]
     if task := named.get("--task"):
-        sizes = [*SMALL[task], "layers=1", "width=64"]
-        return [*words, "--data", write(task, folder), *map("--set={}".format, sizes)]
+        # a task's own sizes count, and an option of a task is given once
+        sizes = {each.split("=")[0]: each for each in ("layers=1", "width=64", *SMALL[task])}
+        return [*words, "--data", write(task, folder), *map("--set={}".format, sizes.values())]
     return [*words, *OWN]
 
 
