@@ -296,15 +296,14 @@ def a_detached_model_sums_by_itself() -> None:
 @scenario(2)
 def a_backward_that_failed_under_megatron_leaves_no_trace() -> None:
     for ranks in ({0, 1}, {1}):
-        # where gradients lie is known from the second step on
-        for steps in range(3):
+        # in the first step Megatron itself goes on from no failure; where gradients lie is known from the second one on
+        for steps in (1, 2):
             training = Training(**OVERLAPPED)
             handle = attach(training.ddp, "topk:0.05")
             training.steps(steps)
-            before = residual_of(handle) if steps else None
+            before = residual_of(handle)
             fail_once(training, ranks)
-            if before is not None:
-                assert torch.equal(before, residual_of(handle))
+            assert torch.equal(before, residual_of(handle))
             training.steps(2)
             assert handle.stats().skipped == 1
 
