@@ -24,8 +24,7 @@ that are equal on all ranks, or with shards on all replicas of one, are named "s
 and (ranks, *shape) in a state of all ranks: small ones, "group/...", and those of the parameter's shape."""
 
 FORMAT = 1
-SEPARATOR, STEP, ABOUT = "//", "step", "about"
-GROUP = "group/"
+SEPARATOR, STEP, ABOUT, GROUP = "//", "step", "about", "group/"
 SHARDED = "ranks have different shards; give dcp.save() handle.stateful()"
 
 Exported = Mapping[str, Mapping[str, Tensor]]
@@ -170,13 +169,14 @@ def gather(states: Sequence[StateDict]) -> StateDict:
     read = [unpack(state) for state in states]
     if not read:
         raise ValueError("there is no state here; pass every rank's, in their order")
+    first = read[0].facts()
     for rank, one in enumerate(read):
         if one.about.gathered or (one.about.rank, one.about.ranks) != (rank, len(states)):
             raise ValueError(f"state {rank} of these {len(states)} is {one.about}; pass every rank's, in their order")
         if one.about.shards > 1:
             raise ValueError(f"state {rank} of these {len(states)} is {one.about}; {SHARDED}")
         for field, fact in one.facts().items():
-            if fact != read[0].facts()[field]:
+            if fact != first[field]:
                 raise ValueError(f"rank {rank} and rank 0 differ in {field}; pass states that were saved together")
     # for every tensor that some rank has, a row of each rank; each state may lie on its rank's GPU
     likes = {(name, key): tensor.cpu() for one in read[::-1] for name, key, tensor in _each(one.exported)}

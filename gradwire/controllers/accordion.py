@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.compressors import Compressor
 from gradwire.compressors.context import SHARED
 from gradwire.controllers.controller import Controller, Decision, Observation, StepView, rate_dropped
-from gradwire.controllers.recompress import Defaults, recompress, setting_of, with_options
+from gradwire.controllers.recompress import Defaults, recompress, setting_of, update_in, with_options
 from gradwire.ops.gradients import Scalar, add_unless
 from gradwire.plans import Group, Plan
 
@@ -71,7 +71,7 @@ class Accordion(Controller):
                 "use TopK(0.1), or PowerSGD(4) with ranks for low and high"
             )
         # whose norms are those of mean gradients
-        if update := next((group.compressor for group in plan.groups if group.compressor.is_update), None):
+        if update := update_in(plan):
             raise ValueError(f"Accordion compares norms of mean gradients, and {update} makes updates; use PowerSGD(4)")
         # ranks are of one kind, and both plans can be made
         if self.high < 1 <= self.low and any(setting_of(group.compressor) == "rank" for group in plan.groups):

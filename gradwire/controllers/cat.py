@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import lru_cache
 from math import inf, isfinite, isnan, log, nan
 from statistics import fmean, linear_regression
 from time import perf_counter
@@ -11,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from gradwire.compressors import MultiLevel
 from gradwire.controllers.controller import Controller, Decision, Observation, StepView
 from gradwire.controllers.factor_search import check_factors, spaced
 from gradwire.controllers.gain import Gain, Reading
@@ -105,6 +107,14 @@ class FactorStats:
         self.wire_bytes = wire_bytes
 
 
+@lru_cache(256)
+def _sizes(compressor: MultiLevel, n: int, widest: float) -> tuple[int, int, int]:
+    """Payload bytes of n elements: at the first level, at the second, and at a second that sends `widest` times fewer
+    elements than the first."""
+    last = replace(compressor, further=widest)
+    return compressor.codec.payload_bytes(n), compressor.second.payload_bytes(n), last.second.payload_bytes(n)
+
+
 @dataclass
 class CAT(Controller):
     """The compression factor of each step, of `min_factor`, twice, four times that up to `max_factor`, is the one with
@@ -154,12 +164,11 @@ class CAT(Controller):
         return self._plan()
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:
-        """Writes the norms of all and of both levels, seconds since the step before, bytes, bytes at both ends of the
-        range, and the elements of all and of what is sent."""
+        """Writes nine numbers: the norms of everything and of both levels, seconds since the step before, bytes that
+        were sent, bytes with the least and with the largest factor, elements in all, elements that were sent."""
         for compressor, view in levels_of(seen):
             context, n = view.context, view.context.layout.numel
-            first, second = compressor.codec.payload_bytes(n), compressor.second.payload_bytes(n)
-            last = replace(compressor, further=self.max_factor / self.min_factor).second.payload_bytes(n)
+            first, second, last = _sizes(compressor, n, self.max_factor / self.min_factor)
             numbers[:3] += compressor.observed(context)[0]
             numbers[4] += (4 * n, first, second)[compressor.level(context)]  # all go without indices
             numbers[5:6] += first + view.nonfinite  # NaN where all ranks skip the step

@@ -47,6 +47,11 @@ class Defaults:
         }
 
 
+def update_in(plan: Plan) -> Compressor | None:
+    """The first of its compressors whose results are updates, not means of gradients; None where there is none."""
+    return next((group.compressor for group in plan.groups if group.compressor.is_update), None)
+
+
 def _kind(group: Group) -> tuple[Compressor, str]:
     """A group's compressor and rule: groups that have both in common got one default communicator, for all of them."""
     return group.compressor, group.rule

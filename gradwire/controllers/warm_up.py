@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.compressors import FP32, Compressor, Quantized
 from gradwire.controllers.controller import Controller, Decision, Observation
-from gradwire.controllers.recompress import has, recompress, with_options
+from gradwire.controllers.recompress import has, recompress, update_in, with_options
 from gradwire.plans import Group, Plan
 
 
@@ -53,7 +53,7 @@ class WarmUp(Controller):
                 "use memory=Residual(), or e.g. attach(ddp, TopK(0.01), controller=WarmUp(bits=8))"
             )
         # no updates, in place of which bits would bring gradients
-        if update := next((group.compressor for group in plan.groups if group.compressor.is_update), None):
+        if update := update_in(plan):
             raise ValueError(f"bits={self.bits} send mean gradients, and {update} makes updates; leave WarmUp out")
         # and no memory that masks what was sent
         if any(group.memory.wants_sparse for group in plan.groups):

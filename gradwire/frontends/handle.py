@@ -185,11 +185,11 @@ class Handle:
         """Rank 0's `state`, on all ranks, which ask together, between backward passes. Raises ValueError where it has
         something else than tensors, numbers and texts."""
         with self._runtime.between_steps("from_first()") as together:
-            told, refusal = together(partial(from_first, state), (state, ""))
+            shared, refusal = together(partial(from_first, state), (state, ""))
         # all ranks refuse it, and their job goes on
         if refusal:
             raise ValueError(refusal)
-        return told
+        return shared
 
     def verify(self, heal: bool = False) -> list[str]:
         """Compares a checksum of every parameter, of local steps of every shared one, over the ranks that are to hold

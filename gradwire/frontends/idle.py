@@ -72,7 +72,7 @@ class Idle:
         """Raises ValueError."""
         raise ValueError("nothing is reduced here, as with one rank, so there is nothing to trace; use torch.profiler")
 
-    def state_dict(self, all_ranks: bool = False, alike: bool = False) -> checkpoint.StateDict:
+    def state_dict(self, all_ranks: bool = False, padded: bool = False) -> checkpoint.StateDict:
         """The state that was loaded, or an empty one; as a state of `all_ranks`, if asked for."""
         return checkpoint.gather([self._state]) if all_ranks else dict(self._state)
 

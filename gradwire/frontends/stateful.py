@@ -162,7 +162,7 @@ class DistributedState:
         if self._saved:
             return {key: self._empty(key, kind) for key, kind in self._saved.items() if self._is_for_me(key)}
         # this rank's state: tensors of parameters become rows, small ones get names of their own
-        own = unpack(self._job.state_dict(alike=True))
+        own = unpack(self._job.state_dict(padded=True))
         tensors = {
             key_of(name, key): tensor
             for name, kept in {"": own.job, **own.exported}.items()
@@ -180,7 +180,7 @@ class DistributedState:
     def part(self, state: Mapping[str, Tensor]) -> StateDict:
         """This rank's part of a state that was loaded into `state_dict`."""
         saved, step = json.loads(text_of(state[ABOUT])), int(state[STEP])
-        mine = unpack(self._job.state_dict(alike=False)).about
+        mine = unpack(self._job.state_dict(padded=False)).about
         about = replace(mine, plan=saved["plan"], order=tuple(saved["order"]), skipped=saved["skipped"])
         exported: dict[str, dict[str, Tensor]] = {}
         # this rank's sum of the rows of each memory, and the small tensors that are its own

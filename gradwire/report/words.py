@@ -5,7 +5,7 @@ from typing import Any
 
 
 def counted(number: int, noun: str) -> str:
-    """So many of what the noun names."""
+    """A number and its noun, such as "1 rank" or "2 ranks"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 

@@ -207,11 +207,11 @@ class Runtime:
         """Ends the framework's own steps, each of which took so long, and puts in force what follows."""
         self._call(partial(self._active.native_ended, seconds))
 
-    def state_dict(self, all_ranks: bool = False, alike: bool = False) -> checkpoint.StateDict:
-        """A copy of the state after the last whole step, at any time, from any thread; `alike` as `States.save` has it.
+    def state_dict(self, all_ranks: bool = False, padded: bool = False) -> checkpoint.StateDict:
+        """A copy of the state after the last whole step, at any time, from any thread; `padded` as in `Store.export`.
         With `all_ranks`, which they call together, rank 0 gets all, on the CPU; raises ValueError for shards."""
         if not all_ranks:
-            return self._states.save(alike)
+            return self._states.save(padded)
         check(self.mesh)
         with self.between_steps("state_dict(all_ranks=True)"):
             return self._call(partial(self._pipeline.agree, self._states.gather))

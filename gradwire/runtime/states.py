@@ -30,7 +30,7 @@ class States:
         self._steps, self._plans, self._agreement, self._options = steps, plans, agreement, options
         self._mesh, self._slots = steps.pipeline.mesh, steps.store.slots
 
-    def save(self, alike: bool = False) -> checkpoint.StateDict:
+    def save(self, padded: bool = False) -> checkpoint.StateDict:
         """A copy of this rank's state after the last whole step, as `Store.export` has it."""
         steps, plans, mesh = self._steps, self._plans, self._mesh
         # the worker counts no step meanwhile: memories and step number belong together
@@ -42,7 +42,7 @@ class States:
             skipped = steps.number - steps.taken
             shards = mesh.ranks // mesh.averaged
             about = checkpoint.About(mesh.rank, mesh.ranks, plans.plan.to_json(), plans.order, skipped, shards=shards)
-            return checkpoint.pack(steps.store.export(alike), plans.export(), steps.number, about)
+            return checkpoint.pack(steps.store.export(padded), plans.export(), steps.number, about)
 
     def last(self) -> list[checkpoint.StateDict]:
         """The state after the last whole step of a job that is over; then that after the next one, if the others may

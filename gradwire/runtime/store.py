@@ -183,15 +183,15 @@ class Store:
         groups = zip(self.whole(plan).groups, members, strict=True)
         self.groups = [self._stored(group, own, before.get(own)) for group, own in groups]
 
-    def export(self, alike: bool = False) -> Exported:
-        """All state, as views where that is float32; `alike` on all ranks, with the zeros of what others may have."""
+    def export(self, padded: bool = False) -> Exported:
+        """All state, as views where that is float32; `padded` with zeros for what other ranks may have."""
         # what groups have changed and not written back
         now = {
             i: (stored.kinds, small, stored.group_state.changed)
             for stored in self.groups
             for i, small in zip(stored.slots, stored.slot_state.slots, strict=True)
         }
-        return {slot.name: self._export_slot(i, alike, *now.get(i, ((), {}, {}))) for i, slot in enumerate(self.slots)}
+        return {slot.name: self._export_slot(i, padded, *now.get(i, ((), {}, {}))) for i, slot in enumerate(self.slots)}
 
     def load(self, exported: Exported) -> None:
         """Takes over what `export` returned. What it lacks is as it was at first: no memory, and small tensors as a
@@ -261,12 +261,12 @@ class Store:
                 self._slot_tensors[i] |= own
 
     def _export_slot(
-        self, i: int, alike: bool, written: Sequence[str], small: Mapping[str, Tensor], changed: Mapping[str, Tensor]
+        self, i: int, padded: bool, written: Sequence[str], small: Mapping[str, Tensor], changed: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """A slot's state; its group writes these kinds, and has these small tensors for the slot and for itself."""
         tensors = {SHARED + name: tensor for name, tensor in {**self._slot_tensors[i], **small}.items()}
         tensors |= {GROUP + name: tensor for name, tensor in {**self._group_tensors[i], **changed}.items()}
-        wanted, sparse = self._written[i] if alike else written, i in self.sparse
+        wanted, sparse = self._written[i] if padded else written, i in self.sparse
         kept = [kind for kind in self._buffers.kinds if (kind in wanted and not sparse) or self._buffers.used(kind, i)]
         if (residual := self.rows.export(i, sparse and RESIDUAL in wanted)) is not None:
             tensors[RESIDUAL] = residual

@@ -129,7 +129,7 @@ class Auto(Controller):
     def observe(self, seen: StepView, numbers: Tensor) -> None:
         now = perf_counter()
         numbers[0], self._last_s = now - self._last_s, now
-        numbers[1 : 2 + seen.unrecorded] = 1  # by which is_unrecorded() knows
+        numbers[1 : 2 + seen.unrecorded] = 1  # one write: 1 for the rank, and 1 more where groups are to be recorded
 
     def decide(self, seen: Observation) -> Change | None:
         if self._measured_by not in ("", own := self._job(seen)):
