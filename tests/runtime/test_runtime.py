@@ -440,6 +440,7 @@ def given_up(running: Job, places: list[list[Tensor]]) -> None:
         for slot, place in list(enumerate(places[rank]))[: 2 if rank else None]:
             runtime.submit(slot, place)
     raising(together(2, lambda rank: running.runtimes[rank].give_up()))
+    running.finish()  # on rank 0 the step is whole: there give_up() does not wait for its NaN
 
 
 def check_means(running: Job, places: list[list[Tensor]], seed: int, hand_over: Callable[[Runtime, int], None]) -> None:
