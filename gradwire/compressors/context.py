@@ -20,8 +20,8 @@ from gradwire.torch_private.foreach import copy_each, largest_of
 SHARED = "shared/"
 """Begins the names, in states, of small tensors that are equal on all ranks, or on all replicas of one shard."""
 COMMON = "common/"
-"""Begins the names of those tensors of a group that are equal on all ranks that reduce it together. Ranks of a loaded
-state that differ in one, or lack it, begin it anew, all of them."""
+"""Prefix of the names of a group's tensors that are equal on all ranks that reduce the group together. Where these
+ranks load states in which one differs, or is missing, all of them begin it anew."""
 
 
 class DoubleBuffer(NamedTuple):

@@ -85,7 +85,7 @@ class Buckets:
         self._runtime.fix_places(False)
 
     def complete(self, bucket: GradBucket) -> None:
-        """Hands a complete bucket to the runtime, where all its slots are then there."""
+        """Hands a complete bucket to the runtime; all its slots have then arrived, or are known to be absent."""
         if bucket.buffer().is_sparse:
             self._submit_sparse(bucket)
         elif self.fixed:
@@ -127,8 +127,8 @@ class Buckets:
     def _arrive(self, bucket: GradBucket) -> None:
         """Completes the bucket's slots: those that have not arrived have no gradient of this pass."""
         runtime, place = self._runtime, self._places[bucket.index()]
-        # the last gradient is in its bucket by now, unless this one has unused parameters alone: DDP has it ready
-        # before the first gradient is copied to its own
+        # the gradient that a hook saw last is in this bucket by now. In another one it may not be: a bucket of unused
+        # parameters alone is ready before DDP has copied the first gradient anywhere
         if self.late is not None and self.late in place.slots:
             late, self.late = self.late, None
             runtime.arrive(late)

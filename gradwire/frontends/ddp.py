@@ -38,13 +38,13 @@ class DDPFrontEnd:
     step: see `Buckets.wants_each`. Without them DDP's first bucket opens the step, and gradients arrive bucket by
     bucket.
 
-    Where the forward pass was no call of DDP (`ddp.forward(x)`), torch runs no hook before it. Then, too, DDP's first
-    bucket is the first to say that DDP reduces. So it is with a static graph, and on a rank that has joined the others.
+    DDP's first bucket opens the step in three more cases, in which no hook tells beforehand that DDP will reduce: after
+    `ddp.forward(x)`, for which torch runs no forward hook; with a static graph; and on a rank that has joined.
 
-    DDP does not give up a hook, and with one it divides in a pass of its own. So with a native plan DDP gets a new
-    reducer, as when it is unpickled, and the hook when the plan is another; where no forward pass lets us do that, the
-    hook reduces as DDP would. A step of DDP's own is counted when its backward pass ends; its time ends when the next
-    forward pass begins.
+    A hook cannot be taken from DDP again, and with one DDP needs one pass more to divide. So when the plan becomes
+    native, DDP gets a new reducer without a hook, as when it is unpickled, and later one with it. That is done before a
+    forward pass; until one comes, the hook reduces as DDP would. A step of DDP's own is counted when its backward pass
+    ends; its time ends when the next forward pass begins.
 
     Reduced are the parameters in DDP's buckets, chosen when it was made; those that it delays, it reduces by itself.
     """

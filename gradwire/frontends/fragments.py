@@ -170,8 +170,8 @@ class Fragment:
     """The shared parameters, in float32 or wider, so that a small outer step on 16 bits is not lost; with eager updates
     this replica's own."""
     pseudo_gradients: dict[str, Tensor]
-    """anchor - parameter of this replica, of the anchor what the parameter's type holds; then, in place, the mean over
-    the replicas."""
+    """anchor - parameter of this replica, where the anchor is rounded to the parameter's type; later, in the same
+    tensors, the mean over the replicas."""
     sent: dict[str, Tensor]
     """A copy of the parameters as they were sent, where the schedule needs it."""
     last_own: dict[str, Tensor]
@@ -207,7 +207,7 @@ class Fragment:
 
     @torch.no_grad()
     def measure(self) -> None:
-        """Sets `pseudo_gradients` to anchor - parameter, of the anchor what the parameter's type holds."""
+        """Sets `pseudo_gradients` to anchor - parameter, where the anchor is first rounded to the parameter's type."""
         for name, parameter in self.parameters.items():
             anchor = self.anchors[name]
             # parameters became the anchor rounded to their type: what that dropped is no movement
@@ -223,9 +223,9 @@ class Fragment:
 
     @torch.no_grad()
     def exchange_own(self, weight: float, all_of: Callable[[bool], bool]) -> dict[str, Tensor]:
-        """Measures anew. Returns the last round's mean with this replica's part of it, of this `weight`, replaced by
-        that of the new pseudo-gradients. A mean that is not finite, which has no replica's part, counts as zero, and so
-        does an own part that is not finite on some shard: `all_of` asks all ranks of the replica, which all drop it."""
+        """Measures anew, and returns mean + weight·(new - old): the last round's mean, in which this replica's old
+        pseudo-gradients are replaced by its new ones. What is not finite counts as zero: the mean, or the new
+        pseudo-gradients. `all_of` asks all ranks of the replica, so that one bad shard has all of them do the same."""
         # the mean of the last round
         gradients = {name: mean.clone() for name, mean in self.pseudo_gradients.items()}
         if not all_of(self.is_finite()):

@@ -1,4 +1,4 @@
-"""States of ranks that go on together after others were lost: one rank's common part, and each one's own memories."""
+"""Going on after ranks were lost or came: each loads one rank's common state, and the memories that it kept itself."""
 
 from collections.abc import Callable
 from dataclasses import replace

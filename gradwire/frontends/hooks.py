@@ -36,9 +36,9 @@ class GradientHooks:
     4. At the end of backward, slots without a gradient are submitted as absent, which completes the last groups, and
        `finish` waits for the worker. When `backward()` returns, every gradient is the mean.
 
-    On other ranks a pass may come to the parameters of another optimizer of the model first, or alone. So all of them
-    ask for new plans in one order, those that `find_unused` take a step without a gradient, or give one up with the
-    others', and none waits in 4 before all have submitted theirs."""
+    Each optimizer of a model has its own, and a pass may reach their parameters in another order on each rank, or only
+    some. So when a step opens, all ask for new plans in the order in which they were made; those that `find_unused`
+    take a step in every pass, or give it up if the pass fails; and none waits in 4 before all have submitted."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class GradientHooks:
             self._under_way = False
 
     def gradients_cleared(self) -> None:
-        """Gives up such steps where no forward pass is seen that would."""
+        """Gives up a step whose backward pass failed: `zero_grad` was called, and a forward pass may not be seen."""
         if not in_backward():
             self._accumulated.clear()
             self._give_up_failed()

@@ -25,7 +25,8 @@ class NativeSteps:
         self.made, self._begins = False, [runtime.mark()]
 
     def reduces(self, runtime: Runtime) -> None:
-        """DDP reduces this backward pass. Until the next forward pass one call counts: DDP ignores other passes."""
+        """Notes that DDP reduces this backward pass. Further calls before the next forward pass do nothing, for DDP
+        reduces one pass alone."""
         if self._under_way or self.made:
             return
         self._under_way = True

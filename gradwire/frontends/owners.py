@@ -1,5 +1,5 @@
-"""Owners of parameters: one job at a time averages their gradients, for a second one would compress means; and before
-an optimizer steps them, that job says whether they are whole."""
+"""Owners of parameters. A parameter belongs to one job at a time, which averages its gradients: a second one would
+compress means. Before any optimizer steps a parameter, its job checks that the step's means have all come."""
 
 import weakref
 from collections.abc import Iterable, Mapping
@@ -46,7 +46,7 @@ def own(parameters: Iterable[Tensor], runtime: Runtime, kind: str) -> None:
 
 @cache
 def _guard_optimizers() -> None:
-    """Has no optimizer, of whatever class, step parameters by what a lost rank has left in their gradients."""
+    """Hooks all optimizers, of any class, so that none steps by gradients that are incomplete, as a rank was lost."""
     register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(lambda optimizer, arguments, options: skip_no_more(optimizer))
 

@@ -70,7 +70,7 @@ class Rendezvous:
         for running in dict.fromkeys(filter(None, (handle, self._resumed))):
             self._leave(running)
         if error := sys.exception():
-            # its frames hold the group that is given up, and that its connections
+            # the frames' variables would keep the old group alive, and the group its connections
             traceback.clear_frames(error.__traceback__)
         if dist.is_initialized():
             self._connections.shut_down()

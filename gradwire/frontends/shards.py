@@ -76,9 +76,10 @@ class ShardsFrontEnd:
     """Hooks on sharded parameters, which FSDP calls as soon as it has summed a gradient over the shards. So along the
     axis "shard" FSDP's own collectives come first, on its streams; then ours along "replica", on the worker's.
 
-    The step ends behind FSDP's own end of backward. A model that was wrapped on a mesh with replicas is kept from
-    averaging over them by itself; after `unhook` it does so again. One that was not trains no more then. Parameters
-    that are frozen or thawed are followed before the forward pass, ahead of FSDP's collectives.
+    The step ends behind FSDP's own end of backward. FSDP is kept from averaging over replicas, if the model was wrapped
+    on a mesh that has some, until `unhook`. A model that was wrapped on shards alone raises in its next forward pass
+    after that, for nothing averages over replicas any more. A plan for parameters that were frozen or thawed is agreed
+    before the forward pass, ahead of FSDP's collectives.
     """
 
     def __init__(self, model: nn.Module, trained: TrainedParameters, mesh: DeviceMesh, find_unused: bool) -> None:

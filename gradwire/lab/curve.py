@@ -25,9 +25,10 @@ class Carried:
 class StepCurve:
     """Median seconds of a step of one configuration, against the seconds for which its messages keep a card busy.
 
-    Between measured points it is a line; beyond the last one every second on the card is one more of the step. Decoding
-    an all-gather grows with the payloads, and what it grows by is added to the step. What fewer payloads take less is
-    subtracted from it, down to `alone_s`: some of it may have been hidden.
+    It is linear between measured points; beyond the last one each second on the card makes the step one second longer.
+    The time to decode an all-gather is taken as proportional to the number of payloads. With more hosts than were
+    played the difference is added to the step; with fewer it is subtracted, but the step gets no shorter than
+    `alone_s`, for part of that time may have been hidden.
     """
 
     busy_s: tuple[float, ...]

@@ -176,8 +176,9 @@ class Gradients:
         return views
 
     def write_means(self, means: Tensor | None, scale: Scalar | None, nonfinite: Tensor | None = None) -> None:
-        """Replaces the gradients by their means (n,) float32, which are scratch, times `scale`; where the means are in
-        their place already, by their multiple alone. `nonfinite` (1,) becomes NaN where float16 cannot hold one."""
+        """Writes scale·means to the gradients. `means` (n,) float32 may be overwritten; where they are the gradients'
+        own memory, or None, the gradients are means already and are only scaled. `nonfinite` (1,) becomes NaN where
+        a result exceeds float16."""
         if means is None or means is self.flat:
             if scale is not None:
                 scale_each(self.tensors, scale)

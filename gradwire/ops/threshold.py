@@ -68,8 +68,8 @@ def largest_above(x: Tensor, threshold: float, k: int, most: int) -> Tensor:
 
 
 def usable(threshold: Tensor, x: Tensor) -> float | None:
-    """The threshold (1,) that the host kept, as a number; None where it is 0, and for x on a GPU, which does not count
-    the elements that pass, and so could not tell that it no longer fits."""
+    """The threshold (1,) that the host kept, as a number. None where it is 0, and for x on a GPU: there the elements
+    that pass are not counted, so nothing would show that the threshold no longer fits."""
     return threshold.item() or None if on_host(x.device) else None
 
 

@@ -43,11 +43,11 @@ class ActivePlan:
         self._agreement, self._options, self._slots = agreement, options, slots
         self._train({slot.name for slot in slots} if options.trained is None else options.trained)
         self._chosen: Plan | None = None
-        # what a state had of a controller, where this job has none
+        # the controller's part of a loaded state, kept for the next state_dict() where this job has no controller
         self._waits: Mapping[str, Tensor] = {}
         self.native_steps, self.plan, self.origin = None, NATIVE, NATIVE
         self._native: Change | None = None
-        self._timed = 0  # of these steps the last so many count
+        self._timed = 0  # how many of the framework's own steps, the last ones, count for their time
         if options.controller:
             options.controller.meet(slots, agreement.replicas)
         # all ranks meet here: they begin with equal plans, or none begins
@@ -64,7 +64,7 @@ class ActivePlan:
         control.paused = self.follows_order
         steps.store.train(self._names)
         self._install(self.first)
-        # what a controller begins anew with, where a state has nothing of one
+        # the controller's state at the beginning, to go back to when a state without a controller's part is loaded
         self._fresh = {name: tensor.detach().clone() for name, tensor in self.export().items()}
         steps.close()
 
@@ -166,8 +166,8 @@ class ActivePlan:
         return self._control.export(self.plan, self.origin, self._native if self.plan.native else None)
 
     def check(self, read: checkpoint.Unpacked) -> None:
-        """Raises ValueError where this job cannot go on from a state. The controller has then loaded it: `restore`
-        brings back its own."""
+        """Raises ValueError where this job cannot go on from a state. To find out, the controller loads it; where the
+        state is not taken after all, the caller brings back the controller's own by `restore`."""
         if not self._options.controller:
             return
         # the controller loads the state here; where it cannot, the caller brings back its own

@@ -105,7 +105,7 @@ class Control:
 
     @property
     def shown(self) -> Callable[[GroupContext, LazySum], None] | None:
-        """`look`, or None without a controller that looks at groups. A paused one is asked again when it goes on."""
+        """`look` if the controller looks at groups, else None. It is kept in a pause, in which `look` does nothing."""
         return self.look if self.controller is not None and self.controller.looks else None
 
     def look(self, context: GroupContext, vector: LazySum) -> None:
@@ -188,8 +188,8 @@ class Control:
         return self._agreed_change(float(numbers)) if numbers else None
 
     def export(self, plan: Plan, origin: Plan, native: Change | None) -> dict[str, Tensor]:
-        """The controller's state, the plan in force, the one that it was made from, the request by which it is native,
-        and a decision not in force yet."""
+        """The controller's state, and as texts the plan in force, the plan that it was made from, the controller's
+        request if it asked for a native plan, and a decision that is not in force yet."""
         assert self.controller is not None
         texts = {"plan": plan.to_json(), "origin": origin.to_json()}
         if native:

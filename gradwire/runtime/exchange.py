@@ -84,7 +84,7 @@ class GroupExchange(ABC):
         """The collectives of a step; afterwards the means are where the gradients were."""
 
     def keep_absent(self, used: Tensor) -> None:
-        """Keeps the state of slots without a gradient on this rank. Where another had one, `used` (job slots,) is 1."""
+        """Keeps the state of slots without a gradient on this rank. `used` (job slots,): 1 where some rank had one."""
         assert self.input is not None
         for kind in self.context.flat if self.input.absent and self.compresses else ():
             part, (read, written), scratch = self.stored.parts[kind], self.context.flat[kind], self.context.scratch
@@ -165,7 +165,7 @@ class ReplicaExchange(GroupExchange):
         self._was_good = False
 
     def enter(self, given: GroupInput, step: int) -> None:
-        """Has the turns that follow be those of this step."""
+        """Sets the step, its input and its state for the turns that follow."""
         # draws of a step are counted from 0
         self.input, self.context.step, self.context.draws = given, step, count()
         self.context.flat = self.stored.flat

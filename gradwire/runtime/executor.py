@@ -183,8 +183,8 @@ class Executor:
         self._spoilt.fill_(torch.nan)
 
     def spoilt(self) -> Tensor:
-        """NaN (1,) where collectives that the current stream has waited for may have been ended, else 0, until this is
-        called again. The stream reads that when it comes here."""
+        """A tensor (1,): NaN if collectives that the current stream has waited for may have been aborted, else 0. The
+        stream reads that when it gets to this place. The next call overwrites the tensor."""
         return self._step_spoilt.copy_(self._spoilt, non_blocking=True)
 
     def lost(self) -> Tensor:

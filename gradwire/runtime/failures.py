@@ -102,13 +102,13 @@ class Ending:
     1. A rank that fails leaves its mark, then closes its connections, which ends the collectives of all others.
     2. Each of them does the same. So marks come, and when none has come for the time of a step, `step_s`, all ranks
        that are left have one: a rank that computes meanwhile notices at the step's end.
-    3. The first one that was interrupted waits for the others' marks until then, but not for those of ranks that its
-       monitor has found silent, and leaves a verdict, for which the others wait: so each asks the store a few times,
-       however many ranks there are. Where no verdict comes, the first to have waited in vain judges in its place. It
-       blames, in this order: a rank whose mark has a fault, which is the verdict at once; the ranks without a mark,
-       which are lost (where the store is gone, rank 0 or the store's host), and for which it asks by halves; a rank
-       that has detached; the rank that was paused longest, which the others have given up; and the ranks for which the
-       others have waited in a step's exchange until their time was over. Only for the last three it reads the marks.
+    3. The first one that was interrupted is the judge. It waits for the others' marks until then, except for ranks that
+       its monitor has found silent, and leaves a verdict. The others wait for that alone, so each asks the store a few
+       times, however many ranks there are. Where it does not come, the first to have waited in vain is the judge.
+    3a. It blames the first of these that there is: a rank whose mark has a fault, which left the verdict itself; the
+       ranks without a mark, which are lost, and are found by bisection (rank 0, or the store's host, if the store is
+       gone). Else it reads all marks: a rank that has detached; the rank that was paused for the longest time, which
+       the others have given up; the ranks for which others waited in a step's exchange until the timeout.
     4. The store may be in rank 0's process, which therefore ends last, when the others have heard the verdict.
     """
 

@@ -22,9 +22,10 @@ from gradwire.torch_private.foreach import copy_each
 
 class HostExchange(GroupExchange):
     """Sums inside the host, has one of its ranks, the group's leader, reduce the sum with its peers on other hosts, and
-    broadcasts the mean inside the host, and the small tensors of slots. Groups have leaders in turn. What another rank
-    still has, of a plan in which it was the leader, goes over in the next step: each kind of state in a sum of its own,
-    or, in a plan without memory, a residual with the gradients."""
+    broadcasts the mean inside the host, and the small tensors of slots. The ranks of a host lead its groups in turn.
+    Where a plan gives a group another leader, the group's next step moves the state there from the rank that led it
+    before: each kind of state by a sum inside the host, or, where the plan has no memory, the residual with the
+    gradients."""
 
     why_not_recorded: ClassVar[str] = 'groups that are summed along the axis "host" are not recorded'
 

@@ -142,14 +142,14 @@ class Intake:
 
     @property
     def unfinished(self) -> bool:
-        """Whether gradients of the open step are missing, or its backward pass is not over; between passes, that one
-        failed."""
+        """Whether gradients of the open step are missing, or its backward pass is not over. Asked between two passes:
+        whether the last one failed."""
         return bool(self._last) or not self.arrivals.all_there(self.groups)
 
     def open(self, groups: Sequence[int] | None, sent_before: int | None, to_the_end: bool = False) -> None:
-        """Opens a step of these groups, which were `sent_before` so often, or of all; before that, turns are recorded
-        where some are due. One that is open `to_the_end` is whole only with `pass_over`, so that no rank takes it where
-        the backward pass fails behind its last gradient."""
+        """Opens a step of these groups, or of all; `sent_before` is how often they were sent. Turns that are due are
+        recorded first. With `to_the_end` the last group is held back until `pass_over`, so that no rank takes the step
+        if the backward pass still fails after its last gradient."""
         # the weight first: the user's function may fail
         self._weight, self._sent_before = self._ask_weight(), sent_before
         # record turns while nothing is under way: the training thread waits for that
@@ -198,7 +198,7 @@ class Intake:
 
     @property
     def _waits(self) -> bool:
-        """Whether this rank waits for the others in a step, or gave that up lately."""
+        """Whether this rank waits in a step whose exchange began less than two timeouts ago, or has given it up."""
         lately_s = 2 * self._steps.pipeline.mesh.timeout_s
         return self.step > self.ended and not self.unfinished and 0 < self._exchanged_s < lately_s
 
@@ -217,8 +217,8 @@ class Intake:
         self.arrivals.arrive(slot)
 
     def submit_absent(self, slot: int, zeros: Tensor) -> None:
-        """Takes zeros, or what is left of an earlier one, for a slot without a gradient on this rank; the mean replaces
-        them as well."""
+        """Takes the tensor to reduce for a slot that has no gradient on this rank: zeros, or the gradient that an
+        earlier pass left. The mean replaces it, too."""
         self._tensors[slot] = zeros
         self.arrivals.absent(slot)
 

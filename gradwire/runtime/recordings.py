@@ -64,7 +64,7 @@ class GroupRecordings:
     """The recorded turns of one group."""
 
     fresh = False
-    """The last step was of a key that had not come before, but perhaps in a step that did not count."""
+    """The last step had a key that no step that counted had had before."""
     why_not = ""
     """Why it is never recorded."""
     unless = ""
@@ -93,7 +93,7 @@ class GroupRecordings:
 
     @property
     def is_to_come(self) -> bool:
-        """Whether its steps, or some of them, are computed that may yet be recorded."""
+        """Whether some of its steps are still computed each time, and may be recorded later."""
         return not self.why_not and (self.waits or not self._recorded)
 
     @property

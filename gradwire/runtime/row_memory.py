@@ -61,7 +61,7 @@ class RowMemory:
             self._of(slot)[indices] = rows
 
     def export(self, slot: int, always: bool) -> Tensor | None:
-        """A copy of a slot's residual, of the last step; None where there was never any, but for `always`."""
+        """A copy of a slot's residual after the last step. None if it never had one; with `always`, zeros then."""
         if not always and slot not in self._residuals and slot not in self._last:
             return None
         # the rows as they were written, then those of the last step

@@ -48,7 +48,7 @@ class Runtime:
 
     closed = False
     is_immediate: bool
-    """Whether means are there when `finish` returns. On a GPU `lost()` is 1 () where they are not whole."""
+    """Whether means are computed when `finish` returns: on a CPU. On a GPU `lost()` is 1 () if they were aborted."""
     arrived: bytearray
     """For each slot, whether its gradient of the open step has arrived or is known to be absent."""
 
@@ -124,13 +124,13 @@ class Runtime:
         return future.then(Future.value) if waits else future
 
     def finish(self, point: Point | None = None) -> None:
-        """Waits for all steps' means, or those up to `point`; raises what went wrong, unless they are whole."""
+        """Waits for the means of all steps, or of those up to `point`. Raises the job's error if some are missing."""
         if not self.has(point):
             self.raise_error()
 
     def has(self, point: Point | None = None) -> bool:
-        """Waits for the means of all steps, or of those up to `point`; returns False where the job failed before they
-        were whole on this rank. Where they are, memories have taken them, and parameters are to follow."""
+        """Waits for the means of all steps, or of those up to `point`. Returns whether this rank has all of them, which
+        it may even if the job has failed since. Then its residuals are updated, and its optimizer has to step, too."""
         try:
             self._executor.flush(point and point.place)
         except BaseException as error:
@@ -141,7 +141,7 @@ class Runtime:
         return whole
 
     def check_whole(self) -> None:
-        """Raises the job's error, if there is one, unless the last step is whole: then the next call raises it."""
+        """Raises the job's error, if any, unless this rank has the last step's means: then the next call raises it."""
         if self.error and not self.has():
             self.raise_error()
 
@@ -165,8 +165,8 @@ class Runtime:
 
     @contextmanager
     def between_steps(self, call: str, **facts: object) -> Iterator[Together]:
-        """All ranks make this call together, on any thread; inside, no step is under way. Yields a function that has
-        them do a task. Raises ValueError, on all, where one is in backward, began other steps, or has other `facts`."""
+        """For a call of all ranks together, on any thread; inside, no step is under way. Yields a function that runs a
+        task on all. Raises ValueError, on all, where one is in backward, began other steps, or has other `facts`."""
         with ExitStack() as turn:
             with self._job_error.ended_by():
                 turn.enter_context(self._turns.call(call, facts, self._agreement.on))

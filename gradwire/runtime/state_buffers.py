@@ -19,8 +19,9 @@ from gradwire.torch_private.foreach import copy_each
 
 
 class StateBuffer:
-    """One kind of state of all slots, two halves: (2, numel), or of int8 the payloads of groups (2, bytes) uint8. By
-    place, `holds` is the half that is the state, and `used` whether it may be other than zero."""
+    """One kind of state of all slots, as a double buffer: `tensor` (2, numel), or in int8 (2, bytes) uint8 with a
+    payload for each group. For each place, `holds` says which half is the present state, 0 or 1, and `used` whether
+    that may be other than zero."""
 
     def __init__(self, places: BufferLayout, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype

@@ -85,8 +85,8 @@ class States:
             raise
 
     def _alike(self, own: checkpoint.Unpacked) -> checkpoint.Unpacked:
-        """This rank's part without those `COMMON` tensors of a group in which the ranks that reduce it together differ,
-        as where other ranks lead the hosts than before."""
+        """This rank's part, without those `COMMON` tensors that are not equal on all ranks that reduce a group
+        together, as when other ranks lead the hosts than did before. All these ranks begin such a tensor anew."""
         facts = self._agreement.gather("load_state_dict()", {"common": json.dumps(_common(own))})
         # the ranks that differ in their place on the axis "replica" alone
         places = [self._mesh.place(rank) | {REPLICA: 0} for rank in range(self._mesh.ranks)]

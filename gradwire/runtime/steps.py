@@ -50,9 +50,9 @@ class Steps:
     number: int
     """All steps, including those before a resume."""
     taken: int
-    """The steps that count; random draws and turns follow these, but for groups that are sent in some steps."""
+    """The steps that counted. Compressors' draws and periods follow it; for fragments, how often they were sent."""
     opened: int
-    """The step that the training thread had opened when this one began."""
+    """The number, as in `Intake.step`, of the step that the worker is in."""
     skipped: int
     """Steps that no rank took, since the job began."""
     skip_reason: str
@@ -68,7 +68,7 @@ class Steps:
     over: bool
     """No step counts any more: the job has failed, or the rank has left."""
     whole: int
-    """The last step that counts on this rank, as the training thread counts them in `Intake`."""
+    """The number, as in `Intake.step`, of the last step that counted on this rank."""
     ended: Callable[[], None]
     """Called when a step's means are in place, before any thread that waits for them goes on."""
     changing: RLock
@@ -162,8 +162,8 @@ class Steps:
         self._lost = True
 
     def begin(self, groups: Sequence[int], opened: int, weight: Scalar | None, sent_before: int | None) -> None:
-        """Begins a step of these groups, the one that the training thread counts as `opened`. This rank has a `weight`
-        in its mean, where ranks have any; groups that are not sent in all steps were `sent_before` so often."""
+        """Begins a step of these groups; `opened` is its number in `Intake`. `weight` is this rank's in the mean, None
+        if ranks have no weights. `sent_before` is how often the groups were sent, None if every step sends them."""
         # settle the step before, and arrange the plan, before anything of this one is written
         with self.changing:
             self.close()

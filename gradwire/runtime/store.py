@@ -49,7 +49,7 @@ class StoredGroup:
     buffers: Workspace
     """Scratch that it keeps from step to step."""
     led: dict[str, int] = field(default_factory=dict)
-    """The one rank of the host that keeps each kind; a kind that any may have is not there."""
+    """By kind of state, the rank of the host that alone has it. A kind that several may have is missing."""
     fixed: Gradients | None = None
     """Its gradients, where they lie in the same place at every step."""
     rows: RowMemory | None = None
@@ -66,7 +66,7 @@ class StoredGroup:
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """Which halves of its state hold: numbers that tell them apart."""
+        """A key of the buffers that hold the present state, for each double buffer one of two numbers."""
         small = (id(now) for now, _ in self.slot_state.buffers.values())
         return (*(part.side for part in self.parts.values()), *small)
 
@@ -108,7 +108,7 @@ class StoredGroup:
             self.fixed.split.forget_views()
 
     def spend(self, whole: bool) -> None:
-        """Drops the pending residual that a good step has sent; of all slots, if `whole`."""
+        """Drops the pending residual, which a good step has sent; unless `whole`, some slots have kept theirs."""
         self.parts[RESIDUAL].commit(used=not whole)
 
     def take_back(self) -> None:

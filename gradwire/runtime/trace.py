@@ -38,8 +38,8 @@ class Clock:
         self._reading = Lock()
 
     def add(self, name: str, start: Moment, end: Moment, step: TimedStep | None = None) -> None:
-        """Adds the span from `start` to `end` to `name`: of a step, none older than that of the span before, or of
-        none."""
+        """Adds the span from `start` to `end` to `name`. `step` is the timed step that it belongs to, None for one
+        that is timed always; spans of an older step do not come after those of a newer one."""
         with self._reading:
             self._open.append((name, start, end, step))
             # waits for nothing

@@ -1,12 +1,12 @@
 """The times at which a job's plan and state may change: between the gradients of two steps.
 
     a step    its gradients come from its first one to the end of the backward pass, or are all there at once
-    a call    that changes the plan or the state, or has ranks talk, all ranks make together: it waits until gradients
-              are reduced, and no step begins meanwhile. Inside a backward pass it is refused, on all ranks
+    a call    of all ranks together changes the plan or the state, or exchanges something: it waits until the steps that
+              were begun are reduced, and no step begins meanwhile. Inside a backward pass it is refused, on all ranks
 
-Either takes a turn, and turns follow each other, whichever threads they are on. Within a turn no rank waits for a step
-before all have agreed that they have begun the same steps: on another rank a call may have the turn, and wait for this
-rank.
+A step and a call exclude each other, whichever threads they are on: each holds a lock, which is its turn. A call first
+has all ranks agree that they have begun the same steps, and only then waits for these. The other order would hang: one
+rank would wait for a step that another rank cannot begin, for that one waits in a call.
 """
 
 import weakref

@@ -22,13 +22,13 @@ WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 MOST_KEPT = 12
 """Bounds that are kept, beside those of WEIGHTS."""
 ROUGH = 1e-6
-"""Derivatives are off by this much at most; nearer ones to a whole number are that."""
+"""A derivative that is nearer than this to a whole number is rounded to it, for it is computed by differences."""
 NEAR = 8
 """Groups a piece that count as near: those that look best to a bound."""
 DROP_BELOW = 0.9
 """Groups are dropped where no more than this fraction is left."""
 SAFE = 1 - 1e-8
-"""Shares are known to some ten digits; a bound is taken so much lower."""
+"""Factor of bounds. Shares are right to some ten digits, so a bound without it could be a little too high."""
 
 
 def least_slope(cost: Cost) -> float:

@@ -45,9 +45,9 @@ class Affine:
 
 @dataclass(frozen=True)
 class CostTable:
-    """Measured points: flat before the first, linear between them, and beyond the last as between the last two, but no
-    flatter than from the first to the last: real curves do not bend down, and one slow measurement is soon made. Beyond
-    a single point, as from the origin to it."""
+    """Measured points: flat before the first, linear between them. Beyond the last it rises with the slope of the last
+    two points, or of the first and the last, whichever is steeper: one slow measurement in between would make the last
+    slope too flat. With a single point it rises with the slope from the origin to it."""
 
     sizes: tuple[float, ...]
     values: tuple[float, ...]

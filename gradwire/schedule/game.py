@@ -1,8 +1,9 @@
-"""The game between a planner and the chains of waits, among the plans and chains that were met so far.
+"""A matrix game between plans and critical chains, by which the search finds the weights of its lower bounds.
 
-Its matrix holds what each plan comes to by each chain. How to mix the chains is found by regret matching+ (Tammelin
-2014), which goes on from where it was when a plan and its longest chain are added: double oracle (McMahan, Gordon and
-Blum, ICML 2003).
+One player chooses a plan, the other a chain (a weighting of `bounds`); the first pays the length of the plan's step by
+that chain. The matrix has the plans and chains found so far. The best mix of chains is found by regret matching+
+(Tammelin 2014), which goes on from where it was when a plan and its longest chain are added: double oracle (McMahan,
+Gordon and Blum, ICML 2003).
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
 """Regimes: on which streams encoding, the wire and decoding run, and which therefore wait for which.
 
 A regime is written twice, and tests compare the two. `run` plays groups through and records spans. `step` is
-the same as a recurrence over states, vectorised for the search: a state is a tuple of numbers, and all that follows
-never gets faster when one of them grows. `price` follows from `step`, or from `least`, and serves lower bounds, see
+the same as a recurrence over states, vectorised for the search: a state is a tuple of numbers, mostly times; a larger
+number never makes anything later end sooner. `price` follows from `step`, or from `least`, and serves lower bounds, see
 `bounds`. Time zero is the start of backward. The wire carries one group at a time, in order.
 """
 

@@ -5,12 +5,11 @@ after some groups of the slots before k, and how many elements of small slots th
 same slot, one that is nowhere larger makes the other superfluous; one that cannot beat the best plan known goes too.
 This is exact for any costs that do not fall with size.
 
-Before labels are made, the game of `game` gives lower bounds and plans, and groups that no better plan can have are
-dropped (`edges`). To within some per cent it goes in three stages, each of which ends the search where the plan is
-proven good enough: the game; a beam, which keeps few labels at each slot, those of the least bounds, and the game
-again; and labels that differ by little are merged into one that takes the smallest of each number, so that the last
-label's time is a lower bound on every plan's, and the groups it stands for are a plan. Merging is refined until that
-is enough.
+Before labels are made, lower bounds (`bounds`) and the game of `game` find plans, and groups that no better plan can
+have are dropped (`edges`). Then come these stages, until the plan is proven to be within `eps` of the best: (1) a beam,
+which keeps few labels at each slot, those of the least bounds, and the game again; twice, with more labels; (2) all
+labels, but those that differ by little are merged into one that takes the smallest of each number: so the last label's
+time is a lower bound on every plan's, and its groups are a plan; (3) the same with finer merging, and so on.
 """
 
 from collections.abc import Sequence

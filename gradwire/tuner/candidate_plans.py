@@ -33,8 +33,8 @@ from gradwire.ways import Pair, Way
 MOST_TRIED = 5
 """Plans that are tried in the first trials."""
 FAR_APART = 8
-"""So far apart are numbers of groups that say what a group costs; from nearer ones it is noise, and what is then
-predicted of layer-by-layer plans so far off that they are never tried."""
+"""What a group costs is learnt from tried plans whose numbers of groups differ by this much or more. From nearer ones
+the slope is noise, by which layer-by-layer plans would be predicted so slow that they are never tried."""
 
 
 def check_wanted(candidates: Sequence[Way], fidelity: float | None, objective: Objective) -> None:
@@ -169,10 +169,10 @@ def shortlist(profile: Profile, found: Solution, regime: Regime, margin: float) 
 
 
 def _rivals(profile: Profile, chosen: Plan, regime: Regime, margin: float) -> list[Plan]:
-    """The plans to try beside the best: the two best candidates alone in DDP's buckets, small slots in the same
-    ones, for where groups and computing beside backward cost more than the model knows; and, nearest first, each
-    candidate alone in its best buckets and layer by layer, for where it costs less, whose progress per second the model
-    says is `margin` times less, or nearer."""
+    """The plans to try beside the best. First the two best candidates alone, each in DDP's buckets with the small slots
+    in the same ones: they win where a group, or computing beside backward, costs more than the model knows. Then each
+    candidate alone, in its best buckets and layer by layer, which win where it costs less: those whose predicted
+    progress per second is at most `margin` times below the best's, the nearest first."""
     problem = profile.problem()
     found = evaluate(problem, profile.choices(chosen), regime)
 

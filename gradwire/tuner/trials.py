@@ -19,8 +19,9 @@ MOST_UNRECORDED = 12
 """Steps for which a turn waits at most until its plan is recorded, as it then runs: mostly 6, for DDP's new buckets
 stay from the third on, and then each kind of step has to come; some jobs record nothing."""
 FAR, STILL_CLOSE = 1.5, 1.15
-"""So far behind drops out after the first round, and after later ones; dense, so far as the former after two. A turn's
-median strays by a tenth, and by a half where the machine does something else meanwhile."""
+"""A plan drops out if in each round so far it took more than this many times as long as the best: FAR after the first
+round, STILL_CLOSE after a later one; for dense FAR, from the second round on. A turn's median varies by a tenth, and by
+a half where the machine does something else meanwhile."""
 KEPT = (3, 2, 2, 1)
 """Plans beside dense that are left after each of the first rounds."""
 CLEARLY = 0.97

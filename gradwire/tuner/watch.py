@@ -44,7 +44,7 @@ class Watch:
         drift = max(self.now_s / self.expected_s, self.expected_s / self.now_s)
         self.strange = self.strange + 1 if drift > DRIFT else 0
         self.confirmed = self.confirmed or not self.strange
-        # no window was as in the trials: then it was them that were not as steps are, and nothing has changed
+        # no window ever took as long as in the trials: these were measured wrong, and nothing has changed since
         if self.strange >= PATIENCE and not self.confirmed:
             self.expected_s, self.strange, self.confirmed = self.now_s, 0, True
         return True

@@ -11,9 +11,11 @@ _RANK = re.compile(r"\brank (\d+)")
 class Laws:
     """Checker of the laws; `broken` lists violations:
 
-    after the same step all ranks that train together have bit for bit the same model; a rank that goes on with others
-    has kept its residual's bits, and every rank that lives goes on, unless it is `excused`; errors of training name the
-    lost rank, where it is known to be `lost` that one alone; a loaded model is bit for bit the saved one.
+    - After the same step all ranks that train together have the same model, bit for bit.
+    - A rank that goes on with others has the residual that it had, bit for bit.
+    - Every rank that lives goes on, unless it is `excused`.
+    - An error of training names the lost rank; where the driver has `lost` one on purpose, no other.
+    - A loaded model is the saved one, bit for bit.
     """
 
     def __init__(self) -> None:
