@@ -1,6 +1,7 @@
 """All that `import gradwire as gw` offers; its names are loaded when the first of them is used."""
 
 from gradwire import groups
+from gradwire.atomic_file import save
 from gradwire.checkpoint import reshard
 from gradwire.collective import AllToAll, Broadcast, Collective, Gather, Message, SendReceive, Sum
 from gradwire.communicators import (
@@ -83,9 +84,8 @@ from gradwire.ops.mean import Mean
 from gradwire.plans import NATIVE, Group, Plan
 from gradwire.runtime.failures import ReductionError
 from gradwire.runtime.stats import Stats
-from gradwire.saving import save
 from gradwire.slots import Layout, Slot
-from gradwire.transports import Card, Done, Mesh, Pending, Played, ProcessGroup, Recording, Threads, Transport
+from gradwire.transports import Card, Done, Mesh, Pending, Played, ProcessGroup, SizeRecorder, Threads, Transport
 from gradwire.tuner import Auto
 
 __all__ = [
@@ -155,7 +155,6 @@ __all__ = [
     "ProfileRequest",
     "Quantized",
     "RandomK",
-    "Recording",
     "RedSync",
     "Reduction",
     "ReductionError",
@@ -170,6 +169,7 @@ __all__ = [
     "SignSGD",
     "Signum",
     "SimpleCodec",
+    "SizeRecorder",
     "Slot",
     "SplitGather",
     "Stats",

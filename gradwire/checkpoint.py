@@ -12,7 +12,7 @@ from torch import Tensor
 from gradwire.compressors.context import SHARED
 from gradwire.ops.checksum import checksum
 from gradwire.options import Options, check_type, dtype_name, names
-from gradwire.predecessors import predecessors
+from gradwire.resharding import predecessors
 from gradwire.slots import Slot
 
 StateDict = dict[str, Tensor]
@@ -193,7 +193,7 @@ def gather(states: Sequence[StateDict]) -> StateDict:
 def reshard(states: Sequence[StateDict], world: int) -> list[StateDict]:
     """The states of all ranks of one job, in their order, as those of a job with `world` ranks, on the CPU.
 
-    Memories are added up by the rule of `gradwire.predecessors`; ranks that get none start with empty ones. The sum
+    Memories are added up by the rule of `gradwire.resharding`; ranks that get none start with empty ones. The sum
     over the ranks of every residual is the same before and after, and what is equal on all ranks stays so. Raises
     ValueError where the states do not belong together, and for a `world` that is no number of ranks.
     """

@@ -97,7 +97,7 @@ def plan(
     from gradwire.lab.jobs.plan_job import plan as job
     from gradwire.lab.launch.lab_cluster import LabCluster
     from gradwire.lab.network.link import link_of
-    from gradwire.lab.workloads import Own
+    from gradwire.lab.workloads import UserModel
     from gradwire.tuner.candidate_plans import check_wanted
 
     others = {"different": different, "jitter": jitter, "slow_rank": slow_rank}
@@ -105,7 +105,7 @@ def plan(
     # what cannot be is refused before ranks are started
     texts = texts_of("candidates", candidates)
     check_wanted([candidate(text) for text in texts], fidelity, objective)
-    own = Own(function=named(make))
+    own = UserModel(function=named(make))
     ranks = 2 if hosts is None else hosts
     wanted = {"candidates": texts, "fidelity": fidelity, "objective": objective}
     wanted |= {"play": asdict(played) if played else None}

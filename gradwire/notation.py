@@ -19,7 +19,7 @@ from gradwire.importing import imported
 from gradwire.memories import Memory
 from gradwire.plans import Group, default_memory
 from gradwire.unknown import unknown
-from gradwire.ways import Pair, Way
+from gradwire.ways import CompressorWithMemory, Way
 
 AUTO = "auto"
 """In place of a compressor: the automatic plan chooses one."""
@@ -100,7 +100,7 @@ def way_of(compressor: Compressor, memory: Memory | None, communicator: Communic
     """A way to send: the compressor, which goes with what suits it, or with the parts that are named."""
     if communicator:
         return Group((), compressor, memory or default_memory(compressor), communicator)
-    return Pair(compressor, memory) if memory else compressor
+    return CompressorWithMemory(compressor, memory) if memory else compressor
 
 
 def read_grouping(text: str) -> groups.Grouping:

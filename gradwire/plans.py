@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
-from gradwire.compressors import FP32, Compressor, Predictable
+from gradwire.compressors import FP32, Compressor, FixedSizeCompressor
 from gradwire.memories import Memory, NoMemory, Residual
 from gradwire.ops.vectors import LONGEST
 from gradwire.options import Options, check_type, names
@@ -255,9 +255,9 @@ def payload_bytes(compressor: Compressor, layout: Layout, step: int) -> int | No
     return compressor.group_bytes(layout, step)
 
 
-def sizes_follow_from_shapes(compressor: Compressor) -> TypeGuard[Predictable]:
+def sizes_follow_from_shapes(compressor: Compressor) -> TypeGuard[FixedSizeCompressor]:
     """Whether a group's bytes at a step are known before."""
-    return isinstance(compressor, Predictable)
+    return isinstance(compressor, FixedSizeCompressor)
 
 
 def _cut(slots: Sequence[Slot], early: bool, sizes: GroupSizes) -> list[tuple[str, ...]]:

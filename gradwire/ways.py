@@ -8,7 +8,7 @@ from gradwire.plans import Group
 
 
 @dataclass(frozen=True)
-class Pair:
+class CompressorWithMemory:
     """A compressor with a memory, over the communicator that suits ranks and slots. Raises ValueError where the memory
     cannot work with the compressor."""
 
@@ -19,5 +19,5 @@ class Pair:
         self.memory.check(self.compressor)
 
 
-Way = Compressor | Pair | Group
+Way = Compressor | CompressorWithMemory | Group
 """How slots are sent: what a user leaves out is what suits. A group here has no slots."""

@@ -18,9 +18,9 @@ import gradwire as gw
 from gradwire import checkpoint
 from gradwire.collective import REPLICA, SHARD
 from gradwire.compressors.multi_level import MultiLevel
-from gradwire.frontends.idle import Idle
+from gradwire.frontends.null_job import NullRuntime
 from gradwire.plans import uniform
-from gradwire.predecessors import predecessors
+from gradwire.resharding import predecessors
 from gradwire.runtime import meeting
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.job_options import JobOptions
@@ -462,7 +462,7 @@ def test_different_calls_are_named():
 @pytest.mark.parametrize("world", [1, 2])
 def test_one_process_keeps_what_it_loads(world: int):
     whole = checkpoint.gather(saved_states(3))
-    idle = Idle()
+    idle = NullRuntime()
     idle.load_state_dict(whole)
     with job(plan_for(SMALL_CASE), SLOTS, world) as other:
         other.load(gw.reshard([idle.state_dict()], world))

@@ -10,7 +10,7 @@ import torch
 
 import gradwire as gw
 from gradwire.communicators import Communicator
-from gradwire.compressors import Compressor, Predictable
+from gradwire.compressors import Compressor, FixedSizeCompressor
 from gradwire.construct import exported
 from gradwire.controllers import Controller
 from gradwire.memories import Memory
@@ -53,7 +53,7 @@ def work(parts: list[Any]) -> None:
     slots = slots_of({str(number): torch.empty(16, 16) for number in range(len(parts))})
     plan = gw.Plan(tuple(group_of(part, slot.name) for part, slot in zip(parts, slots, strict=True)))
     assert gw.Plan.from_json(plan.to_json()) == plan
-    priced = [group.compressor for group in plan.groups if isinstance(group.compressor, Predictable)]
+    priced = [group.compressor for group in plan.groups if isinstance(group.compressor, FixedSizeCompressor)]
     assert all(compressor.slot_bytes(slots[0]) > 0 for compressor in priced)
     with job(plan, slots, 2) as running:
         assert all(mean.isfinite().all() for mean in running.step(draw(slots, 2, 0))[0])

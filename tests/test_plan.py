@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.compressors import Predictable
+from gradwire.compressors import FixedSizeCompressor
 from gradwire.plans import SIZES, sizes_follow_from_shapes, uniform
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
@@ -292,7 +292,7 @@ SMALLER = [
 
 
 @pytest.mark.parametrize("compressor", SMALLER, ids=str)
-def test_by_default_no_rank_receives_more_than_by_a_dense_all_reduce(compressor: Predictable):
+def test_by_default_no_rank_receives_more_than_by_a_dense_all_reduce(compressor: FixedSizeCompressor):
     """Unless nothing but an all-gather carries the compressor."""
     layout = Layout(tuple(BIG))
     for ranks in (2, 8, 64, 1024):

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import gradwire as gw
 from benchmarks.faults.played_store import Clock, PlayedStore
 from gradwire.runtime import failures, monitor
-from gradwire.runtime.failures import Ending, Interrupted
+from gradwire.runtime.failures import FailureVerdict, PeerFailed
 from gradwire.transports.heartbeat import Heartbeat
 
 TIMEOUT_S = 600.0
@@ -77,7 +77,7 @@ class Simulation:
             rank=transport.rank, ranks=self._ranks, store=self._store, timeout_s=TIMEOUT_S, abort=transport.abort,
             silent=silent,
         )  # fmt: skip
-        error = Interrupted("reducing ended", why)
+        error = PeerFailed("reducing ended", why)
         blame = error.blame
 
         def blamed(why: str) -> None:
@@ -85,7 +85,7 @@ class Simulation:
             blame(why)
 
         with patch.object(error, "blame", blamed):
-            Ending(mesh, list, lambda: self._step_s, float).end(error)
+            FailureVerdict(mesh, list, lambda: self._step_s, float).end(error)
         self._said.add(str(error))
 
 

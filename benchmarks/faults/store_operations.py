@@ -129,7 +129,7 @@ def one_rank(rank: int, ranks: int, port: int, start: Callable[[str], None]) -> 
     since = time.monotonic()
     while runtime.error is None:
         time.sleep(0.05)
-    found["heard"], found["error"] = time.monotonic() - since, str(runtime._job_error.known())
+    found["heard"], found["error"] = time.monotonic() - since, str(runtime._first_error.wait_for_blame())
     found["ended"] = time.monotonic() - since
     count("loss")
     # as many questions as the store answers

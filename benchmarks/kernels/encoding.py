@@ -31,7 +31,7 @@ from gradwire.plans import default_communicator
 from gradwire.runtime.exchange import ReplicaExchange
 from gradwire.runtime.group_input import GroupInput
 from gradwire.slots import Slot
-from gradwire.transports import Recording
+from gradwire.transports import SizeRecorder
 
 COMPRESSORS = {
     "TopK 1 %": gw.TopK(0.01), "4 bits": gw.Quantized(4), "top-k 1/16 in 10 bits": gw.TopK(1 / 16, value_bits=4),
@@ -75,7 +75,7 @@ def measured(repeats: int) -> dict[str, list[float]]:
     generator = torch.Generator().manual_seed(0)
     slots = [Slot.of(f"weight {i}", torch.empty(512, 512)) for i in range(8)]
     exchanges = {
-        name: exchange_of(compressor, default_communicator(compressor), slots, Recording(1))
+        name: exchange_of(compressor, default_communicator(compressor), slots, SizeRecorder(1))
         for name, compressor in COMPRESSORS.items()
     }
     found: dict[str, list[float]] = {name: [] for name in COMPRESSORS}
@@ -94,7 +94,7 @@ def encoded(exchange: ReplicaExchange, gradient: torch.Tensor, step: int) -> flo
     for op in exchange.run(GroupInput(Gradients.of_vector(exchange.stored.layout, gradient)), step):
         if op is not None:
             last = time.process_time()
-            Recording(1).start(op)
+            SizeRecorder(1).start(op)
     exchange.commit()
     return 1e3 * (last - start)
 

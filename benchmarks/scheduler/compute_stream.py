@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradwire.schedule.costs import Array
-from gradwire.schedule.regimes import Load, Regime, State
-from gradwire.schedule.work import Backward, Interval, Work
+from gradwire.schedule.regimes import GroupCosts, Regime, State
+from gradwire.schedule.work import Interval, SlowedBackward, TimedGroup
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class ComputeStream(Regime):
     wire = 1
     slow = 1.0
 
-    def run(self, works: Sequence[Work], backward: Backward) -> list[Interval]:
+    def run(self, works: Sequence[TimedGroup], backward: SlowedBackward) -> list[Interval]:
         spans: list[Interval] = []
         free = wire = 0.0
         sent: list[float] = []
@@ -41,7 +41,7 @@ class ComputeStream(Regime):
             spans.append(Interval("decode", start, free, group))
         return spans
 
-    def step(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
+    def step(self, state: State, ready: Array | float, load: GroupCosts, backward_s: float) -> State:
         encoded, wire, decoded, computed = state
         encoded = encoded + load.encode
         wire = np.maximum(wire, ready + encoded) + load.wire
@@ -50,7 +50,7 @@ class ComputeStream(Regime):
     def finish(self, state: State, backward_s: float) -> Array:
         return np.maximum(state[2], backward_s + state[3])
 
-    def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
+    def price(self, before: Array, after: Array, ready: Array, load: GroupCosts) -> Array:
         sent = before[0] - after[0]
         # each kind of second is weighed by what it delays
         on_wire = sent + before[1]

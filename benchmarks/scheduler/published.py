@@ -23,8 +23,8 @@ from benchmarks.scheduler.compute_stream import ComputeStream
 from benchmarks.shared.provenance import save
 from gradwire.lab.built_in_profiles import PCIE, profile
 from gradwire.schedule import baselines, evaluate, search
-from gradwire.schedule.costs import NOTHING, Affine, CostTable
-from gradwire.schedule.problem import Choice, Option, Problem
+from gradwire.schedule.costs import ZERO_COST, Affine, CostTable
+from gradwire.schedule.problem import GroupChoice, Option, Problem
 from gradwire.schedule.profile import Candidate
 from gradwire.schedule.simulate import Cluster
 from gradwire.wire import depth
@@ -97,12 +97,12 @@ def percent(job: Problem, step_s: float) -> float:
     return 100 * (job.around_s + float(job.ready_s[-1])) / step_s
 
 
-def hipress(job: Problem) -> tuple[Choice, ...]:
+def hipress(job: Problem) -> tuple[GroupChoice, ...]:
     """Each tensor a group of its own, compressed where that is faster."""
     dense, codec = job.options
     n = job.elements
     compressed_s = codec.encode(n) + codec.wire(n) + codec.local(n) + codec.decode(n)
-    return tuple(Choice((slot,), int(compressed_s[slot] < dense.wire(n[slot]))) for slot in range(len(n)))
+    return tuple(GroupChoice((slot,), int(compressed_s[slot] < dense.wire(n[slot]))) for slot in range(len(n)))
 
 
 def problem(model: str, cluster: Cluster, codec: str, sharded: bool = False) -> Problem:
@@ -126,7 +126,7 @@ def dense(cluster: Cluster) -> Option:
     seconds, latency_s = link(cluster)
     peers = cluster.ranks if cluster.hosts == 1 else cluster.hosts
     wire = Affine(2 * depth(peers) * latency_s, 8 * (cluster.ranks - 1) / cluster.ranks * seconds)
-    return Option(NOTHING, wire, NOTHING, lossless=True)
+    return Option(ZERO_COST, wire, ZERO_COST, lossless=True)
 
 
 def compressed(cluster: Cluster, candidate: Candidate, bits: float, sharded: bool) -> Option:
@@ -136,7 +136,7 @@ def compressed(cluster: Cluster, candidate: Candidate, bits: float, sharded: boo
     wire = Affine((peers - 1) * latency_s, (peers - 1) * bits / 8 * seconds)
     around = 2 * (inside - 1)
     local = Affine(around * cluster.inside_latency_s, around / inside * 4 / cluster.inside_bytes_per_s)
-    local, shares = (local if inside > 1 else NOTHING), (inside if sharded else 1)
+    local, shares = (local if inside > 1 else ZERO_COST), (inside if sharded else 1)
     return Option(shared(candidate.encode, shares), wire, shared(candidate.decode, shares), local=local)
 
 

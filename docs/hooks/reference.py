@@ -21,7 +21,7 @@ FIRST = {
     "A job": ["Handle", "Stats", "Rendezvous", "ReductionError", "save", "reshard"],
     "Measure": ["bench", "plan", "Auto"],
 }
-LAST = {"Plans": ["Plan", "Group"], "Transports": ["ProcessGroup", "Mesh", "Threads", "Played", "Card", "Recording"]}
+LAST = {"Plans": ["Plan", "Group"], "Transports": ["ProcessGroup", "Mesh", "Threads", "Played", "Card", "SizeRecorder"]}
 INTEGRATIONS = {
     "accelerate": ["compress"], "deepspeed": ["attach"], "huggingface": ["CompressionCallback"],
     "lightning": ["GradientCompression", "CompressedDDP"], "megatron": ["attach"],

@@ -16,7 +16,7 @@ from gradwire.cli.run_setup import cuts_here, leads, named_if_full, ranks_of, ru
 from gradwire.cli.wanted import texts
 from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
 from gradwire.lab.experiments.comparison import circumstances
-from gradwire.lab.experiments.suites import Cuts, SuiteRow
+from gradwire.lab.experiments.suites import Overrides, SuiteRow
 from gradwire.lab.experiments.suites import suite as rows_of
 from gradwire.lab.jobs.bench_job import BenchSpec, TimedSteps
 from gradwire.lab.jobs.bench_job import bench as time_steps
@@ -114,7 +114,7 @@ def bench_suite(name: str, cuts: dict[str, Any], timed: TimingOptions, out: Path
     with mistakes():
         if given := [option for option, value in own.items() if value]:
             raise ValueError(f"suite {name} has its own configurations and set-ups: leave {', '.join(given)} out")
-        rows = rows_of(name, Cuts(**cuts_here(cuts)))
+        rows = rows_of(name, Overrides(**cuts_here(cuts)))
     _bench_rows(name, rows, timed, out)
 
 

@@ -11,7 +11,7 @@ from gradwire.lab.experiments.training import Training
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM, PLAN
 from gradwire.lab.torch_hooks import TORCH_HOOKS
-from gradwire.lab.workloads import Own
+from gradwire.lab.workloads import UserModel
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def described(
     if preset is not None:
         named = preset_of(preset)
     else:
-        named = Training(task=task or "lm") if model is None else Training(task=Own.name)
+        named = Training(task=task or "lm") if model is None else Training(task=UserModel.name)
     # --model and --data are options of the task, too
     given = [*([f"function={model}"] if model else []), *([f"folder={folder}"] if folder else []), *options]
     names = [option.partition("=")[0] for option in given]

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.compressors import Codec, Compressor, GroupContext, Predictable, Reduction, Sparse
+from gradwire.compressors import Codec, Compressor, FixedSizeCompressor, GroupContext, Reduction, Sparse
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.options import Options
@@ -78,7 +78,7 @@ class SummingCommunicator(Communicator):
         return self.collectives * compressor.rounds
 
     def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
-        assert isinstance(compressor, Predictable)
+        assert isinstance(compressor, FixedSizeCompressor)
         messages = compressor.messages(layout, step)
         return sum((self.codec_wire(codec, part, world, step) for codec, part in messages), Wire(0, 0))
 

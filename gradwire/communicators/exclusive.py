@@ -12,7 +12,7 @@ from gradwire.communicators.aligned import sum_values
 from gradwire.communicators.communicator import SparseCommunicator
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.backend import backend_for
-from gradwire.ops.entries import Places
+from gradwire.ops.entries import EliasFano
 from gradwire.ops.host import to_device
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
@@ -59,7 +59,7 @@ class Exclusive(SparseCommunicator, recordable=True):
         nothing = torch.empty(0, dtype=torch.int64, device=x.device)
         chosen = codec.select(x[a:b], quota, context) if quota else nothing
         # gather the indices of all ranks
-        backend_for(x).pack_places(mine.body[None], places, chosen[None])
+        backend_for(x).pack_indices(mine.body[None], places, chosen[None])
         everyones = context.message("places", places.nbytes, rows=world)
         yield Gather(mine, everyones)
 
@@ -67,15 +67,15 @@ class Exclusive(SparseCommunicator, recordable=True):
             return to_device(torch.tensor([[start] for start, _ in parts], dtype=torch.int64, device="cpu"), x.device)
 
         # count them from the start of the vector
-        found, filled = backend_for(x).unpack_places(everyones.body, places)
+        found, filled = backend_for(x).unpack_indices(everyones.body, places)
         found += context.buffers.once((self, "starts", context.step % world), starts)
         # sum all ranks' values there
         yield from sum_values(x, found.view(-1), filled.view(-1), mean.vector(), context)
 
 
-def _places(codec: Sparse, n: int, world: int) -> Places:
+def _places(codec: Sparse, n: int, world: int) -> EliasFano:
     """The layout of a part's coordinates; parts have as many elements as this, or one less."""
-    return Places(-(-n // world), -(-codec.count(n) // world))
+    return EliasFano(-(-n // world), -(-codec.count(n) // world))
 
 
 def _parts(n: int, context: GroupContext) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ from gradwire.communicators.aligned import sum_values
 from gradwire.communicators.communicator import SparseCommunicator
 from gradwire.compressors import GroupContext, Reduction, Sparse
 from gradwire.ops.backend import backend_for
-from gradwire.ops.entries import Places
+from gradwire.ops.entries import EliasFano
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.wire import Wire, all_reduce, broadcast
@@ -39,13 +39,13 @@ class LeaderIndices(SparseCommunicator, recordable=True):
         # the leader selects, another rank each step
         leader = context.step % context.world
         if context.rank == leader:
-            backend_for(x).pack_places(message.body[None], places, codec.select(x, places.k, context)[None])
+            backend_for(x).pack_indices(message.body[None], places, codec.select(x, places.k, context)[None])
         # broadcast its indices
         yield Broadcast(message, leader)
         # sum all ranks' values there
-        found, filled = backend_for(x).unpack_places(message.body[None], places)
+        found, filled = backend_for(x).unpack_indices(message.body[None], places)
         yield from sum_values(x, found[0], filled[0], mean.vector(), context)
 
 
-def _places(codec: Sparse, n: int) -> Places:
-    return Places(n, codec.count(n))
+def _places(codec: Sparse, n: int) -> EliasFano:
+    return EliasFano(n, codec.count(n))

@@ -6,8 +6,8 @@ from gradwire.compressors.chunked import ChunkTopK
 from gradwire.compressors.compressor import (
     Codec,
     Compressor,
+    FixedSizeCompressor,
     MultiRound,
-    Predictable,
     ReduceCodec,
     Reduction,
     Selective,
@@ -18,7 +18,7 @@ from gradwire.compressors.context import COMMON, DoubleBuffer, GroupContext, Gro
 from gradwire.compressors.dct_top_k import DCTTopK
 from gradwire.compressors.dense import BF16, FP16, FP32, Cast
 from gradwire.compressors.dion import Dion
-from gradwire.compressors.estimated import DGC, Estimated, HardThreshold, Thresholded
+from gradwire.compressors.estimated import DGC, EstimatedThreshold, HardThreshold, Thresholded
 from gradwire.compressors.gaussian_k import GaussianK
 from gradwire.compressors.interleaved import Interleaved
 from gradwire.compressors.low_rank import LowRank
@@ -49,7 +49,8 @@ __all__ = [
     "Dion",
     "DoubleBuffer",
     "EFSignSGD",
-    "Estimated",
+    "EstimatedThreshold",
+    "FixedSizeCompressor",
     "GaussianK",
     "GroupContext",
     "GroupState",
@@ -61,7 +62,6 @@ __all__ = [
     "OneBit",
     "Parts",
     "PowerSGD",
-    "Predictable",
     "Quantized",
     "RandomK",
     "RedSync",

@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.compressors.approximation import Approximation
+from gradwire.compressors.approximation import LowRankEstimate
 from gradwire.compressors.compressor import ReduceCodec, Reduction
 from gradwire.compressors.context import GroupContext
-from gradwire.compressors.low_rank import COLUMNS, ROWS, Views, keep
+from gradwire.compressors.low_rank import COLUMNS, ROWS, LowRankViews, keep
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import uniform
 from gradwire.slots import Layout
@@ -18,7 +18,7 @@ from gradwire.torch_private.foreach import copy_each
 
 
 @dataclass(frozen=True)
-class ACPSGD(Approximation, recordable=True):
+class ACPSGD(LowRankEstimate, recordable=True):
     """PowerSGD's two projections in turn, with one sum a step: P in even steps and Q in odd ones (Zhang et al.,
     ICDCS 2023, https://arxiv.org/abs/2306.08881). Wants `memory.Residual`.
 
@@ -38,7 +38,9 @@ class ACPSGD(Approximation, recordable=True):
     def _vectors(self, layout: Layout, step: int) -> Sequence[Layout]:
         return [self.vector(layout, ROWS if step % 2 == 0 else COLUMNS, dense=True)]
 
-    def _reduce_factors(self, views: Views, mean: Mean, context: GroupContext, reduce_codec: ReduceCodec) -> Reduction:
+    def _reduce_factors(
+        self, views: LowRankViews, mean: Mean, context: GroupContext, reduce_codec: ReduceCodec
+    ) -> Reduction:
         # whose turn it is
         even = context.step % 2 == 0
         sides = ("q", views.q), ("p", views.p)

@@ -19,7 +19,7 @@ from gradwire.slots import Layout, Slot
 
 
 @dataclass(frozen=True)
-class Approximation(LowRank):
+class LowRankEstimate(LowRank):
     """Low-rank approximation M ≈ Pᵀ Q of each matrix; those for which that saves too little travel as vectors do."""
 
     min_compression_rate: float = 2.0

@@ -89,7 +89,7 @@ class Compressor(Options, Recordable, ABC):
         rank did not send. `reduce_codec` does that for the payloads of a codec."""
 
 
-class Predictable(Compressor):
+class FixedSizeCompressor(Compressor):
     """A compressor whose messages follow from layout and step alone, and that can compute its error on a slot."""
 
     @abstractmethod
@@ -110,7 +110,7 @@ class Predictable(Compressor):
         """|x - what each of `choices`, all of this class, sends of it|², or about that, for a slot's x (n,)."""
 
 
-class Codec(Predictable):
+class Codec(FixedSizeCompressor):
     """A compressor that turns n numbers into a fixed count of bytes, by itself on each rank.
 
     The payload's size does not depend on the numbers, so that ranks need not tell each other how much comes. A codec

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.collective import Message, framed
 from gradwire.ops.host import to_host
 from gradwire.ops.mean import Mean
-from gradwire.ops.noise import SALT, Seed, step_word
+from gradwire.ops.noise import SALT_MASK, Seed, step_word
 from gradwire.ops.vectors import Output
 from gradwire.ops.workspace import Workspace
 from gradwire.slots import Layout
@@ -235,7 +235,7 @@ class GroupContext:
     def shared_seed(self) -> Seed:
         """A seed that changes with every step and is the same on all ranks."""
         number = (self.seed * 1_000_003 + self.step) & 0x7FFF_FFFF_FFFF_FFFF
-        return Seed(number, self.seed & SALT, step_word(self.step, self.scratch))
+        return Seed(number, self.seed & SALT_MASK, step_word(self.step, self.scratch))
 
     def own_seed(self) -> Seed:
         """A seed that changes with every call, step and rank: noise that is used twice adds a bias."""
@@ -243,7 +243,7 @@ class GroupContext:
         number, salt = (
             (before * 1_000_003 + self.rank + 1) * 1_000_003 + call for before in (shared.number, shared.salt)
         )
-        return Seed(number & 0x7FFF_FFFF_FFFF_FFFF, salt & SALT, shared.word)
+        return Seed(number & 0x7FFF_FFFF_FFFF_FFFF, salt & SALT_MASK, shared.word)
 
 
 @dataclass(frozen=True, eq=False)

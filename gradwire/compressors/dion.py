@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.compressors.compressor import ReduceCodec, Reduction
 from gradwire.compressors.context import GroupContext
-from gradwire.compressors.low_rank import LowRank, Views, keep
+from gradwire.compressors.low_rank import LowRank, LowRankViews, keep
 from gradwire.ops.mean import Mean
 from gradwire.torch_private.foreach import scale_each
 
@@ -40,7 +40,9 @@ class Dion(LowRank, recordable=True):
         if not 0 <= self.mu < 1:
             raise ValueError(f"mu={self.mu} must lie in [0, 1), e.g. mu=0.95")
 
-    def _reduce_factors(self, views: Views, mean: Mean, context: GroupContext, reduce_codec: ReduceCodec) -> Reduction:
+    def _reduce_factors(
+        self, views: LowRankViews, mean: Mean, context: GroupContext, reduce_codec: ReduceCodec
+    ) -> Reduction:
         yield from self._iterate(views, context, reduce_codec)
         p, q = views.p, views.q
         # decay the momentum along P: M -= (1 - mu) Pᵀ Q of this rank's own

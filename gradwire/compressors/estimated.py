@@ -32,7 +32,7 @@ class Thresholded(Sparse):
         return backend_for(x).top_k(x, k) if self.is_exact(x.device) else self.select_by_threshold(x, k, context)
 
 
-class Estimated(Thresholded):
+class EstimatedThreshold(Thresholded):
     """A sparsifier with an estimate of the k-th largest magnitude: sends between 0.7 k and k elements, fewer only where
     fewer are other than zero.
 
@@ -49,7 +49,7 @@ class Estimated(Thresholded):
 
 
 @dataclass(frozen=True)
-class DGC(Estimated, recordable=True):
+class DGC(EstimatedThreshold, recordable=True):
     """Deep Gradient Compression's selection: a threshold from a sample, then the largest elements that pass it
     (Lin et al., ICLR 2018, https://arxiv.org/abs/1712.01887).
 

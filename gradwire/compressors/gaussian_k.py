@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from gradwire.compressors.context import GroupContext
-from gradwire.compressors.estimated import Estimated
+from gradwire.compressors.estimated import EstimatedThreshold
 from gradwire.ops.magnitudes import tail
 
 TRIES = 5
@@ -17,7 +17,7 @@ TRIES = 5
 
 
 @dataclass(frozen=True)
-class GaussianK(Estimated, recordable=True):
+class GaussianK(EstimatedThreshold, recordable=True):
     """The threshold that the ratio k / n of a normal distribution with the gradient's mean and variance exceeds, halved
     up to four times while too few elements pass (Shi et al., 2019, https://arxiv.org/abs/1911.08772)."""
 

@@ -11,7 +11,7 @@ SAMPLE = 1 << 18
 """Elements that are looked at, at most about twice as many."""
 
 
-def beyond_largest(x: Tensor, counts: Sequence[int]) -> list[float]:
+def energy_beyond_top_k(x: Tensor, counts: Sequence[int]) -> list[float]:
     """The square norms of all but the `counts` largest elements of x (n,), one for each count; of more than 262,144
     elements those of a sample, scaled up."""
     n = len(x)
@@ -28,7 +28,7 @@ def beyond_largest(x: Tensor, counts: Sequence[int]) -> list[float]:
     return [float(squares[:edge].sum()) / share for edge in edges]
 
 
-def beyond_rank(matrix: Tensor, ranks: Sequence[int]) -> list[float]:
+def energy_beyond_rank(matrix: Tensor, ranks: Sequence[int]) -> list[float]:
     """The square norms of all but the `ranks` largest singular values of a matrix (rows, columns), found by two steps
     of subspace iteration; 0 where the rank is 0, for such a matrix travels dense; NaN where it is not finite."""
     most = max(ranks)

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.compressors.compressor import Codec, MultiRound, Predictable, ReduceCodec, Reduction
+from gradwire.compressors.compressor import Codec, FixedSizeCompressor, MultiRound, ReduceCodec, Reduction
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.dense import FP32
-from gradwire.compressors.losses import beyond_rank
+from gradwire.compressors.losses import energy_beyond_rank
 from gradwire.ops.backend import Backend, backend_for
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.matrices import Batch, batches
@@ -25,7 +25,7 @@ from gradwire.torch_private.foreach import copy_each, zero_each
 
 
 @dataclass(frozen=True)
-class LowRank(MultiRound, Predictable):
+class LowRank(MultiRound, FixedSizeCompressor):
     """Each weight as a matrix M (rows, columns) of its outputs by all else, sent as thin factors P (r, rows) and
     Q (r, columns): by default those of one step of subspace iteration. A factor is the left operand of every product,
     which is faster on a CPU. Vectors are not factored.
@@ -66,7 +66,7 @@ class LowRank(MultiRound, Predictable):
 
     @classmethod
     def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:
-        return beyond_rank(x.view(slot.matrix), [choice.factor_rank(*slot.matrix) for choice in choices])
+        return energy_beyond_rank(x.view(slot.matrix), [choice.factor_rank(*slot.matrix) for choice in choices])
 
     def _vectors(self, layout: Layout, step: int) -> Sequence[Layout]:
         """The vector that each round reduces."""
@@ -94,15 +94,15 @@ class LowRank(MultiRound, Predictable):
     def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, reduce_codec: ReduceCodec) -> Reduction:
         # add up residual and gradient
         x = vector.total()
-        views = context.buffers.once((self, x.data_ptr()), lambda: Views(self, x, context))
+        views = context.buffers.once((self, x.data_ptr()), lambda: LowRankViews(self, x, context))
         return self._reduce_factors(views, mean, context, reduce_codec)
 
     @abstractmethod
     def _reduce_factors(
-        self, views: "Views", mean: Mean, context: GroupContext, reduce_codec: ReduceCodec
+        self, views: "LowRankViews", mean: Mean, context: GroupContext, reduce_codec: ReduceCodec
     ) -> Reduction: ...
 
-    def _iterate(self, views: "Views", context: GroupContext, reduce_codec: ReduceCodec) -> Reduction:
+    def _iterate(self, views: "LowRankViews", context: GroupContext, reduce_codec: ReduceCodec) -> Reduction:
         """A step of subspace iteration: leaves an orthonormal P, and the sum of all ranks' Q = P M."""
         p, q = views.p, views.q
         # warm start: Q of the step before
@@ -191,7 +191,7 @@ def _by_slot(low: Sequence[Batch], factors: Sequence[Tensor]) -> list[Tensor]:
     return [views[i] for i in sorted(slots)]
 
 
-class Views:
+class LowRankViews:
     """One group's tensors as views, made once: a step makes none."""
 
     matrices: Sequence[Tensor]

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-from gradwire.compressors.approximation import Approximation
+from gradwire.compressors.approximation import LowRankEstimate
 from gradwire.compressors.compressor import ReduceCodec, Reduction
 from gradwire.compressors.context import GroupContext
-from gradwire.compressors.low_rank import Views, keep
+from gradwire.compressors.low_rank import LowRankViews, keep
 from gradwire.ops.mean import Mean
 
 
 @dataclass(frozen=True)
-class PowerSGD(Approximation, recordable=True):
+class PowerSGD(LowRankEstimate, recordable=True):
     """One step of subspace iteration per training step, warm-started (Vogels et al., NeurIPS 2019,
     https://arxiv.org/abs/1905.13727). Wants `memory.Residual`.
 
@@ -19,7 +19,9 @@ class PowerSGD(Approximation, recordable=True):
     only tilts the basis, for all ranks make the same one orthonormal; their error in Q is part of the error kept.
     """
 
-    def _reduce_factors(self, views: Views, mean: Mean, context: GroupContext, reduce_codec: ReduceCodec) -> Reduction:
+    def _reduce_factors(
+        self, views: LowRankViews, mean: Mean, context: GroupContext, reduce_codec: ReduceCodec
+    ) -> Reduction:
         yield from self._iterate(views, context, reduce_codec)
         p, q = views.p, views.q
         # the mean: Pᵀ Q

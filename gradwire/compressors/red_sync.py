@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from gradwire.compressors.context import GroupContext
-from gradwire.compressors.estimated import Estimated
+from gradwire.compressors.estimated import EstimatedThreshold
 from gradwire.ops.magnitudes import count, mean_and_peak
 
 PRECISION = 1 / 16
@@ -15,7 +15,7 @@ PRECISION = 1 / 16
 
 
 @dataclass(frozen=True)
-class RedSync(Estimated, recordable=True):
+class RedSync(EstimatedThreshold, recordable=True):
     """The threshold mean|x| + t·(max|x| - mean|x|), t bisected in [0, 1] until between k and 2 k elements pass, or
     t is known to 1/16 (Fang et al., JPDC 2019, https://arxiv.org/abs/1808.04357)."""
 

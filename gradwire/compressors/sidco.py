@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.context import GroupContext
-from gradwire.compressors.estimated import Estimated
+from gradwire.compressors.estimated import EstimatedThreshold
 from gradwire.ops.magnitudes import Tail, tail
 
 MOST_STAGES = 100
 
 
 @dataclass(frozen=True)
-class SIDCo(Estimated, recordable=True):
+class SIDCo(EstimatedThreshold, recordable=True):
     """The threshold of a sparsity-inducing distribution that is fitted to the magnitudes, then again to those above the
     threshold it gives, in stages (Abdelmoniem et al., MLSys 2021, https://arxiv.org/abs/2101.10761).
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.compressors.compressor import Codec, Rowwise, Selective
 from gradwire.compressors.context import GroupContext, Parts
-from gradwire.compressors.losses import beyond_largest
+from gradwire.compressors.losses import energy_beyond_top_k
 from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
 from gradwire.ops.lazy_sum import LazySum
@@ -130,7 +130,7 @@ class Sparse(Sparsifier, Selective):
 
     @classmethod
     def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:
-        errors = beyond_largest(x, [choice.count(slot.numel) for choice in choices])
+        errors = energy_beyond_top_k(x, [choice.count(slot.numel) for choice in choices])
         # values in few bits lose more than what is left out
         pairs = zip(choices, errors, strict=True)
         return [error if choice.value_bits == 32 else choice._square_error(x, slot) for choice, error in pairs]

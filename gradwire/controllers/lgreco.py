@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.compressors import FP16, QSGD, Compressor, GroupContext, Predictable, TernGrad
+from gradwire.compressors import FP16, QSGD, Compressor, FixedSizeCompressor, GroupContext, TernGrad
 from gradwire.controllers.allocate import allocate
 from gradwire.controllers.controller import MESSAGE_NUMBERS, Controller, Decision, Observation, StepView
 from gradwire.controllers.errors import square_errors
@@ -49,7 +49,7 @@ class LGreCo(Controller):
     (Kimad, https://arxiv.org/abs/2312.08053)."""
     interval: int = 500
     """In steps."""
-    choices: tuple[Predictable, ...] | None = field(default=None, metadata={"code": True})
+    choices: tuple[FixedSizeCompressor, ...] | None = field(default=None, metadata={"code": True})
     """Of each layer; by default the ratio times 1/8 to 8, the rank times 1/4 to 4, for quantisers 2, 8 and 16 bits."""
     numbers: ClassVar[int] = MESSAGE_NUMBERS
     looks: ClassVar[bool] = True
@@ -173,7 +173,7 @@ class LGreCo(Controller):
         at = (taken - self._first) % (len(self._looks) + self.interval)
         return self._looks[at] if at < len(self._looks) else []
 
-    def _choices_for(self, given: Predictable) -> Sequence[Predictable]:
+    def _choices_for(self, given: FixedSizeCompressor) -> Sequence[FixedSizeCompressor]:
         others = self.choices or _around(given)
         return [*others, *([] if given in others else [given])]
 
@@ -220,7 +220,7 @@ class LGreCo(Controller):
         return (self.limit or 0.0) * self._wire[0] / self._wire[1] * payload / sent if sent else uniform
 
 
-def _measured(compressor: Compressor) -> TypeGuard[Predictable]:
+def _measured(compressor: Compressor) -> TypeGuard[FixedSizeCompressor]:
     """Whether the compressor has an error and can predict it."""
     return sizes_follow_from_shapes(compressor) and not compressor.is_cast
 
@@ -236,7 +236,7 @@ def _check_choice(compressor: Compressor) -> None:
         raise ValueError(f"the error of {compressor} follows from its threshold; use e.g. TopK(0.01)")
 
 
-def _around(given: Predictable) -> list[Predictable]:
+def _around(given: FixedSizeCompressor) -> list[FixedSizeCompressor]:
     """The default choices of a layer, given its compressor."""
     setting = setting_of(given)
     # quantisers have no setting that scales

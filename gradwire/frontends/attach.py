@@ -11,8 +11,8 @@ from gradwire.compressors import Compressor
 from gradwire.frontends.choices import StepChoices, device_of, parameters_of, slots_of
 from gradwire.frontends.ddp import DDPFrontEnd
 from gradwire.frontends.handle import Handle
-from gradwire.frontends.idle import Nothing
 from gradwire.frontends.keywords import AttachOptions
+from gradwire.frontends.null_job import NullFrontEnd
 from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.shards import attach_shards
 from gradwire.frontends.sparse_gradients import sparse_in
@@ -130,7 +130,7 @@ def _attach_alone(model: nn.Module, choices: StepChoices) -> Handle:
         raise ValueError(f"attach() takes a DistributedDataParallel, not {type(model).__name__}; wrap the model first")
     parameters, _ = parameters_of(model)
     choices.try_out(parameters, sparse=sparse_in(model, parameters), can_be_native=True)
-    return Handle(None, Nothing(parameters.values()))
+    return Handle(None, NullFrontEnd(parameters.values()))
 
 
 def _let_go(front_end: DDPFrontEnd) -> None:

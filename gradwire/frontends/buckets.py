@@ -82,7 +82,7 @@ class Buckets:
         """Forgets where gradients lie, as DDP is about to have new buckets."""
         self._places.clear()
         self.late, self.fixed = None, False
-        self._runtime.fix_places(False)
+        self._runtime.fix_addresses(False)
 
     def complete(self, bucket: GradBucket) -> None:
         """Hands a complete bucket to the runtime; all its slots have then arrived, or are known to be absent."""
@@ -95,7 +95,7 @@ class Buckets:
         # all buckets have stayed since the step before: their places count as fixed
         if bucket.is_last() and self._stayed and not self.fixed and not self._static_graph:
             self.fixed = True
-            self._runtime.fix_places(True)
+            self._runtime.fix_addresses(True)
 
     def _submit_sparse(self, bucket: GradBucket) -> None:
         """Submits a sparse gradient, which is alone in its bucket and another tensor in each step."""
@@ -131,7 +131,7 @@ class Buckets:
         # parameters alone is ready before DDP has copied the first gradient anywhere
         if self.late is not None and self.late in place.slots:
             late, self.late = self.late, None
-            runtime.arrive(late)
+            runtime.mark_ready(late)
         there = runtime.arrived
         # means go to the address that is known, so DDP must not have moved the bucket
         if bucket.buffer().data_ptr() != place.address:
@@ -145,9 +145,9 @@ class Buckets:
                 continue
             if whole or self._has_accumulated(slot, parameters[slot]):
                 self._note(slot)
-                runtime.arrive(slot)
+                runtime.mark_ready(slot)
             else:
-                runtime.absent(slot)
+                runtime.mark_absent(slot)
 
     @property
     def _is_whole(self) -> bool:

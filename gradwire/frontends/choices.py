@@ -17,7 +17,7 @@ from gradwire.frontends.keywords import Dense
 from gradwire.frontends.scaled import scale_from
 from gradwire.frontends.sparse_gradients import check_sparse, row_way
 from gradwire.frontends.updates import check_means, check_unsharded
-from gradwire.frontends.weighted import Weight, asked, fitting, weighted
+from gradwire.frontends.weighted import Weight, weight_function, weighted, with_weight_check
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.notation import read, way_of
@@ -222,7 +222,7 @@ class StepChoices(Choices):
 
     def _fits(self, parameters: Mapping[str, nn.Parameter]) -> Callable[[Plan], None]:
         """A check that refuses a plan which parameters and weights do not fit."""
-        return fitting(lambda plan: check_unsharded(plan, parameters.values()), self.weight)
+        return with_weight_check(lambda plan: check_unsharded(plan, parameters.values()), self.weight)
 
     def runtime(
         self,
@@ -266,7 +266,7 @@ class StepChoices(Choices):
             planned=planned, elastic=self.elastic, trained=trained, plan_for=plan,
             find_unused=self.find_unused_parameters, owns_mesh=self.owns_mesh, facts=facts, sparse=sparse, rows=way,
             finds_sparse=finds_sparse,
-            fits=fits, **{"weight": asked(self.weight), "scale": scale_from(self.scaler), **options},
+            fits=fits, **{"weight": weight_function(self.weight), "scale": scale_from(self.scaler), **options},
         ))  # fmt: skip
 
 

@@ -13,12 +13,12 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.frontends.buckets import Buckets, left_alone, reduce_dense
-from gradwire.frontends.hook import RegisteredHooks, trainable
+from gradwire.frontends.distributed_checkpoint import ShardSpec, replicated_specs
+from gradwire.frontends.module_hooks import RegisteredHooks, trainable
 from gradwire.frontends.native_steps import NativeSteps
 from gradwire.frontends.paused import paused
-from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.turns import GONE
+from gradwire.runtime.step_lock import GONE
 from gradwire.torch_private.autograd import in_backward, when_backward_ends
 from gradwire.torch_private.reducer import delayed_by, hooks_of, is_joining, module_in, retire, with_hook, without_hook
 
@@ -134,9 +134,9 @@ class DDPFrontEnd:
         if self.runtime and not (self._native or self._native_steps.made):
             self.runtime.skip()
 
-    def placed(self) -> Mapping[str, Placed]:
+    def placed(self) -> Mapping[str, ShardSpec]:
         """A replica on every rank."""
-        return whole_on(self.ddp.process_group, dict(module_in(self.ddp).named_parameters()))
+        return replicated_specs(self.ddp.process_group, dict(module_in(self.ddp).named_parameters()))
 
     def held(self) -> Mapping[str, Tensor]:
         """All parameters that are reduced, by us or by DDP."""
@@ -160,7 +160,11 @@ class DDPFrontEnd:
             self._gradient_hooks.on_gradients(self._slot, partial(self._gradient_hook, runtime, buckets))
 
     def _gradient_hook(self, runtime: Runtime, buckets: Buckets, slot: int) -> Callable[[Tensor], None]:
-        arrive, became_ready, sparse = runtime.arrive, runtime.became_ready, runtime.slots[slot].name in runtime.sparse
+        arrive, became_ready, sparse = (
+            runtime.mark_ready,
+            runtime.became_ready,
+            runtime.slots[slot].name in runtime.sparse,
+        )
 
         def ready(parameter: Tensor) -> None:  # runs for each parameter and step: nothing else belongs here
             if not self._open and not self._backward_begins():

@@ -158,7 +158,7 @@ class Schedule(Options):
                 return fragment
         return None
 
-    def sent_before(self, step: int) -> int:
+    def times_sent(self, step: int) -> int:
         """How often the fragment that is sent after so many inner steps was sent before."""
         return (step - 1) // self.inner_steps
 

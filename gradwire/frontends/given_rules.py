@@ -14,12 +14,12 @@ from gradwire.options import check_type
 from gradwire.plans import Group, GroupSizes, Plan, uniform
 from gradwire.rules import Rule, joined, matches, sort_by
 from gradwire.slots import Slot
-from gradwire.ways import Pair, Way
+from gradwire.ways import CompressorWithMemory, Way
 
 GivenWay = Way | str
 GivenRule = tuple[str, GivenWay | Sequence[GivenWay]]
 """A pattern, and how what matches it is sent; of a list the automatic plan chooses."""
-Dense = Callable[[Slot], bool] | None
+SlotPredicate = Callable[[Slot], bool] | None
 _log = logging.getLogger("gradwire")
 EXAMPLE = "[('*.norm.*', gw.FP32()), ('*', gw.TopK(0.01))]"
 
@@ -49,7 +49,7 @@ def warn_of(rules: Sequence[Rule], slots: Sequence[Slot]) -> None:
 
 def planned_by(
     rules: Sequence[Rule],
-    dense: Dense,
+    dense: SlotPredicate,
     groups: Grouping | None,
     sizes: GroupSizes,
     ranks: Callable[[], int],
@@ -71,7 +71,7 @@ def planned(
     compressor: Compressor,
     memory: Memory | None,
     communicator: Communicator | None,
-    dense: Dense,
+    dense: SlotPredicate,
     groups: Grouping | None,
     sizes: GroupSizes,
     ranks: Callable[[], int],
@@ -87,7 +87,7 @@ def _parts(way: Way) -> tuple[Compressor, Memory | None, Communicator | None]:
     match way:
         case Group(_, compressor, memory, communicator):
             return compressor, memory, communicator
-        case Pair(compressor, memory):
+        case CompressorWithMemory(compressor, memory):
             return compressor, memory, None
         case compressor:
             return compressor, None, None
@@ -97,7 +97,7 @@ def _rule(given: Any) -> Rule:
     match given:
         case (str(pattern), list() | tuple() as ways) if pattern:
             return Rule(pattern, tuple(way for one in ways for way in _ways(one)))
-        case (str(pattern), str() | Compressor() | Pair() | Group() as way) if pattern:
+        case (str(pattern), str() | Compressor() | CompressorWithMemory() | Group() as way) if pattern:
             return Rule(pattern, tuple(_ways(way)))
         case _:
             raise ValueError(f"{given!r} is no rule; pass pairs of a pattern and a compressor, rules={EXAMPLE}")
@@ -107,7 +107,7 @@ def _ways(given: Any) -> Sequence[Way]:
     match given:
         case str():
             return read_ways(given)
-        case Compressor() | Pair() | Group():
+        case Compressor() | CompressorWithMemory() | Group():
             return [given]
         case _:
             raise ValueError(f"a rule has {given!r} in place of a compressor, such as gw.TopK(0.01)")

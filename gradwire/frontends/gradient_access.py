@@ -34,7 +34,7 @@ class GradientAccess(Protocol):
         ...
 
 
-class Whole:
+class FullGradients:
     """Access to gradients of whole parameters, `p.grad`; those of some parameters are `sparse`."""
 
     def __init__(self, sparse: Collection[Tensor] = ()) -> None:

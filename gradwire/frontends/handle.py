@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.storage import StorageReader
 
 from gradwire.checkpoint import StateDict
-from gradwire.frontends.idle import Idle
-from gradwire.frontends.stateful import DistributedState, Placed, saved_in
+from gradwire.frontends.distributed_checkpoint import DistributedState, ShardSpec, saved_in
+from gradwire.frontends.null_job import NullRuntime
 from gradwire.frontends.summary import table
 from gradwire.options import check_type
 from gradwire.plans import Plan
@@ -43,7 +43,7 @@ class FrontEnd(Protocol):
         """Takes back the last step, on all ranks. Raises ValueError where a step cannot be taken back."""
         ...
 
-    def placed(self) -> Mapping[str, Placed]:
+    def placed(self) -> Mapping[str, ShardSpec]:
         """Where the parameters lie on the mesh of all ranks."""
         ...
 
@@ -65,7 +65,7 @@ class Handle:
         self, runtime: Runtime | None, front_end: FrontEnd, waits: bool = True, remark: Callable[[], str] = str,
         inner_steps: Callable[[], int] | None = None,
     ) -> None:  # fmt: skip
-        self._runtime: Runtime | Idle = runtime or Idle()
+        self._runtime: Runtime | NullRuntime = runtime or NullRuntime()
         self._front_end: FrontEnd | None = front_end
         self._own_time, self._waits, self._remark, self._inner_steps = OwnTime(), waits, remark, inner_steps
         forked.register(self)
@@ -173,7 +173,7 @@ class Handle:
         Returns the state after the last whole step; then that after the next one, where only the others know whether it
         counts."""
         # from here on every call finds the idle runtime
-        runtime, self._runtime = self._runtime, Idle()
+        runtime, self._runtime = self._runtime, NullRuntime()
         front_end, self._front_end = self._front_end, None
         # the state is taken before hooks go, while the step is as it was left
         states = runtime.leave()
@@ -250,7 +250,7 @@ class Handle:
         calls, inside a backward pass."""
         self._runtime.detach()
         # no step is under way: unhook, then close what belongs to the job
-        runtime, self._runtime = self._runtime, Idle()
+        runtime, self._runtime = self._runtime, NullRuntime()
         front_end, self._front_end = self._front_end, None
         if front_end:
             front_end.unhook()

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from gradwire.compressors import Compressor
 from gradwire.frontends.choices import Choices, device_of
+from gradwire.frontends.distributed_checkpoint_rounds import DistributedRounds, rounds_in
 from gradwire.frontends.fragments import FragmentedModel, Fragments, Schedule
 from gradwire.frontends.given_rules import facts_of, warn_of
 from gradwire.frontends.handle import Handle
@@ -26,10 +27,9 @@ from gradwire.frontends.outer import OuterOptimizer
 from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.rounds import Rounds
 from gradwire.frontends.shards import reshard
-from gradwire.frontends.stateful_rounds import DistributedRounds, rounds_in
 from gradwire.frontends.trained import add_to, check_held
 from gradwire.frontends.values import share_values, values_of
-from gradwire.frontends.weighted import asked, fitting, weighted
+from gradwire.frontends.weighted import weight_function, weighted, with_weight_check
 from gradwire.frontends.wrapper import Wrapper
 from gradwire.options import Options, called_as, one_line
 from gradwire.plans import Plan
@@ -151,7 +151,7 @@ class LocalSteps(Wrapper):
         runtime = Runtime(plan, replica.slots, axes, device, JobOptions(
             seed=choices.seed, others=replica.others, owns_mesh=choices.owns_mesh, planned=replica.planned,
             values=values, trained=trained.keys(), plan_for=parts.plan,
-            fits=fitting(parts.check_fits, choices.weight), weight=asked(choices.weight),
+            fits=with_weight_check(parts.check_fits, choices.weight), weight=weight_function(choices.weight),
             facts={
                 "front end": "LocalSteps", "inner_steps, delay, mix and eager": schedule,
                 "weight": weighted(choices.weight),

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from gradwire.frontends import shards
 from gradwire.frontends.choices import parameters_of, slots_of
-from gradwire.frontends.stateful import Placed, cut_on, whole_on
+from gradwire.frontends.distributed_checkpoint import ShardSpec, replicated_specs, sharded_specs
 from gradwire.frontends.trained import TrainedParameters, on_one_device
 from gradwire.slots import Slot, real
 from gradwire.torch_private.fully_shard import fsdp_groups, is_fsdp, only_inside_replicas
@@ -36,7 +36,7 @@ class ModelReplica:
     """The slots that plans are made for, the same on all ranks."""
     axes: Callable[[], Transport | Mesh]
     """Opens the axes over which replicas exchange."""
-    placed: Callable[[], Mapping[str, Placed]]
+    placed: Callable[[], Mapping[str, ShardSpec]]
     """The parameters' placement on the mesh of all ranks."""
     trained: TrainedParameters
     isolate: Callable[[], Sequence[Callable[[], None]]] = field(default=tuple)
@@ -57,19 +57,19 @@ def replica_of(
         trained.parameters()
         parameters, others = (trained.fit, trained.others) if optimizer else parameters_of(model)
         slots, axes, local = slots_of(parameters), partial(ProcessGroup.own, group), _real(parameters)
-        placed = lambda: whole_on(world_or(group), parameters)  # noqa: E731
+        placed = lambda: replicated_specs(world_or(group), parameters)  # noqa: E731
         return ModelReplica(parameters, others, local, slots, slots, axes, placed, trained)
     return _sharded(model, mesh, optimizer)
 
 
 def _sharded(model: nn.Module, mesh: DeviceMesh | None, optimizer: Optimizer | None) -> ModelReplica:
-    trained, mesh = shards.fitting(model, mesh, optimizer)
+    trained, mesh = shards.checked_replicas(model, mesh, optimizer)
     parameters = trained.fit if optimizer else trained.parameters()
     others = trained.others if optimizer else dict(model.named_parameters()).keys() - parameters.keys()
     local = shards.locals_of(parameters)
     return ModelReplica(
         parameters, others, _real(local), slots_of(local), shards.planned_slots(parameters),
-        partial(ProcessGroup.by_replica, mesh), partial(cut_on, mesh, parameters), trained,
+        partial(ProcessGroup.by_replica, mesh), partial(sharded_specs, mesh, parameters), trained,
         lambda: [undo for group in fsdp_groups(model) if (undo := only_inside_replicas(group))], partial(_all_of, mesh),
     )  # fmt: skip
 

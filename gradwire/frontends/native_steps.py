@@ -3,7 +3,7 @@
 from functools import partial
 from itertools import pairwise
 
-from gradwire.runtime.executor import Moment, elapsed_s
+from gradwire.runtime.executor import Event, elapsed_s
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private.autograd import in_backward, when_backward_ends
 
@@ -18,11 +18,11 @@ class NativeSteps:
     def __init__(self) -> None:
         self.made = self._under_way = False
         self._left: int | None = None
-        self._begins: list[Moment] = []  # of steps that were asked for, and of the one under way
+        self._begins: list[Event] = []  # of steps that were asked for, and of the one under way
 
     def begin(self, runtime: Runtime) -> None:
         """The first of several steps begins."""
-        self.made, self._begins = False, [runtime.mark()]
+        self.made, self._begins = False, [runtime.record_event()]
 
     def reduces(self, runtime: Runtime) -> None:
         """Notes that DDP reduces this backward pass. Further calls before the next forward pass do nothing, for DDP
@@ -46,7 +46,7 @@ class NativeSteps:
         if not self.made:
             return
         self.made = False
-        now, begins = runtime.mark(), self._begins
+        now, begins = runtime.record_event(), self._begins
         # where so many steps were asked for, their times decide on the next plan
         self._begins = [*begins, now] if (self._left or 0) > 0 else [now]
         if self._left == 0:

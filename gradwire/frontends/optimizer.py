@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 
 from gradwire.compressors import Compressor
 from gradwire.frontends.choices import StepChoices, device_of, slots_of
-from gradwire.frontends.gradient_access import Whole
+from gradwire.frontends.gradient_access import FullGradients
+from gradwire.frontends.gradient_hooks import GradientHooks
 from gradwire.frontends.handle import Handle
-from gradwire.frontends.hooks import GradientHooks
 from gradwire.frontends.keywords import AttachOptions
 from gradwire.frontends.owners import check_free
 from gradwire.frontends.sparse_gradients import sparse_in
@@ -75,7 +75,7 @@ class DistributedOptimizer(Wrapper):
         mesh = choices.mesh(partial(ProcessGroup.own, process_group), device)
         find_unused = choices.find_unused_parameters
         sparse = sparse_in(model, trained.fit)
-        places = Whole({trained.fit[name] for name in sparse})
+        places = FullGradients({trained.fit[name] for name in sparse})
         self._front_end = GradientHooks(trained.fit, model, places, find_unused, process_group, trained)
         runtime = None
         if mesh.ranks == 1 and not choices.elastic:

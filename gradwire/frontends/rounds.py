@@ -20,14 +20,14 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gradwire.frontends.distributed_checkpoint import ShardSpec
 from gradwire.frontends.fragments import Fragment, Schedule, groups_of
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
 from gradwire.frontends.paused import paused
 from gradwire.frontends.round_state import check_groups, check_progress
-from gradwire.frontends.stateful import Placed
 from gradwire.frontends.values import local
-from gradwire.runtime.intake import Point
+from gradwire.runtime.gradient_collector import StepFence
 from gradwire.runtime.runtime import Runtime
 
 
@@ -37,7 +37,7 @@ class Sent:
 
     step: int
     """The inner step after which it was sent."""
-    point: Point | None
+    point: StepFence | None
     """The point up to which the worker has its mean; None where that was loaded."""
 
 
@@ -74,7 +74,7 @@ class Rounds:
         # the number of the inner step, and the fragments whose reductions are under way
         self.step, self.taken, self.detached = 0, 0, False
         self.under_way = {}
-        runtime.fix_places(True)
+        runtime.fix_addresses(True)
 
     @property
     def anchors(self) -> dict[str, Tensor]:
@@ -112,7 +112,7 @@ class Rounds:
         new = [anchor for name, anchor in self.anchors.items() if name not in before]
         self.outer.param_groups[0]["params"] += new
 
-    def placed(self) -> Mapping[str, Placed]:
+    def placed(self) -> Mapping[str, ShardSpec]:
         """Raises ValueError: parameters, anchors and momentum belong to the state as well."""
         raise ValueError("local steps have more state than their memories; use stateful() of LocalSteps itself")
 
@@ -162,8 +162,8 @@ class Rounds:
         runtime, pseudo_gradients = self.runtime, self.fragments[index].pseudo_gradients
         # open a step of the fragment's groups; the worker sends it while training goes on
         groups = groups_of(runtime.plan, pseudo_gradients)
-        runtime.reduce(pseudo_gradients, groups, self.schedule.sent_before(self.step))
-        self.under_way[index] = Sent(self.step, runtime.point())
+        runtime.reduce(pseudo_gradients, groups, self.schedule.times_sent(self.step))
+        self.under_way[index] = Sent(self.step, runtime.fence())
 
     def _step_and_send(self, index: int) -> None:
         """Takes an eager update of a fragment."""
@@ -223,7 +223,11 @@ class Rounds:
     def progress(self) -> dict[str, Any]:
         """The state without memories; also of a job that has failed, whose lost fragments will be measured anew."""
         # all fragments under way must have their means, which are saved
-        lost = {index for index, sent in self.under_way.items() if sent.point and not self.runtime.has(sent.point)}
+        lost = {
+            index
+            for index, sent in self.under_way.items()
+            if sent.point and not self.runtime.wait_for_means(sent.point)
+        }
         for index in lost:
             self.fragments[index].lose()
         state: dict[str, Any] = {

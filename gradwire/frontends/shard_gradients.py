@@ -19,7 +19,7 @@ from gradwire.torch_private.fully_shard import (
 )
 
 
-class Shards:
+class ShardedGradients:
     """Access to this rank's shards of gradients. FSDP averages over shards, or sums where the user gave it a factor;
     then replicas are summed, too. An empty shard is a single zero."""
 

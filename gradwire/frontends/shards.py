@@ -15,12 +15,12 @@ from torch.optim import Optimizer
 
 from gradwire.compressors import FP32
 from gradwire.frontends.choices import StepChoices, device_of, parameters_of, slots_of
+from gradwire.frontends.distributed_checkpoint import ShardSpec, sharded_specs
+from gradwire.frontends.gradient_hooks import GradientHooks
 from gradwire.frontends.handle import Handle
-from gradwire.frontends.hook import Hook, RegisteredHooks
-from gradwire.frontends.hooks import GradientHooks
+from gradwire.frontends.module_hooks import Hook, RegisteredHooks
 from gradwire.frontends.owners import check_free
-from gradwire.frontends.shard_gradients import Shards, local_of
-from gradwire.frontends.stateful import Placed, cut_on
+from gradwire.frontends.shard_gradients import ShardedGradients, local_of
 from gradwire.frontends.trained import Check, TrainedParameters
 from gradwire.frontends.values import is_sharded, share_values, values_of
 from gradwire.runtime.runtime import Runtime
@@ -45,7 +45,7 @@ def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | Non
     """`attach` for a model that fully_shard wrapped."""
     if choices.elastic:
         raise ValueError("a lost rank's shards are nowhere else; resume from a checkpoint, without elastic=True")
-    trained, mesh = fitting(model, mesh)
+    trained, mesh = checked_replicas(model, mesh)
     # the parameters that are trained now must be sharded inside the mesh's replicas
     check_free(trained.fit)
     now = trained.parameters()
@@ -85,7 +85,9 @@ class ShardsFrontEnd:
     def __init__(self, model: nn.Module, trained: TrainedParameters, mesh: DeviceMesh, find_unused: bool) -> None:
         groups = fsdp_groups(model)
         self._model, self._groups, self._parameters, self._mesh = model, groups, trained.fit, mesh
-        self._hooks = GradientHooks(trained.fit, model, Shards(groups, mesh.size(0)), find_unused, trained=trained)
+        self._hooks = GradientHooks(
+            trained.fit, model, ShardedGradients(groups, mesh.size(0)), find_unused, trained=trained
+        )
         self._undo: list[Callable[[], None]] = []
         self._runtime: Runtime | None = None
         self._registered, self._to_check = RegisteredHooks(), True
@@ -125,9 +127,9 @@ class ShardsFrontEnd:
         """Takes back the last step."""
         self._hooks.skip()
 
-    def placed(self) -> Mapping[str, Placed]:
+    def placed(self) -> Mapping[str, ShardSpec]:
         """The parameters' placement, as FSDP has sharded them."""
-        return cut_on(self._mesh, self._parameters)
+        return sharded_specs(self._mesh, self._parameters)
 
     def held(self) -> Mapping[str, Tensor]:
         """This rank's shards, which all replicas hold, and what is not sharded; a single zero for an empty one."""
@@ -197,7 +199,7 @@ def reshard(model: nn.Module) -> None:
 # Models and meshes that fit
 
 
-def fitting(
+def checked_replicas(
     model: nn.Module, mesh: DeviceMesh | None, optimizer: Optimizer | None = None
 ) -> tuple[TrainedParameters, DeviceMesh]:
     """The sharded parameters, of those that an `optimizer` holds if one is given, and the mesh of all ranks, by default

@@ -9,7 +9,7 @@ from gradwire.compressors import Compressor, Quantized
 from gradwire.memories import NoMemory, Residual
 from gradwire.notation import read
 from gradwire.options import one_line
-from gradwire.runtime.row_memory import AS_THEY_ARE, RowWay
+from gradwire.runtime.row_memory import PLAIN_ROWS, RowScheme
 from gradwire.slots import Slot
 from gradwire.transports import Mesh
 
@@ -43,11 +43,11 @@ def check_sparse(
         raise ValueError("all gradients are sparse, and there is nothing to compress; leave the model to DDP alone")
 
 
-def row_way(rows: Compressor | str | None) -> RowWay:
+def row_way(rows: Compressor | str | None) -> RowScheme:
     """How a user has rows sent: by a compressor, or a text that may name a memory as well. Raises ValueError for what
     rows are not sent by."""
     if rows is None:
-        return AS_THEY_ARE
+        return PLAIN_ROWS
     compressor, memory, *_ = read(rows)[0] if isinstance(rows, str) else (rows, None)
     memory = memory or NoMemory()
     if not isinstance(compressor, Quantized) or memory not in (NoMemory(), Residual()):

@@ -4,14 +4,14 @@ from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
 
 from gradwire.plans import Plan
-from gradwire.runtime.row_memory import AS_THEY_ARE, RowWay
+from gradwire.runtime.row_memory import PLAIN_ROWS, RowScheme
 from gradwire.runtime.stats import Stats
 
 HEADINGS = ("group", "tensors", "elements", "compressor", "memory", "communicator", "rule")
 
 
 def table(
-    plan: Plan, numel: Mapping[str, int], stats: Stats, sparse: Collection[str] = (), way: RowWay = AS_THEY_ARE
+    plan: Plan, numel: Mapping[str, int], stats: Stats, sparse: Collection[str] = (), way: RowScheme = PLAIN_ROWS
 ) -> str:
     """The plan group by group, with tensors of so many elements, and the `sparse` gradients beside it, whose rows go
     this way; then what a step sent and where its time went; of an automatic plan also how it was chosen."""
@@ -29,10 +29,10 @@ def table(
     return "\n".join([*(_aligned(shown) if rows else [plan.describe()]), *beside, *_figures(stats, elements)])
 
 
-def _rows(way: RowWay) -> str:
+def _rows(way: RowScheme) -> str:
     compressor, memory = way
     kept = f", {memory}" if memory.error_feedback else ""
-    return "as sparse rows" if way == AS_THEY_ARE else f"as sparse rows, {compressor}{kept}"
+    return "as sparse rows" if way == PLAIN_ROWS else f"as sparse rows, {compressor}{kept}"
 
 
 def _figures(stats: Stats, elements: int) -> list[str]:

@@ -33,7 +33,7 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """The tensor itself; of a sharded one all of it, gathered from the ranks, which call this together."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 

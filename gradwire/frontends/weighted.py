@@ -11,14 +11,14 @@ Weight = float | Tensor | Callable[[], float | Tensor]
 """A number, a tensor () that is read at every step, or a function that returns one."""
 
 
-def asked(weight: Weight | None) -> Callable[[], object] | None:
+def weight_function(weight: Weight | None) -> Callable[[], object] | None:
     """A function that returns the weight of a step; None where ranks have none."""
     return weight if weight is None or callable(weight) else lambda: weight
 
 
 def asked_in_backward(weight: Weight | None) -> Callable[[], object] | None:
     """The same; 0 outside of a backward pass, where a rank that has joined the others takes part without a batch."""
-    ask = asked(weight)
+    ask = weight_function(weight)
     return ask and (lambda: ask() if in_backward() else 0.0)
 
 
@@ -36,7 +36,7 @@ def check_weighted(plan: Plan) -> None:
             raise ValueError(f"{group.communicator} counts senders; use AllGather(), or leave weight out")
 
 
-def fitting(fits: Callable[[Plan], None], weight: Weight | None) -> Callable[[Plan], None]:
+def with_weight_check(fits: Callable[[Plan], None], weight: Weight | None) -> Callable[[Plan], None]:
     """A check of plans that also refuses those whose means have no weights, where ranks have some."""
 
     def both(plan: Plan) -> None:

@@ -13,8 +13,8 @@ from gradwire.checkpoint import StateDict
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
 from gradwire.frontends.choices import StepChoices, device_of, slots_of
-from gradwire.frontends.gradient_access import Whole
-from gradwire.frontends.hooks import GradientHooks
+from gradwire.frontends.gradient_access import FullGradients
+from gradwire.frontends.gradient_hooks import GradientHooks
 from gradwire.frontends.owners import check_free
 from gradwire.frontends.trained import TrainedParameters
 from gradwire.integrations.deepspeed_engine import TrainingEngine
@@ -109,7 +109,7 @@ class EngineGradients(GradientHooks):
         self._open_step(runtime)
 
 
-class _Gradients(Whole):
+class _Gradients(FullGradients):
     """Access to an engine's gradients."""
 
     def __init__(self, engine: TrainingEngine) -> None:

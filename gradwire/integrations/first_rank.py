@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
+from gradwire.atomic_file import save
 from gradwire.checkpoint import StateDict
 from gradwire.frontends import Handle
-from gradwire.saving import save
 
 FILE = "gradwire.pt"
 _log = logging.getLogger("gradwire")

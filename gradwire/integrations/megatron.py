@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
 from gradwire.frontends.choices import StepChoices, device_of, parameters_of, slots_of
-from gradwire.frontends.gradient_access import Whole
-from gradwire.frontends.hooks import GradientHooks
+from gradwire.frontends.gradient_access import FullGradients
+from gradwire.frontends.gradient_hooks import GradientHooks
 from gradwire.frontends.owners import check_free
 from gradwire.integrations.framework import check_unused
 from gradwire.integrations.megatron_ddp import BucketGroup, MegatronModel
@@ -97,7 +97,7 @@ class MegatronGradients(GradientHooks):
             runtime.refuse(why)
         if (now := self._own.addresses()) != self._addresses:
             self._addresses = now
-            runtime.fix_places(True)
+            runtime.fix_addresses(True)
         self._own.read_scale()
         super()._open_step(runtime)
 
@@ -107,7 +107,7 @@ class MegatronGradients(GradientHooks):
             self._own.weigh()
 
 
-class _MainGradients(Whole):
+class _MainGradients(FullGradients):
     """Access to the gradients in Megatron's buckets, which are zero where a parameter has none."""
 
     def gradient(self, parameter: Tensor) -> Tensor | None:

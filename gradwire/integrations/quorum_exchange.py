@@ -19,11 +19,11 @@ from typing import Any
 
 from gradwire.checkpoint import StateDict, unpack
 from gradwire.frontends import Handle
-from gradwire.frontends.handing_on import go_on, memories_alone, without_memories
+from gradwire.frontends.elastic_resume import go_on, memories_alone, without_memories
 from gradwire.frontends.handle import FrontEnd
-from gradwire.frontends.idle import Nothing
+from gradwire.frontends.null_job import NullFrontEnd
 from gradwire.integrations.framework import check_fits
-from gradwire.runtime.failures import Interrupted
+from gradwire.runtime.failures import PeerFailed
 from gradwire.runtime.runtime import Runtime
 from gradwire.transports import Mesh, ProcessGroup
 
@@ -43,7 +43,7 @@ class QuorumExchange:
     ) -> None:
         check_fits(_refusals(manager))
         self._manager, self._make, self._least = manager, make, least
-        self.handle = Handle(None, Nothing())
+        self.handle = Handle(None, NullFrontEnd())
         self.runtime: Runtime | None = None
         self._quorum, self._has_met = -1, False
         # by step: the states from which this replica may have to go on
@@ -102,7 +102,7 @@ class QuorumExchange:
         assert self.runtime
         try:
             self.runtime.commit()
-        except Interrupted:
+        except PeerFailed:
             self._leave(step, counts=True)
         return True
 

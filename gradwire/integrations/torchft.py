@@ -17,9 +17,9 @@ from gradwire.frontends.choices import Choices, StepChoices, device_of
 from gradwire.frontends.fragments import Fragment, Schedule, fragments_of
 from gradwire.frontends.given_rules import warn_of
 from gradwire.frontends.handle import FrontEnd
-from gradwire.frontends.idle import Nothing
 from gradwire.frontends.keywords import Dense
 from gradwire.frontends.local_optimizer import DILOCO
+from gradwire.frontends.null_job import NullFrontEnd
 from gradwire.frontends.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
 from gradwire.frontends.rounds import go_back
 from gradwire.groups import Grouping
@@ -28,7 +28,7 @@ from gradwire.integrations.quorum_exchange import QuorumExchange
 from gradwire.integrations.torchft_replica import ReplicaGradients, least, replica_of, thawed
 from gradwire.memories import Memory
 from gradwire.plans import Plan
-from gradwire.runtime.failures import Interrupted
+from gradwire.runtime.failures import PeerFailed
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
 from gradwire.transports import Mesh
@@ -203,7 +203,7 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
         if runtime := self._exchange.runtime:
             try:
                 self._average(runtime)
-            except Interrupted as error:
+            except PeerFailed as error:
                 self.manager.report_error(error)
             if not self._fragment.is_finite():
                 # as all replicas see by this shard's mean
@@ -248,7 +248,7 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
         self.outer.load_state_dict(outer)
 
 
-class _Shared(Nothing):
+class _Shared(NullFrontEnd):
     """Front end whose shared tensors are the anchors of local steps."""
 
     def __init__(self, fragment: Fragment) -> None:

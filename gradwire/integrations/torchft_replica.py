@@ -10,14 +10,14 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from gradwire.frontends import model_replica
 from gradwire.frontends.choices import device_of, parameters_of
-from gradwire.frontends.gradient_access import Whole
-from gradwire.frontends.hooks import GradientHooks
+from gradwire.frontends.distributed_checkpoint import ShardSpec
+from gradwire.frontends.gradient_access import FullGradients
+from gradwire.frontends.gradient_hooks import GradientHooks
 from gradwire.frontends.model_replica import ModelReplica
-from gradwire.frontends.shard_gradients import Shards
+from gradwire.frontends.shard_gradients import ShardedGradients
 from gradwire.frontends.shards import locals_of, reshard
-from gradwire.frontends.stateful import Placed
 from gradwire.frontends.values import is_sharded, local
-from gradwire.runtime.failures import Interrupted
+from gradwire.runtime.failures import PeerFailed
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private.fully_shard import fsdp_groups, is_fsdp
 
@@ -68,11 +68,11 @@ class ReplicaGradients(GradientHooks):
     def __init__(
         self, report: Callable[[Exception], None], model: nn.Module, own: ModelReplica, replicas: int, find_unused: bool
     ) -> None:
-        places = Shards(fsdp_groups(model), replicas) if is_fsdp(model) else Whole()
+        places = ShardedGradients(fsdp_groups(model), replicas) if is_fsdp(model) else FullGradients()
         super().__init__(own.parameters, model, places, find_unused)
         self._report, self._own, self.reduced = report, own, False
 
-    def placed(self) -> Mapping[str, Placed]:
+    def placed(self) -> Mapping[str, ShardSpec]:
         """Where the parameters lie on this replica's ranks."""
         return self._own.placed()
 
@@ -139,6 +139,6 @@ class ReplicaGradients(GradientHooks):
         try:
             call(*arguments)
         # a replica was lost: backward ends without means, and the vote will be no
-        except Interrupted as error:
+        except PeerFailed as error:
             self.unhook()
             self._report(error)

@@ -31,7 +31,7 @@ PCIE = Cluster(8, 25e9 / 8, gpus_per_host=8, inside_bytes_per_s=2.95e9, inside_l
 
 
 @dataclass(frozen=True)
-class Tensor:
+class ParameterWork:
     """A parameter, and how often each of its elements is used for one sample."""
 
     name: str
@@ -58,7 +58,7 @@ _BERT_BASE_S = 1024 / (7.56 * 384) * 85 / 302
 """1024 tokens at BERT-large's 7.56 sentences/s of 384 (DeepLearningExamples, BERT), by millions in matrices."""
 
 
-def resnet(blocks: tuple[int, ...], classes: int) -> Iterator[Tensor]:
+def resnet(blocks: tuple[int, ...], classes: int) -> Iterator[ParameterWork]:
     """A ResNet of bottlenecks (He et al., CVPR 2016), from input to output."""
     yield from _convolution("stem", (64, 3, 7, 7), 112**2)
     width = 64
@@ -76,10 +76,10 @@ def resnet(blocks: tuple[int, ...], classes: int) -> Iterator[Tensor]:
     yield from _linear("classes", classes, width)
 
 
-def bert_base() -> Iterator[Tensor]:
+def bert_base() -> Iterator[ParameterWork]:
     """BERT-base (Devlin et al., NAACL 2019) with the two outputs for SQuAD, from input to output."""
     for name, rows in (("words", 30522), ("positions", 512), ("types", 2)):
-        yield Tensor(name, (rows, 768))
+        yield ParameterWork(name, (rows, 768))
     yield from _norm("embeddings", 768)
     # attention, then the feed-forward layers
     for layer in range(12):
@@ -128,23 +128,23 @@ def _curve(milliseconds: float) -> CostTable:
     return CostTable(sizes, (milliseconds * MS, 2 * milliseconds * MS))
 
 
-def _slots(tensors: tuple[Tensor, ...], backward_s: float) -> tuple[SlotTime, ...]:
+def _slots(tensors: tuple[ParameterWork, ...], backward_s: float) -> tuple[SlotTime, ...]:
     """In the order of backward, each ready when its share of the operations is done."""
     order = tensors[::-1]
     done = np.cumsum([tensor.work for tensor in order]) / sum(tensor.work for tensor in order)
     return tuple(SlotTime(t.name, t.shape, float(share) * backward_s) for t, share in zip(order, done, strict=True))
 
 
-def _convolution(name: str, shape: tuple[int, ...], uses: int) -> Iterator[Tensor]:
-    yield Tensor(f"{name}.weight", shape, uses)
+def _convolution(name: str, shape: tuple[int, ...], uses: int) -> Iterator[ParameterWork]:
+    yield ParameterWork(f"{name}.weight", shape, uses)
     yield from _norm(name, shape[0])
 
 
-def _norm(name: str, width: int) -> Iterator[Tensor]:
-    yield Tensor(f"{name}.norm.weight", (width,))
-    yield Tensor(f"{name}.norm.bias", (width,))
+def _norm(name: str, width: int) -> Iterator[ParameterWork]:
+    yield ParameterWork(f"{name}.norm.weight", (width,))
+    yield ParameterWork(f"{name}.norm.bias", (width,))
 
 
-def _linear(name: str, rows: int, columns: int) -> Iterator[Tensor]:
-    yield Tensor(f"{name}.weight", (rows, columns), 1)
-    yield Tensor(f"{name}.bias", (rows,))
+def _linear(name: str, rows: int, columns: int) -> Iterator[ParameterWork]:
+    yield ParameterWork(f"{name}.weight", (rows, columns), 1)
+    yield ParameterWork(f"{name}.bias", (rows,))

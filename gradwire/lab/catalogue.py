@@ -13,7 +13,7 @@ from gradwire.controllers import Controller
 from gradwire.importing import imported
 from gradwire.lab.experiments.presets import PRESETS
 from gradwire.lab.experiments.suites import SUITES
-from gradwire.lab.local import Local
+from gradwire.lab.local import LocalStepsSpec
 from gradwire.lab.models import MODELS, Model
 from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM
 from gradwire.lab.torch_hooks import TORCH_HOOKS
@@ -68,7 +68,7 @@ def catalogue() -> dict[str, list[CatalogueEntry]]:
         "Memories": _entries(exported(Memory)),
         "Communicators": _entries(exported(Communicator)),
         "Controllers": _entries(controllers),
-        "Rounds": _entries({LOCAL: Local}),
+        "Rounds": _entries({LOCAL: LocalStepsSpec}),
         "Hooks": _entries(TORCH_HOOKS),
         "Tasks": _entries(tasks()),
         "Models": [CatalogueEntry(name, _described(model)) for name, model in MODELS.items()],

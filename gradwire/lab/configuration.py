@@ -34,7 +34,7 @@ from gradwire.frontends import Handle, LocalSteps, Outer, attach
 from gradwire.frontends.given_rules import GivenRule, rules_of
 from gradwire.groups import Grouping
 from gradwire.importing import imported
-from gradwire.lab.local import Local
+from gradwire.lab.local import LocalStepsSpec
 from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM, PLAN, PLANNED
 from gradwire.lab.torch_hooks import TORCH_HOOKS, TorchHook
 from gradwire.memories import Memory
@@ -60,7 +60,7 @@ class Configuration:
     controller: Controller | None = None
     plan: Plan | None = None
     """A plan that was saved, in place of all the above."""
-    local: Local | None = None
+    local: LocalStepsSpec | None = None
     """Local steps, after which pseudo-gradients are reduced."""
     hook: TorchHook | None = None
     """A hook of torch's, in place of all the above but the size of DDP's buckets."""
@@ -240,7 +240,9 @@ def _ruled(head: str, *given: str) -> Configuration:
     return Configuration(text, FP32(), controller=Auto(rules=rules), rules=tuple(dense))
 
 
-def _planned(text: str, other: Controller | Local | None, compressor: Compressor, *parts: Any) -> Configuration:
+def _planned(
+    text: str, other: Controller | LocalStepsSpec | None, compressor: Compressor, *parts: Any
+) -> Configuration:
     if other:
         raise ValueError(f"{text!r} cannot be: @{PLANNED} has a controller of its own, for exchanges of every step")
     return Configuration(text, FP32(), controller=Auto([way_of(compressor, *parts)], objective="step"))
@@ -258,12 +260,12 @@ def _hooked(text: str, head: str, grouping: Grouping | None, *, alone: bool) -> 
     return Configuration(text, grouping=grouping, hook=hook)
 
 
-def _local(parts: list[str]) -> tuple[Local | None, list[str]]:
+def _local(parts: list[str]) -> tuple[LocalStepsSpec | None, list[str]]:
     """Local steps, if they are the first of `parts`, and the other parts, which are not empty."""
     name, colon, arguments = parts[0].partition(":")
     if name != LOCAL:
         return None, parts
-    return construct(Local, arguments.split(",") if colon else [], LOCAL), parts[1:] or ["fp32"]
+    return construct(LocalStepsSpec, arguments.split(",") if colon else [], LOCAL), parts[1:] or ["fp32"]
 
 
 def parse_all(texts: Sequence[str]) -> list[Configuration]:

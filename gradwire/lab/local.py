@@ -7,7 +7,7 @@ from gradwire.frontends.local_optimizer import DILOCO, Outer
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalStepsSpec:
     """Before a compressor: `inner_steps` steps by each replica itself, then pseudo-gradients are averaged; `lr` and
     Nesterov `momentum` are the outer optimizer's. As it is, DiLoCo (Douillard et al., 2023,
     https://arxiv.org/abs/2311.08105).

@@ -45,8 +45,8 @@ class Backend:
     pack_entries: Callable[..., Tensor] = reference.entries.pack_entries
     move_entries: Callable[..., None] = reference.entries.move_entries
     unpack_entries: Callable[..., Selected] = reference.entries.unpack_entries
-    pack_places: Callable[..., None] = reference.places.pack_places
-    unpack_places: Callable[..., Selected] = reference.places.unpack_places
+    pack_indices: Callable[..., None] = reference.elias_fano.pack_indices
+    unpack_indices: Callable[..., Selected] = reference.elias_fano.unpack_indices
 
     # the largest elements
     top_k: Callable[[Tensor, int], Tensor] = reference.selecting.top_k
@@ -89,8 +89,8 @@ NATIVE = replace(
     pack_entries=native.decoding.pack_entries,
     move_entries=partial(reference.entries.move_entries, pack=native.decoding.pack_entries),
     unpack_entries=native.decoding.unpack_entries,
-    pack_places=native.decoding.pack_places,
-    unpack_places=native.decoding.unpack_places,
+    pack_indices=native.decoding.pack_indices,
+    unpack_indices=native.decoding.unpack_indices,
     top_k=native.selecting.top_k,
     top_k_each=native.selecting.top_k_each,
     above=native.selecting.above,

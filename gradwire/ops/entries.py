@@ -9,7 +9,7 @@ GROUP = 1024
 
 
 @dataclass(frozen=True)
-class Places:
+class EliasFano:
     """The layout of up to k ascending coordinates below n, in about 2 + log2(n/k) bits each, by Elias and Fano (Elias,
     J. ACM 1974, https://doi.org/10.1145/321812.321820).
 
@@ -30,7 +30,7 @@ class Places:
     """The byte where the coordinates begin."""
 
     @property
-    def places(self) -> "Places":
+    def places(self) -> "EliasFano":
         """The layout of the coordinates: this one."""
         return self
 
@@ -57,7 +57,7 @@ class Entries:
     Payload, each field filled up to 4 bytes:
 
     scales: with levels ceil(n / 1024) bfloat16, the largest magnitude of each 1,024 elements; 0 where none is sent.
-    places: see `Places`.
+    places: see `EliasFano`.
     values: k float32; or 4·k bits, level e in 0..7, and 8 for minus, which stand for scale·2^(-0.75·e).
     """
 
@@ -74,9 +74,9 @@ class Entries:
         return self.value_bits == 32
 
     @cached_property
-    def places(self) -> Places:
+    def places(self) -> EliasFano:
         """The layout of the coordinates."""
-        return Places(self.n, self.k)
+        return EliasFano(self.n, self.k)
 
     @cached_property
     def places_at(self) -> int:

@@ -102,14 +102,14 @@ class Gradients:
         return cls(GradientSplit(layout, (GradientPart(0, layout.numel, None),)), [vector])
 
     @cached_property
-    def whole(self) -> Tensor | None:
+    def one_vector(self) -> Tensor | None:
         """The gradients as one vector (n,), where they lie one after another."""
         return self.tensors[0] if len(self.tensors) == 1 and self.split.parts[0].slot is None else None
 
     @cached_property
     def flat(self) -> Tensor | None:
         """`whole`, if it is float32, in which means are computed."""
-        return self.whole if self.whole is not None and self.whole.dtype == torch.float32 else None
+        return self.one_vector if self.one_vector is not None and self.one_vector.dtype == torch.float32 else None
 
     def slot(self, index: int) -> Tensor:
         """The part of the tensors that belongs to a slot, in its shape."""
@@ -122,8 +122,8 @@ class Gradients:
     def vectors(self, scratch: Tensor) -> Gradient:
         """The gradients as kernels read them: (n,), or each contiguous in its slot's order of memory. Those that lie
         otherwise, or are of another type, are copied to scratch (n,) float32."""
-        if self.whole is not None and self.whole.dtype in DTYPES:
-            return self.whole
+        if self.one_vector is not None and self.one_vector.dtype in DTYPES:
+            return self.one_vector
         # convert the others in one call
         strange = self._strange
         if strange:

@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire.ops.host import on_host
 from gradwire.ops.workspace import Workspace
 
-SALT = 0x7FFF_FFFF
+SALT_MASK = 0x7FFF_FFFF
 """The largest salt."""
 GOLDEN = -1640531527
 """2^32 over the golden ratio, as int32: spreads an element's number over all bits."""
@@ -18,7 +18,7 @@ ROUNDS = (16, -2048144789), (13, -1028477387)
 """Shifts and factors of MurmurHash3's last step."""
 
 
-class StepWord:
+class StepCounter:
     """The number of the present step, on the device: `tensor` (1,) int64."""
 
     def __init__(self, step: int, device: torch.device) -> None:
@@ -33,12 +33,12 @@ class StepWord:
 
 def step_word(step: int, scratch: Workspace) -> Tensor:
     """The word (1,) of the job that has this scratch; made at this step if there was none."""
-    return scratch.once(StepWord, lambda: StepWord(step, scratch.device)).tensor
+    return scratch.once(StepCounter, lambda: StepCounter(step, scratch.device)).tensor
 
 
 def count_step(step: int, scratch: Workspace) -> None:
     """Sets the word of the job that has this scratch to this step, if any of its groups uses it."""
-    if word := scratch.kept(StepWord):
+    if word := scratch.kept(StepCounter):
         word.count(step)
 
 
@@ -57,7 +57,7 @@ class Seed:
         """Word and salt, for a GPU."""
         if self.word is not None:
             return self.word, self.salt
-        return torch.zeros(1, dtype=torch.int64, device=device), self.number & SALT
+        return torch.zeros(1, dtype=torch.int64, device=device), self.number & SALT_MASK
 
 
 class Noise:

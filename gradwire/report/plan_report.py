@@ -11,7 +11,7 @@ from gradwire.report.report_files import write_picture, write_text
 from gradwire.report.text_table import TextTable, figure, times
 from gradwire.report.training_cost import TrainingCost
 from gradwire.schedule import Timeline, plan_efficiency, timeline
-from gradwire.schedule.simulate import names
+from gradwire.schedule.simulate import candidate_names
 from gradwire.tuner.trials import Tried
 
 _TIMELINES_NOTE = """Predicted from the profile before any step with this plan; measured is the median of the steps
@@ -72,7 +72,9 @@ def why(planned: Planned, gpus: int = 1, cost: TrainingCost | None = None) -> Te
 def efficiencies(planned: Planned) -> TextTable:
     """The efficiency of each candidate."""
     candidates = planned.profile.candidates
-    rows = [[name, f"{each.efficiency:.3f}"] for name, each in zip(names(candidates), candidates, strict=True)]
+    rows = [
+        [name, f"{each.efficiency:.3f}"] for name, each in zip(candidate_names(candidates), candidates, strict=True)
+    ]
     return TextTable("Efficiency of a step", ["candidate", "dense steps"], rows, texts=("candidate",))
 
 

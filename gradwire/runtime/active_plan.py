@@ -12,7 +12,7 @@ from torch import Tensor
 from gradwire import checkpoint
 from gradwire.controllers.requests import Change, NativeRequest, ProfileRequest
 from gradwire.plans import NATIVE, Plan
-from gradwire.runtime.control import Control, native_of, origin_of
+from gradwire.runtime.controller_runner import ControllerRunner, native_of, origin_of
 from gradwire.runtime.failures import AbsentRanks
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.meeting import Agreement
@@ -57,7 +57,7 @@ class ActivePlan:
         self._seen: list[int] = []
         self.order = ()
 
-    def work_with(self, steps: Steps, control: Control, pipeline: Pipeline) -> None:
+    def work_with(self, steps: Steps, control: ControllerRunner, pipeline: Pipeline) -> None:
         """Puts the first plan in force."""
         # these three need the first plan themselves, so they come after it
         self._steps, self._control, self._pipeline = steps, control, pipeline

@@ -34,7 +34,7 @@ from gradwire.runtime.group_input import GroupInput
 from gradwire.runtime.store import StoredGroup
 from gradwire.transports import Mesh
 
-Look = Callable[[GroupContext, LazySum], None]
+EncodeHook = Callable[[GroupContext, LazySum], None]
 """Sees each vector (n,) that is about to be encoded, gradient and residual."""
 
 
@@ -47,7 +47,7 @@ class JobContext:
     scratch: Workspace
     keeps_state: Callable[[], bool] = lambda: True
     """Whether some rank may keep state of gradient size from step to step; the same on all."""
-    look: Look | None = None
+    look: EncodeHook | None = None
 
 
 class GroupExchange(ABC):
@@ -182,7 +182,7 @@ class ReplicaExchange(GroupExchange):
         self._was_good = True
         # the residual that an earlier plan had left is sent
         if self.stored.pending:
-            self.stored.spend(whole=not self.input.absent)
+            self.stored.drop_pending_residual(whole=not self.input.absent)
         self.stored.commit()
 
     def reduce(self, given: GroupInput) -> Reduction:
@@ -222,7 +222,7 @@ class ReplicaExchange(GroupExchange):
             scratch = self.context.scratch.tensor("looked at", (self.stored.layout.numel,))
             self._job.look(self.context, given.copied(old, scratch, self.context.world))
         # divide first: the sum is the mean
-        gradients, whole = given.gradients, given.gradients.whole
+        gradients, whole = given.gradients, given.gradients.one_vector
         gradients.scale(torch.nan if given.lost else given.part(self.context.world))
         # sum where the gradients lie, if they are one vector of the type that travels; else in a copy
         x = whole

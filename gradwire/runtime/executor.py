@@ -31,8 +31,8 @@ from gradwire.transports.transport import Lost
 T = TypeVar("T")
 
 
-class Moment(Protocol):
-    """A moment on a clock, with the methods of a CUDA event: an event on a stream, or a `HostMoment`."""
+class Event(Protocol):
+    """A moment on a clock, with the methods of a CUDA event: an event on a stream, or a `HostEvent`."""
 
     def query(self) -> bool:
         """Whether the clock has come to it."""
@@ -47,7 +47,7 @@ class Moment(Protocol):
         ...
 
 
-class HostMoment(float):
+class HostEvent(float):
     """A moment on the host's clock, in seconds of `time.perf_counter`."""
 
     def query(self) -> bool:
@@ -60,9 +60,9 @@ class HostMoment(float):
         return 1e3 * (end - self)
 
 
-EPOCH = HostMoment(0.0)
+EPOCH = HostEvent(0.0)
 
-Place = Future[torch.Event | None]
+Fence = Future[torch.Event | None]
 """A place in the worker's queue; once the worker has come to it, on a GPU it has the event there."""
 
 CLOSE_S = 2.0
@@ -111,11 +111,11 @@ class Executor:
 
         return self._wait(self._promise(whole))
 
-    def place(self) -> Place:
+    def fence(self) -> Fence:
         """The place behind all tasks posted so far, to `flush` up to."""
         return self._promise(lambda: self._stream.record_event() if self._stream else None)
 
-    def flush(self, place: Place | None = None) -> None:
+    def flush(self, place: Fence | None = None) -> None:
         """Returns when all tasks posted so far, or before `place`, are done; on a GPU, when their work is queued."""
         self._wait(place or self._promise(lambda: None))
 
@@ -156,10 +156,10 @@ class Executor:
         finally:
             self._awaited.discard(result)
 
-    def mark(self) -> Moment:
+    def record_event(self) -> Event:
         """Now, on the current stream of the executor's device."""
         if not self._cuda:
-            return HostMoment(time.perf_counter())
+            return HostEvent(time.perf_counter())
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
@@ -170,7 +170,7 @@ class Executor:
             for part in (part for tensor in tensors for part in memory_of(tensor)):
                 part.record_stream(self._stream)
 
-    def order_behind(self, place: Place | None = None) -> None:
+    def order_behind(self, place: Fence | None = None) -> None:
         """Orders the current stream's work from now on behind the worker's so far, or before a flushed `place`."""
         if self._stream:
             event = place.result() if place else self._stream.record_event()
@@ -269,12 +269,12 @@ def _settle(result: Future[Any], error: BaseException | None, value: object = No
         result.set_exception(error) if error else result.set_result(value)
 
 
-def elapsed_s(start: Moment, end: Moment) -> float:
+def elapsed_s(start: Event, end: Event) -> float:
     """Seconds between two marks; waits for a GPU."""
     end.synchronize()
     return start.elapsed_time(end) / 1e3
 
 
-def is_over(mark: Moment) -> bool:
+def is_over(mark: Event) -> bool:
     """Whether a GPU has come to a mark."""
     return mark.query()

@@ -47,7 +47,7 @@ class ReductionError(RuntimeError):
     """A group could not be reduced; the message names the group and the rank at fault."""
 
 
-class Interrupted(ReductionError):
+class PeerFailed(ReductionError):
     """An error that another rank caused. Its reason is known once all others that are left have ended, too."""
 
     def __init__(self, what: str, why: str) -> None:
@@ -59,7 +59,7 @@ class Interrupted(ReductionError):
         self.args = (f"{self._what}: {why}",)
 
 
-class AbsentRanks(Interrupted):
+class AbsentRanks(PeerFailed):
     """Some `ranks` did not come to a meeting; all others raise this. It names those that are lost, if any are."""
 
     def __init__(self, call: str, why: str, ranks: Sequence[int]) -> None:
@@ -67,11 +67,11 @@ class AbsentRanks(Interrupted):
         self.args, self.ranks = (why,), ranks
 
 
-class Left(RuntimeError):
+class RankLeft(RuntimeError):
     """This rank leaves the job, as its user asked."""
 
 
-class Mark(NamedTuple):
+class ExitReport(NamedTuple):
     """A rank's report of its end, followed by its `RankStatus`."""
 
     fault: str | None
@@ -96,7 +96,7 @@ class Verdict(NamedTuple):
     """The ranks without a mark."""
 
 
-class Ending:
+class FailureVerdict:
     """The end of one rank's job.
 
     1. A rank that fails leaves its mark, then closes its connections, which ends the collectives of all others.
@@ -126,11 +126,11 @@ class Ending:
         # where no thread watches, a rank that computes leaves no mark: one that did not come is not known to be lost
         watched = not isinstance(error, AbsentRanks) or self._mesh.needs_polling
         match error:
-            case Interrupted() if watched:
+            case PeerFailed() if watched:
                 # another rank is the cause: leave a mark, then find out which, and let rank 0 hear that it may go
                 self._end_all(self._mark(), reason)
                 self._leave_store(self._mesh.ranks - 1 - self._blame(error))
-            case Left():
+            case RankLeft():
                 # the user of this rank has ended its part
                 self._end_all(self._mark()._replace(left=True), reason)
                 self._leave_store(0)
@@ -139,7 +139,7 @@ class Ending:
                 self._end_all(self._mark()._replace(fault=reason), reason)
                 self._leave_store(self._mesh.ranks - 1)
 
-    def _end_all(self, mark: Mark, reason: str) -> None:
+    def _end_all(self, mark: ExitReport, reason: str) -> None:
         """Leaves this rank's mark, before anything that may take long, then ends all ranks' collectives."""
         # the mark first: once connections are closed, the others look for it
         with suppress(RuntimeError):  # the store is gone
@@ -160,7 +160,7 @@ class Ending:
     def _exit(self, error: BaseException) -> str:
         return f"{self._named([self._mesh.rank])} ended with {type(error).__name__}: {error}"
 
-    def _leave_mark(self, mark: Mark) -> None:
+    def _leave_mark(self, mark: ExitReport) -> None:
         self._mesh.store.set(f"ended/{self._mesh.rank}", json.dumps(mark))
         self._marks = self._mesh.store.add("ended", 1)
 
@@ -185,7 +185,7 @@ class Ending:
     def _patience_s(self) -> float:
         return min(self._mesh.timeout_s, OTHERS_S + self._step_s())
 
-    def _blame(self, error: Interrupted) -> int:
+    def _blame(self, error: PeerFailed) -> int:
         """Gives the error the reason on which all agree; returns how many ranks are lost."""
         rank = self._mesh.rank
         try:
@@ -230,7 +230,7 @@ class Ending:
         if lost := self._unmarked(range(ranks)):
             why = f"{self._named(lost)} {'was' if len(lost) == 1 else 'were'} lost"
         else:
-            why = self._reason([Mark(*json.loads(store.get(f"ended/{rank}", 0) or "")) for rank in range(ranks)])
+            why = self._reason([ExitReport(*json.loads(store.get(f"ended/{rank}", 0) or "")) for rank in range(ranks)])
         # the verdict, for the ranks that wait for it
         store.set("verdict", json.dumps(verdict := Verdict(why, lost)))
         return verdict
@@ -250,25 +250,25 @@ class Ending:
         half = len(ranks) // 2
         return [*self._unmarked(ranks[:half]), *self._unmarked(ranks[half:])] if half else list(ranks)
 
-    def _reason(self, marks: Sequence[Mark]) -> str | None:
+    def _reason(self, marks: Sequence[ExitReport]) -> str | None:
         """The reason, from the marks of all ranks; None where a rank has left, as its user asked."""
         if any(mark.left for mark in marks):
             return None
         by_rank = dict(enumerate(marks))
         return self._detached(by_rank) or self._paused(by_rank) or self._late(by_rank)
 
-    def _detached(self, marks: Mapping[int, Mark]) -> str | None:
+    def _detached(self, marks: Mapping[int, ExitReport]) -> str | None:
         gone = [rank for rank, mark in marks.items() if mark.detached and mark.doing != ELSEWHERE]
         if not gone:
             return None
         return f"{self._named(gone)} has detached, or its process has ended, after {marks[gone[0]].step} steps"
 
-    def _paused(self, marks: Mapping[int, Mark]) -> str | None:
+    def _paused(self, marks: Mapping[int, ExitReport]) -> str | None:
         rank = max(marks, key=lambda rank: marks[rank].paused_s)
         seconds = marks[rank].paused_s
         return f"{self._named([rank])} did not run for {seconds:.0f} s" if seconds else None
 
-    def _late(self, marks: Mapping[int, Mark]) -> str | None:
+    def _late(self, marks: Mapping[int, ExitReport]) -> str | None:
         """Blames the ranks for which others have waited in the exchange of a step until their time was over."""
         timeout_s, step = self._mesh.timeout_s, max(mark.step for mark in marks.values())
         # no rank has waited for as long as the timeout, so that is not the reason
@@ -281,9 +281,9 @@ class Ending:
         them = "it is" if len(late) == 1 else "they are"
         return f"{self._named(late)} did not reach the exchange of step {step} within {timeout_s:.0f} s; {them} {doing}"
 
-    def _mark(self) -> Mark:
+    def _mark(self) -> ExitReport:
         step, doing, exchanged_s = self._status()
-        return Mark(None, False, self._paused_s(), False, step, doing, exchanged_s)
+        return ExitReport(None, False, self._paused_s(), False, step, doing, exchanged_s)
 
     def _named(self, ranks: Sequence[int]) -> str:
         hosts = self._hosts()

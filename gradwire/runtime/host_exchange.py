@@ -38,7 +38,7 @@ class HostExchange(GroupExchange):
         self.group, self.index, self.stored = group, index, stored
         self.context, self.nonfinite = self._between.context, self._between.nonfinite
         # the state that a new leader takes over, the sum, what the leader does, the mean, and small tensors, if any
-        self._moved, self._led_before, self._unused = list[str](), stored.led, dict[int, Tensor]()
+        self._moved, self._led_before, self._unused = list[str](), stored.leader_of, dict[int, Tensor]()
         self.rounds = len(stored.kinds) + self._between.rounds + 2 + bool(stored.slot_state.buffers)
         self.compresses = self._host.rank == self._leader
 
@@ -84,8 +84,8 @@ class HostExchange(GroupExchange):
         after.copy_(torch.where(used > 0, after, before))
 
     def commit(self) -> None:
-        self._led_before = self.stored.led
-        self.stored.led = self.stored.led | dict.fromkeys(self._moved, self._leader)
+        self._led_before = self.stored.leader_of
+        self.stored.leader_of = self.stored.leader_of | dict.fromkeys(self._moved, self._leader)
         if self.compresses:
             self._between.commit()
             return
@@ -94,15 +94,15 @@ class HostExchange(GroupExchange):
         self.stored.slot_state.commit()
         if self.stored.pending:
             assert self.input is not None
-            self.stored.spend(whole=not self.input.absent)
+            self.stored.drop_pending_residual(whole=not self.input.absent)
 
     def take_back(self) -> None:
         super().take_back()
-        self.stored.led = self._led_before
+        self.stored.leader_of = self._led_before
 
     def _hand_on(self) -> Reduction:
         """Has the leader read what any rank of the host has kept as the leader before it; the others keep zeros."""
-        self._moved = [kind for kind in self.stored.kinds if self.stored.led.get(kind) != self._leader]
+        self._moved = [kind for kind in self.stored.kinds if self.stored.leader_of.get(kind) != self._leader]
         for kind in self.stored.kinds:
             if kind not in self._moved:
                 yield None
@@ -180,7 +180,7 @@ def exchanges_for(plan: Plan, store: Store, job: JobContext) -> list[GroupExchan
     job = replace(job, keeps_state=lambda: store.keeps_state)
     return [
         (dense if index < len(plan.groups) else RowExchange)(group, index, stored, job)
-        for index, (group, stored) in enumerate(zip(store.whole(plan).groups, store.groups, strict=True))
+        for index, (group, stored) in enumerate(zip(store.with_sparse_group(plan).groups, store.groups, strict=True))
     ]
 
 

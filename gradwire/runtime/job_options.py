@@ -9,7 +9,7 @@ from gradwire.controllers import Controller
 from gradwire.controllers.requests import Profiled, ProfileRequest
 from gradwire.ops.vectors import Scalar
 from gradwire.plans import Plan
-from gradwire.runtime.row_memory import AS_THEY_ARE, RowWay
+from gradwire.runtime.row_memory import PLAIN_ROWS, RowScheme
 from gradwire.runtime.trace import Trace
 from gradwire.slots import Slot
 
@@ -60,7 +60,7 @@ class JobOptions:
     """Parameters whose gradients are sparse. No plan has them: their rows travel beside it."""
     finds_sparse: bool = False
     """The front end looks for such parameters; otherwise it exchanges no sparse gradients."""
-    rows: RowWay = AS_THEY_ARE
+    rows: RowScheme = PLAIN_ROWS
     """How these rows are sent."""
     elastic: bool = False
     """Ranks confirm at the end of each step that they have all of it: it counts on all that are left, or on none."""

@@ -53,7 +53,7 @@ class Arrivals:
         wanted = set(groups)
         return [slot for slot, group in enumerate(self._group_of) if group in wanted and not self.there[slot]]
 
-    def arrive(self, slot: int) -> None:
+    def mark_ready(self, slot: int) -> None:
         """Counts a slot's gradient. (Called for each parameter and step: nothing else belongs here.)"""
         self.there[slot] = HERE
         group = self._group_of[slot]
@@ -61,7 +61,7 @@ class Arrivals:
         if not self._missing[group]:
             self._complete(group, self._absent[group])
 
-    def absent(self, slot: int) -> None:
+    def mark_absent(self, slot: int) -> None:
         """Counts a slot without a gradient in this step."""
         self.there[slot] = ABSENT
         group = self._group_of[slot]

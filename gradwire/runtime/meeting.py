@@ -18,11 +18,11 @@ from gradwire.ops.backend import backend_for, compiled_on
 from gradwire.ops.host import kind_of
 from gradwire.ops.noise import Seed, draws, uniform
 from gradwire.plans import Plan, sizes_follow_from_shapes
-from gradwire.runtime.failures import AbsentRanks, Interrupted
+from gradwire.runtime.failures import AbsentRanks, PeerFailed
 from gradwire.runtime.job_options import JobOptions
 from gradwire.slots import Layout, Slot
 from gradwire.transports import Mesh
-from gradwire.transports.gathering import PATIENCE_S, asked, ranks_named
+from gradwire.transports.gathering import PATIENCE_S, poll, ranks_named
 from gradwire.transports.mesh import GIVEN_UP
 
 SHOWN = 60
@@ -108,11 +108,11 @@ class Meeting:
     def _read(self, key: str, until: float) -> str | None:
         """A text of the store, once it is there; None where it is not in time."""
         # ask again and again: other threads of this rank use the store, too, and the job may end meanwhile
-        for text in asked(self._mesh.store, key, until):
+        for text in poll(self._mesh.store, key, until):
             if text is not None:
                 return text
             if why := self._mesh.failure():
-                raise Interrupted(f"{self._call} ended", why)
+                raise PeerFailed(f"{self._call} ended", why)
         return None
 
 

@@ -4,7 +4,7 @@ import threading
 from time import monotonic
 
 from gradwire.runtime.executor import Executor
-from gradwire.runtime.failures import Ending, Interrupted
+from gradwire.runtime.failures import FailureVerdict, PeerFailed
 from gradwire.transports import Mesh
 
 PERIOD_S, SOON_S, PAUSE_S = 1.0, 0.2, 5.0
@@ -70,7 +70,7 @@ class Monitor:
         while self._waited():
             # a wait that notices the lost rank by itself names the group: it gets some time to fail first
             if (why := self._lost()) is not None and not self._closed.wait(SOON_S):
-                self._executor.fail(Interrupted("reducing ended", why))
+                self._executor.fail(PeerFailed("reducing ended", why))
                 return
 
     def _lost(self) -> str | None:
@@ -85,7 +85,9 @@ def period_s(looks: int) -> float:
     return max(PERIOD_S, looks / LOOKS_PER_S)
 
 
-def close_all(ending: Ending, monitor: Monitor | None, executor: Executor, job: Mesh, mesh: Mesh | None) -> None:
+def close_all(
+    ending: FailureVerdict, monitor: Monitor | None, executor: Executor, job: Mesh, mesh: Mesh | None
+) -> None:
     """Ends a runtime: marks the end for the other ranks, then ends its threads, and its mesh if the job owns it. A
     mesh that a user gave may then carry another job."""
     # the mark first: other ranks may be waiting for this one

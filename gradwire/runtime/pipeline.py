@@ -12,8 +12,8 @@ from gradwire.collective import HOST, Collective
 from gradwire.compressors import Reduction
 from gradwire.ops.backend import backend_on
 from gradwire.runtime.exchange import GroupExchange
-from gradwire.runtime.executor import EPOCH, Moment
-from gradwire.runtime.failures import Interrupted, ReductionError
+from gradwire.runtime.executor import EPOCH, Event
+from gradwire.runtime.failures import PeerFailed, ReductionError
 from gradwire.runtime.trace import Recorder
 from gradwire.torch_private.profiling import in_profile
 from gradwire.transports import Mesh, Pending
@@ -34,7 +34,7 @@ class UnderWay:
     """The collective that it waits for; None before the first, and in a round in which this rank takes no part."""
     pending: Pending | None = None
     """None in a round in which this rank takes no part."""
-    started: Moment = EPOCH
+    started: Event = EPOCH
     turn: int = 0
     """How many turns it has had."""
 
@@ -86,7 +86,7 @@ class Pipeline:
         with self._named("agreeing with", "the other ranks"):
             return talk()
 
-    def _go_on(self, running: UnderWay, start: Moment) -> None:
+    def _go_on(self, running: UnderWay, start: Event) -> None:
         # the group's own part, from `start` on: until it yields its next collective, or has written the means
         exchange = running.exchange
         running.turn += 1
@@ -119,7 +119,7 @@ class Pipeline:
         except Lost as error:
             # the reason that another rank left when it failed, or else that one was lost
             why = self.mesh.failure() or f"a rank was lost ({error})"
-            raise Interrupted(f"{doing} {what} ended", why) from error
+            raise PeerFailed(f"{doing} {what} ended", why) from error
         except RuntimeError as error:
             raise self._failed(f"{doing} {what}", error) from error
 

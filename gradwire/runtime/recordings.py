@@ -37,7 +37,7 @@ LAST = object()
 
 
 @dataclass(frozen=True)
-class Occasion:
+class PendingRecording:
     """A step of some key, with all that its turns need to be recorded later."""
 
     given: GroupInput
@@ -81,7 +81,7 @@ class GroupRecordings:
     def clear(self) -> None:
         """Drops all recordings."""
         self._graphs = self._make_graphs()
-        self._seen: dict[Hashable, Occasion] = {}
+        self._seen: dict[Hashable, PendingRecording] = {}
         self._recorded: dict[Hashable, Recorded] = {}
         self._kept: list[object] = []
         self.fresh = False
@@ -163,13 +163,13 @@ class GroupRecordings:
         self.fresh = before is None or before.step == step
         if before is None:
             stored = self._exchange.stored
-            self._seen[key] = Occasion(given, step, stored.flat, dict(stored.slot_state.buffers))
+            self._seen[key] = PendingRecording(given, step, stored.flat, dict(stored.slot_state.buffers))
         # recordings hold memory: a group that never repeats is better computed
         if len(self._seen) > MOST:
             self.why_not = f"more than {MOST} of its steps differ"
             self.clear()
 
-    def _record(self, occasion: Occasion) -> Recorded:
+    def _record(self, occasion: PendingRecording) -> Recorded:
         exchange = self._exchange
         context, slots = exchange.context, exchange.context.slots
         # as if this were the step of the occasion: its state, its halves

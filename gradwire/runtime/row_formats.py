@@ -13,7 +13,7 @@ from gradwire.ops.backend import backend_for
 from gradwire.ops.formats import Blocks, nearest
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.workspace import scratch_on
-from gradwire.runtime.row_memory import AS_THEY_ARE
+from gradwire.runtime.row_memory import PLAIN_ROWS
 from gradwire.slots import Slot
 
 
@@ -81,7 +81,7 @@ class Coded:
 
 def format_of(compressor: Compressor) -> RowFormat:
     """The format of rows that are sent by this compressor."""
-    return Plain() if compressor == AS_THEY_ARE[0] else Coded(cast(Quantized, compressor))
+    return Plain() if compressor == PLAIN_ROWS[0] else Coded(cast(Quantized, compressor))
 
 
 def _width(slot: Slot) -> int:

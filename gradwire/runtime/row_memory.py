@@ -12,9 +12,9 @@ from gradwire.compressors import FP32, Compressor
 from gradwire.memories import Memory, NoMemory
 from gradwire.slots import Slot
 
-RowWay = tuple[Compressor, Memory]
+RowScheme = tuple[Compressor, Memory]
 """How rows of sparse gradients are sent."""
-AS_THEY_ARE: RowWay = (FP32(), NoMemory())
+PLAIN_ROWS: RowScheme = (FP32(), NoMemory())
 Rows = tuple[Tensor, Tensor]
 """Indices (n,) of rows, and the rows (n, ...)."""
 

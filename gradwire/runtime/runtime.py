@@ -13,21 +13,21 @@ from torch.futures import Future
 from gradwire import checkpoint
 from gradwire.plans import Plan
 from gradwire.runtime.active_plan import ActivePlan
-from gradwire.runtime.control import Control
+from gradwire.runtime.controller_runner import ControllerRunner
 from gradwire.runtime.executor import Executor
-from gradwire.runtime.failures import Ending, Left, clear_frames
-from gradwire.runtime.intake import Intake, Point, StepFutures
-from gradwire.runtime.job_error import JobError
+from gradwire.runtime.failures import FailureVerdict, RankLeft, clear_frames
+from gradwire.runtime.first_error import FirstError
+from gradwire.runtime.gradient_collector import GradientCollector, StepFence, StepFutures
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.meeting import Agreement
 from gradwire.runtime.monitor import Monitor, close_all
 from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.states import States, check
-from gradwire.runtime.stats import ReducedSteps, Stats
+from gradwire.runtime.stats import DenseTraffic, Stats
+from gradwire.runtime.step_lock import RunOnAll, StepLock
 from gradwire.runtime.steps import Steps
 from gradwire.runtime.store import Store
 from gradwire.runtime.trace import Recorder, Trace
-from gradwire.runtime.turns import Together, Turns
 from gradwire.slots import Slot
 from gradwire.transports import Mesh, forked
 from gradwire.transports.bounded_calls import run_bounded
@@ -58,9 +58,9 @@ class Runtime:
         self.slots, self.mesh, self._options = list(slots), mesh.for_job(), options
         self.sparse, self.rows, self.elastic = options.sparse, options.rows, options.elastic
         # the error and counters, which are needed from the beginning
-        self._job_error = failing = JobError(partial(Runtime._end_job, weakref.proxy(self)))
+        self._first_error = failing = FirstError(partial(Runtime._end_job, weakref.proxy(self)))
         self.fail, self.raise_error, self.refuse = failing.fail, failing.raise_known, failing.refuse
-        self._futures, self._reduced = StepFutures(), ReducedSteps(self.slots, mesh)
+        self._futures, self._reduced = StepFutures(), DenseTraffic(self.slots, mesh)
         planned = self.slots if options.planned is None else list(options.planned)
         self._agreement = Agreement(self.mesh, planned, device, options)
         self.hosts, own_mesh = self._agreement.hosts, mesh if options.owns_mesh else None
@@ -79,16 +79,20 @@ class Runtime:
         # the parts of a step, all on the worker
         self._recorder = recorder = Recorder(self._executor, mesh.rank)
         self._pipeline = Pipeline(self.mesh, recorder)
-        control = Control(options, self._active.trained, self._pipeline, self._executor)
+        control = ControllerRunner(options, self._active.trained, self._pipeline, self._executor)
         store = Store(self.slots, device, options.sparse, options.rows)
         self._steps = Steps(store, self._pipeline, self._executor, control, options)
         self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
         # those of the thread that trains, and the end
         self._states = States(self._steps, self._active, self._agreement, options)
-        self._intake = intake = Intake(self._steps, self._active, self._executor, recorder, options, failing)
-        self._turns = Turns(weakref.proxy(self), intake)
-        self._ending = Ending(self.mesh, self.hosts, intake.step_s, watch.paused_s if watch else float, intake.status)
-        self._end = forked.finalize(self, close_all, self._ending, watch, self._executor, self.mesh, own_mesh)
+        self._collector = collector = GradientCollector(
+            self._steps, self._active, self._executor, recorder, options, failing
+        )
+        self._step_lock = StepLock(weakref.proxy(self), collector)
+        self._failure = FailureVerdict(
+            self.mesh, self.hosts, collector.step_s, watch.paused_s if watch else float, collector.status
+        )
+        self._end = forked.finalize(self, close_all, self._failure, watch, self._executor, self.mesh, own_mesh)
         forked.register(failing)
         self._hand_on_calls()
         # the first plan is in force; then connections, which all ranks make together
@@ -97,38 +101,59 @@ class Runtime:
         self._call(partial(self._pipeline.open, device))
 
     def _hand_on_calls(self) -> None:
-        """Has calls for every gradient go straight to where they are handled."""
-        intake, turns, executor, steps = self._intake, self._turns, self._executor, self._steps
-        self.submit, self.submit_absent, self.is_reduced = intake.submit, intake.submit_absent, intake.is_reduced
-        self.arrived, self.arrive, self.absent = intake.arrivals.there, intake.arrivals.arrive, intake.arrivals.absent
-        self.is_immediate, self.lost, self.mark = executor.is_immediate, executor.lost, executor.mark
-        self.fix_places, self.pass_over, self.became_ready = intake.fix_places, intake.pass_over, intake.became_ready
-        self.forward_begins, self.forward_ends = intake.forward_begins, self._recorder.forward_ends
-        self.wants_readiness, self.backward_failed = intake.wants_readiness, turns.backward_failed
-        self.point, self.native_begins, self.used = intake.point, partial(executor.post, steps.close), steps.used.has
-        self.open_step, self.reduce, self.give_up, self.detach = turns.open_step, turns.reduce, turns.give_up, turns.end
+        """Makes the methods of the parts this runtime's own. They are called for every gradient: a method that only
+        forwards would cost as much again."""
+        collector, arrivals, lock, executor = self._collector, self._collector.arrivals, self._step_lock, self._executor
+        # a step is opened, given up, and no other follows
+        self.open_step = lock.open_step
+        self.reduce = lock.reduce
+        self.give_up = lock.give_up
+        self.backward_failed = lock.backward_failed
+        self.detach = lock.last_call
+        # its gradients come
+        self.is_reduced = collector.is_reduced
+        self.fix_addresses = collector.fix_addresses
+        self.submit = collector.submit
+        self.submit_absent = collector.submit_absent
+        self.arrived = arrivals.there
+        self.mark_ready = arrivals.mark_ready
+        self.mark_absent = arrivals.mark_absent
+        self.backward_done = collector.backward_done
+        # for the plan's order and for traces
+        self.wants_readiness = collector.wants_readiness
+        self.became_ready = collector.became_ready
+        self.forward_begins = collector.forward_begins
+        self.forward_ends = self._recorder.forward_ends
+        # its end
+        self.fence = collector.fence
+        self.lost = executor.lost
+        self.used = self._steps.used.has
+        self.native_begins = partial(executor.post, self._steps.close)
+        # the executor's clock
+        self.is_immediate = executor.is_immediate
+        self.record_event = executor.record_event
 
     # A step, on the thread that trains
 
     def missing(self) -> list[int]:
         """The slots of the open step whose gradients have neither arrived nor are known to be absent."""
-        return self._intake.arrivals.missing(self._intake.groups)
+        return self._collector.arrivals.missing(self._collector.groups)
 
     def watch(self, buffer: Tensor, *, waits: bool) -> Future[Tensor]:
         """A future of `buffer`. If it `waits`, it completes when the step's means are in place; else at once."""
-        future = self._futures.add(self._intake.step, buffer, waits, self._executor.future_devices())
+        future = self._futures.add(self._collector.step, buffer, waits, self._executor.future_devices())
         # the step may have ended, or the job failed, before the future was there
-        if (error := self.error) or (waits and self._intake.ended == self._intake.step):
+        if (error := self.error) or (waits and self._collector.ended == self._collector.step):
             self._complete_futures() if error else self._executor.post(self._complete_futures)
         # where it fails, only with `then` does DDP raise the error itself
         return future.then(Future.value) if waits else future
 
-    def finish(self, point: Point | None = None) -> None:
+    def finish(self, point: StepFence | None = None) -> None:
         """Waits for the means of all steps, or of those up to `point`. Raises the job's error if some are missing."""
-        if not self.has(point):
+        if not self.wait_for_means(point):
             self.raise_error()
 
-    def has(self, point: Point | None = None) -> bool:
+    def wait_for_means(self, point: StepFence | None = None) -> bool:
         """Waits for the means of all steps, or of those up to `point`. Returns whether this rank has all of them, which
         it may even if the job has failed since. Then its residuals are updated, and its optimizer has to step, too."""
         try:
@@ -136,13 +161,15 @@ class Runtime:
         except BaseException as error:
             if error is not self.error:  # such as Ctrl-C
                 raise
-        whole = self._job_error.known() is None or self._steps.whole >= (point.step if point else self._intake.step)
+        whole = self._first_error.wait_for_blame() is None or self._steps.last_counted >= (
+            point.step if point else self._collector.step
+        )
         self._executor.order_behind(None if self.error else point and point.place)
         return whole
 
     def check_whole(self) -> None:
         """Raises the job's error, if any, unless this rank has the last step's means: then the next call raises it."""
-        if self.error and not self.has():
+        if self.error and not self.wait_for_means():
             self.raise_error()
 
     def commit(self) -> None:
@@ -152,24 +179,24 @@ class Runtime:
 
     def skip(self) -> None:
         """Takes back the last step, on all ranks together. Raises ValueError in backward, and without a step."""
-        with self._turns.own("skip()"):
+        with self._step_lock.local_call("skip()"):
             if self.error is None:
                 self.finish()
             taken_back = self._steps.take_back()  # first, as on all ranks: their states agree even if one is lost now
             self.raise_error()
             if taken_back:
-                with self._job_error.ended_by():
+                with self._first_error.fail_job_on():
                     self._agreement.on(lambda: {"step that skip() takes back": str(self._steps.number - 1)}, "skip()")
 
     # Between steps
 
     @contextmanager
-    def between_steps(self, call: str, **facts: object) -> Iterator[Together]:
+    def between_steps(self, call: str, **facts: object) -> Iterator[RunOnAll]:
         """For a call of all ranks together, on any thread; inside, no step is under way. Yields a function that runs a
         task on all. Raises ValueError, on all, where one is in backward, began other steps, or has other `facts`."""
         with ExitStack() as turn:
-            with self._job_error.ended_by():
-                turn.enter_context(self._turns.call(call, facts, self._agreement.on))
+            with self._first_error.fail_job_on():
+                turn.enter_context(self._step_lock.collective_call(call, facts, self._agreement.on))
             yield lambda task, alone: self._call(
                 partial(self._pipeline.agree, partial(task, self.mesh, self._executor.device))
             )
@@ -181,7 +208,7 @@ class Runtime:
 
     def install(self, plan: Plan) -> None:
         """Puts `plan` in force; all state stays. Raises ValueError where it does not fit the model or other ranks'."""
-        with self.between_steps("replan()"), self._job_error.ended_by():
+        with self.between_steps("replan()"), self._first_error.fail_job_on():
             agreed = self._active.agreed_instead(plan)
             self._call(partial(self._active.replace, agreed, plan))
 
@@ -189,17 +216,17 @@ class Runtime:
         """Reduces these parameters from the next step on, which is opened after this; the others' state waits. All
         ranks call this after the same step; where they differ, the job ends on all of them."""
         # no call of all ranks comes in between
-        with self._turns.turn():
+        with self._step_lock.hold():
             self.finish()
-            with self._job_error.ended_by(Exception):
+            with self._first_error.fail_job_on(Exception):
                 agreed = self._active.agreed_for(trained)
             self._call(partial(self._active.follow, agreed))
             self._reduced.follow(self._active.trained)
 
     def native_step_ended(self) -> int | None:
         """Counts a step that the framework has reduced by itself; returns how many follow, where that is known."""
-        self._intake.native_step_ended()
-        self._steps.native_step_ended(self._intake.step)
+        self._collector.native_step_ended()
+        self._steps.native_step_ended(self._collector.step)
         self._pipeline.wire_bytes += self._reduced.count(())
         return self._active.native_step_ended()
 
@@ -219,14 +246,14 @@ class Runtime:
     def load_state_dict(self, state: checkpoint.StateDict, check: Callable[[], object] = dict) -> None:
         """Takes over what `state_dict` returned; what it lacks begins anew. Raises ValueError, on all ranks, for
         another model's state, another rank's, one not saved with the others', or none, or where `check` does."""
-        with self.between_steps("load_state_dict()"), self._job_error.ended_by():
+        with self.between_steps("load_state_dict()"), self._first_error.fail_job_on():
             read = self._states.read(state, check)
             self._call(partial(self._states.take, read))
 
     def leave(self) -> list[checkpoint.StateDict]:
         """Ends the job at once, on all ranks. Returns the state after the last whole step; then that after the next
         one, where only the others know whether that counts."""
-        self.fail(Left(f"rank {self.mesh.rank} has left the job"))
+        self.fail(RankLeft(f"rank {self.mesh.rank} has left the job"))
         self._executor.order_behind()
         states = self._states.last()  # on this thread: the worker may be in a collective that only the timeout ends
         self.close()
@@ -259,7 +286,7 @@ class Runtime:
     @property
     def error(self) -> BaseException | None:
         """The first error; from then on every call raises it, except those that look at the state."""
-        return self._job_error.first
+        return self._first_error.first
 
     def _end_job(self, error: BaseException) -> None:
         """Ends the job: this rank's calls raise the error, and so do the other ranks'."""
@@ -269,15 +296,15 @@ class Runtime:
         self._executor.abort()
         clear_frames(error)
         # all ranks: their collectives end, and so does, mostly, the worker's wait; they agree on who is to blame
-        self._ending.end(error)
+        self._failure.end(error)
         # no step counts any more: this rank's threads that wait for a whole one get it, all others the error
         run_bounded([self._steps.end], END_S)
-        self._futures.complete(self._steps.whole, error)
+        self._futures.complete(self._steps.last_counted, error)
         self._executor.give_up(error)
 
     def _call(self, task: Callable[[], T]) -> T:
         """Has the worker do what all ranks do now; where this one cannot, the job ends on all."""
-        with self._job_error.ended_by(BaseException):
+        with self._first_error.fail_job_on(BaseException):
             return self._executor.call(task)
 
     def _step_ended(self) -> None:
@@ -286,12 +313,12 @@ class Runtime:
         if not self._steps.promised:
             self._active.step_ended()
         self._recorder.waited(self._steps.last_arrival)
-        self._intake.ended = self._steps.opened
+        self._collector.ended = self._steps.current
         self._complete_futures()
 
     def _complete_futures(self) -> None:
-        error = self._job_error.known()
-        self._futures.complete(self._steps.whole if error else self._intake.ended, error)
+        error = self._first_error.wait_for_blame()
+        self._futures.complete(self._steps.last_counted if error else self._collector.ended, error)
 
 
 def _fail(runtime: "weakref.ref[Runtime]", error: BaseException) -> None:

@@ -39,7 +39,7 @@ class States:
             # residuals of rows are written in place: on a GPU the copies wait for the worker's stream
             if steps.store.rows.nbytes:
                 steps.executor.order_behind()
-            skipped = steps.number - steps.taken
+            skipped = steps.number - steps.counted
             shards = mesh.ranks // mesh.averaged
             about = checkpoint.About(mesh.rank, mesh.ranks, plans.plan.to_json(), plans.order, skipped, shards=shards)
             return checkpoint.pack(steps.store.export(padded), plans.export(), steps.number, about)
@@ -106,7 +106,7 @@ class States:
         with self._steps.changing:
             # the last step is final, and counted, before its number goes: nothing of it comes into the loaded state
             self._steps.close()
-            self._steps.number, self._steps.taken = read.step, read.step - read.about.skipped
+            self._steps.number, self._steps.counted = read.step, read.step - read.about.skipped
             self._steps.store.load(read.exported)
             self._steps.recordings.clear()
 

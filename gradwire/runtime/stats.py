@@ -15,7 +15,7 @@ from gradwire.slots import Slot
 from gradwire.transports import Mesh
 
 
-class ReducedSteps:
+class DenseTraffic:
     """Counts of reduced steps, and of the bytes that plain DDP would have sent in them: in a ring over all ranks, in
     which a host sends as much as a rank."""
 
@@ -76,7 +76,7 @@ class Stats:
     """Of an automatic plan: what dense took, what was tried and why it was chosen, in lines."""
 
     @classmethod
-    def of(cls, reduced: ReducedSteps, wire: int, steps: Steps, seconds: Mapping[str, float]) -> "Stats":
+    def of(cls, reduced: DenseTraffic, wire: int, steps: Steps, seconds: Mapping[str, float]) -> "Stats":
         """The statistics, from `wire` bytes and the `seconds` of all spans by name."""
         encode_s, wire_s, decode_s, wait_s = (seconds.get(name, 0.0) for name in ("encode", "wire", "decode", "wait"))
         times, counts = (encode_s, wire_s, decode_s, wait_s), (reduced.steps, wire, reduced.dense_bytes)

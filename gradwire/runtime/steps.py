@@ -26,9 +26,9 @@ from gradwire.controllers import GroupView
 from gradwire.ops.vectors import Scalar
 from gradwire.ops.workspace import Workspace, scratch_on
 from gradwire.plans import Plan
-from gradwire.runtime.control import Control
+from gradwire.runtime.controller_runner import ControllerRunner
 from gradwire.runtime.exchange import GroupExchange, JobContext
-from gradwire.runtime.executor import EPOCH, Executor, Moment
+from gradwire.runtime.executor import EPOCH, Event, Executor
 from gradwire.runtime.float_residuals import FloatResiduals
 from gradwire.runtime.group_input import GroupInput
 from gradwire.runtime.host_exchange import exchanges_for
@@ -49,15 +49,15 @@ class Steps:
 
     number: int
     """All steps, including those before a resume."""
-    taken: int
+    counted: int
     """The steps that counted. Compressors' draws and periods follow it; for fragments, how often they were sent."""
-    opened: int
-    """The number, as in `Intake.step`, of the step that the worker is in."""
+    current: int
+    """The number, as in `GradientCollector.step`, of the step that the worker is in."""
     skipped: int
     """Steps that no rank took, since the job began."""
     skip_reason: str
     """The reason of the last skip, for status; with the group that was not finite."""
-    last_arrival: Moment
+    last_arrival: Event
     """When the last group of the step was complete."""
     members: list[tuple[int, ...]]
     """The slots of each group, from the next step on."""
@@ -67,19 +67,19 @@ class Steps:
     """This rank has confirmed that it has all of a step, and has not counted it yet."""
     over: bool
     """No step counts any more: the job has failed, or the rank has left."""
-    whole: int
-    """The number, as in `Intake.step`, of the last step that counted on this rank."""
+    last_counted: int
+    """The number, as in `GradientCollector.step`, of the last step that counted on this rank."""
     ended: Callable[[], None]
     """Called when a step's means are in place, before any thread that waits for them goes on."""
     changing: RLock
     """Held while a step is counted, taken back or arranged, and by other threads while they look at the state."""
 
     def __init__(
-        self, store: Store, pipeline: Pipeline, executor: Executor, control: Control, options: JobOptions
+        self, store: Store, pipeline: Pipeline, executor: Executor, control: ControllerRunner, options: JobOptions
     ) -> None:
         self.store, self.pipeline, self.executor, self.control = store, pipeline, executor, control
         self.machine, self.changing = Machine(), RLock()
-        self.number = self.taken = self.opened = self.skipped = self.whole = self._follows = 0
+        self.number = self.counted = self.current = self.skipped = self.last_counted = self._follows = 0
         self.skip_reason, self.last_arrival, self.members, self.ended = "", EPOCH, [], lambda: None
         self.exchanges, self._active = list[GroupExchange](), list[GroupExchange]()
         self._scale, self._elastic, self._voted = options.scale, options.elastic, options.voted
@@ -125,7 +125,7 @@ class Steps:
             for exchange in last:
                 exchange.take_back()
             if last:
-                self.taken -= 1
+                self.counted -= 1
                 self._skipped("by skip()")
             return bool(last)
 
@@ -138,7 +138,7 @@ class Steps:
         self.float_residuals.follow(self.exchanges)
         self.recordings.follow(self.exchanges)
 
-    def forget_places(self) -> None:
+    def forget_addresses(self) -> None:
         """Forgets where gradients lie."""
         for stored in self.store.groups:
             stored.fixed = None
@@ -155,15 +155,16 @@ class Steps:
         """Counts a step that the framework has reduced by itself; none before it can be taken back any more."""
         with self.changing:
             self.settle()
-            self.number, self.taken, self.whole, self._last = self.number + 1, self.taken + 1, opened, None
+            self.number, self.counted, self.last_counted, self._last = self.number + 1, self.counted + 1, opened, None
 
     def lose(self) -> None:
         """Marks the step that is under way, or begins next, as one that no rank takes."""
         self._lost = True
 
-    def begin(self, groups: Sequence[int], opened: int, weight: Scalar | None, sent_before: int | None) -> None:
-        """Begins a step of these groups; `opened` is its number in `Intake`. `weight` is this rank's in the mean, None
-        if ranks have no weights. `sent_before` is how often the groups were sent, None if every step sends them."""
+    def begin(self, groups: Sequence[int], opened: int, weight: Scalar | None, times_sent: int | None) -> None:
+        """Begins a step of these groups; `opened` is its number in `GradientCollector`. `weight` is this rank's in the
+        mean, None if ranks have no weights. `times_sent` is how often the groups were sent, None if every step sends
+        them."""
         # settle the step before, and arrange the plan, before anything of this one is written
         with self.changing:
             self.close()
@@ -172,8 +173,8 @@ class Steps:
                     exchange.forget()
                 self.control.drop()
                 self.promised = False
-        self.opened, self._active = opened, [self.exchanges[group] for group in groups]
-        self._follows = self.taken if sent_before is None else sent_before
+        self.current, self._active = opened, [self.exchanges[group] for group in groups]
+        self._follows = self.counted if times_sent is None else times_sent
         self.float_residuals.begin(groups)
         self.executor.waits.step_begins()
         self.pipeline.recorder.step_begins(self.control.times)
@@ -181,7 +182,7 @@ class Steps:
         self.machine.begin(groups, [exchange.rounds for exchange in self.exchanges])
 
     def complete(
-        self, group: int, tensors: Sequence[Tensor] | None, absent: Sequence[int], fixed: bool, arrival: Moment
+        self, group: int, tensors: Sequence[Tensor] | None, absent: Sequence[int], fixed: bool, arrival: Event
     ) -> None:
         """Takes a complete group's gradients, in the order of its slots; those `absent` are zeros. Without `tensors`
         they lie where they did when they were `fixed`. The step's last group had arrived at `arrival`."""
@@ -209,10 +210,10 @@ class Steps:
             exchange.commit() if whole else exchange.forget()
         self._last = self._active if whole else ()
         if whole:
-            self.taken, self.whole = self.taken + 1, self.opened
+            self.counted, self.last_counted = self.counted + 1, self.current
         else:
             bad = next((str(one) for one, good in zip(self._active, each, strict=True) if not good), "another shard")
-            self._skipped(raised(self.pipeline.mesh, self.opened) or f"for {bad} not being finite")
+            self._skipped(raised(self.pipeline.mesh, self.current) or f"for {bad} not being finite")
 
     def _skipped(self, why: str) -> None:
         self.skipped += 1
@@ -228,7 +229,7 @@ class Steps:
         # behind the last group's first turn, the controller's numbers travel while groups are decoded
         if exchange is self._active[-1]:
             views = [GroupView(each.group, each.context, each.nonfinite) for each in self._active if each.compresses]
-            self.control.send(self.number, self.taken, views, self.recordings.are_to_come)
+            self.control.send(self.number, self.counted, views, self.recordings.are_to_come)
 
     def _end(self) -> None:
         """Ends the step when all groups are reduced: it counts for all of them, on all ranks, or for none."""

@@ -19,7 +19,7 @@ from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients, GradientSplit
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan
-from gradwire.runtime.row_memory import AS_THEY_ARE, RowMemory, RowWay
+from gradwire.runtime.row_memory import PLAIN_ROWS, RowMemory, RowScheme
 from gradwire.runtime.state_buffers import BufferPart, StateBuffers, dtypes_of, kinds_of
 from gradwire.slots import Layout, Slot
 
@@ -48,7 +48,7 @@ class StoredGroup:
     """Its own small tensors, such as a threshold."""
     buffers: Workspace
     """Scratch that it keeps from step to step."""
-    led: dict[str, int] = field(default_factory=dict)
+    leader_of: dict[str, int] = field(default_factory=dict)
     """By kind of state, the rank of the host that alone has it. A kind that several may have is missing."""
     fixed: Gradients | None = None
     """Its gradients, where they lie in the same place at every step."""
@@ -107,7 +107,7 @@ class StoredGroup:
         if self.fixed:
             self.fixed.split.forget_views()
 
-    def spend(self, whole: bool) -> None:
+    def drop_pending_residual(self, whole: bool) -> None:
         """Drops the pending residual, which a good step has sent; unless `whole`, some slots have kept theirs."""
         self.parts[RESIDUAL].commit(used=not whole)
 
@@ -129,7 +129,7 @@ class Store:
     `Steps.changing` while it looks."""
 
     def __init__(
-        self, slots: Sequence[Slot], device: torch.device, sparse: Collection[str] = (), rows: RowWay = AS_THEY_ARE
+        self, slots: Sequence[Slot], device: torch.device, sparse: Collection[str] = (), rows: RowScheme = PLAIN_ROWS
     ) -> None:
         self.slots, self.device = list(slots), device
         # slots whose gradients are sparse, which no plan has; those of them that are trained; how their rows are sent
@@ -156,7 +156,7 @@ class Store:
         """Has the sparse gradients of these parameters alone take part in steps, from the next `arrange` on."""
         self._rows = tuple(i for i in sorted(self.sparse) if self.slots[i].name in names)
 
-    def whole(self, plan: Plan) -> Plan:
+    def with_sparse_group(self, plan: Plan) -> Plan:
         """The plan, with one more group of all sparse gradients, if there are any."""
         if plan.native or not self._rows:
             return plan
@@ -165,7 +165,7 @@ class Store:
 
     def members(self, plan: Plan) -> list[tuple[int, ...]]:
         """The slots of each of these groups."""
-        return [tuple(self._index[name] for name in group.slots) for group in self.whole(plan).groups]
+        return [tuple(self._index[name] for name in group.slots) for group in self.with_sparse_group(plan).groups]
 
     def arrange(self, plan: Plan) -> None:
         """Arranges the state for a plan's groups; every slot keeps its own. Without groups all stays where it is."""
@@ -180,7 +180,7 @@ class Store:
             self._buffers.need(kind, dtype)
         self.keeps_state |= bool(dtypes) or (bool(self._rows) and self._row_way[1].error_feedback)
         # groups with the same slots as before keep their scratch
-        groups = zip(self.whole(plan).groups, members, strict=True)
+        groups = zip(self.with_sparse_group(plan).groups, members, strict=True)
         self.groups = [self._stored(group, own, before.get(own)) for group, own in groups]
 
     def export(self, padded: bool = False) -> Exported:
@@ -207,7 +207,7 @@ class Store:
             self._load_slot(i, tensors)
         # groups see the loaded state
         for stored in self.groups:
-            stored.parts, stored.led = self._parts(stored.kinds, stored.slots), {}
+            stored.parts, stored.leader_of = self._parts(stored.kinds, stored.slots), {}
             stored.slot_state.load([self._init_slot(i, stored.group) for i in stored.slots])
             stored.group_state.load(self._group_tensors[stored.slots[0]])
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from threading import Lock
 
 from gradwire.plans import Plan
-from gradwire.runtime.executor import EPOCH, Executor, Moment, elapsed_s, is_over
+from gradwire.runtime.executor import EPOCH, Event, Executor, elapsed_s, is_over
 from gradwire.runtime.failures import BETWEEN
 from gradwire.schedule.timeline import Span, Timeline
 
@@ -30,14 +30,14 @@ class Clock:
 
     def __init__(self) -> None:
         # spans that a GPU may not have come to yet, the oldest first
-        self._open: deque[tuple[str, Moment, Moment, TimedStep | None]] = deque()
+        self._open: deque[tuple[str, Event, Event, TimedStep | None]] = deque()
         # seconds that were read: of older steps, times what they stand for; of the newest, which may stand for more
         self._totals: defaultdict[str, float] = defaultdict(float)
         self._newest: defaultdict[str, float] = defaultdict(float)
         self._step = TimedStep()
         self._reading = Lock()
 
-    def add(self, name: str, start: Moment, end: Moment, step: TimedStep | None = None) -> None:
+    def add(self, name: str, start: Event, end: Event, step: TimedStep | None = None) -> None:
         """Adds the span from `start` to `end` to `name`. `step` is the timed step that it belongs to, None for one
         that is timed always; spans of an older step do not come after those of a newer one."""
         with self._reading:
@@ -80,8 +80,8 @@ class RecordedSpan:
     """A span as it is recorded; on CUDA its moments are read later."""
 
     lane: str
-    start: Moment
-    end: Moment
+    start: Event
+    end: Event
     group: int = -1
     """The plan's group; -1 where it is about none."""
     label: str = ""
@@ -101,12 +101,12 @@ class Trace:
 
     def __init__(self, rank: int, steps: int) -> None:
         self.rank, self.steps = rank, steps
-        self._begins: list[tuple[Moment, Plan]] = []
+        self._begins: list[tuple[Event, Plan]] = []
         self._spans: list[RecordedSpan] = []
         self._gave = True
-        self._last: Moment = EPOCH
+        self._last: Event = EPOCH
 
-    def forward_begins(self, mark: Moment, plan: Plan) -> None:
+    def forward_begins(self, mark: Event, plan: Plan) -> None:
         """A forward pass begins while `plan` is in force; the first one after a backward pass begins a step."""
         # the first forward pass after a gradient begins a step; another one, without backward, is part of it
         if self._gave:
@@ -121,13 +121,13 @@ class Trace:
         if self._begins:
             self._begins[-1] = self._begins[-1][0], plan
 
-    def forward_ends(self, mark: Moment) -> None:
+    def forward_ends(self, mark: Event) -> None:
         """The forward pass that began last ends."""
         if self._begins and not self._gave:
             self.add(RecordedSpan("forward", self._last, mark, label="forward"))
             self._last = mark
 
-    def gave(self, slot: str, group: int, mark: Moment) -> bool:
+    def gave(self, slot: str, group: int, mark: Event) -> bool:
         """A gradient is ready. Returns whether there is more to record."""
         if self._begins:
             self.add(RecordedSpan("backward", self._last, mark, group, slot, slot=slot))
@@ -145,7 +145,7 @@ class Trace:
             raise ValueError("no traced step has ended; a step ends when the next forward pass begins: train one more")
         return [self._timeline(start, end, plan) for (start, plan), (end, _) in steps]
 
-    def _timeline(self, start: Moment, end: Moment, plan: Plan) -> Timeline:
+    def _timeline(self, start: Event, end: Event, plan: Plan) -> Timeline:
         step_s = elapsed_s(start, end)
         # seconds since the step's beginning
         placed = [(elapsed_s(start, taken.start), elapsed_s(start, taken.end), taken) for taken in list(self._spans)]
@@ -174,7 +174,7 @@ class Recorder:
     """Where the training thread is before a step's first gradient, for errors."""
 
     def __init__(self, executor: Executor, rank: int) -> None:
-        self.mark, self._rank, self._every = executor.mark, rank, 1 if executor.is_immediate else EVERY
+        self.record_event, self._rank, self._every = executor.record_event, rank, 1 if executor.is_immediate else EVERY
         self._clock = Clock()
         self._traces: list[Trace] = []
         self.doing = BETWEEN
@@ -204,22 +204,22 @@ class Recorder:
         """Seconds of a lane that are known to be over, without waiting for a GPU."""
         return self._clock.so_far(lane)
 
-    def waited(self, start: Moment) -> None:
+    def waited(self, start: Event) -> None:
         """Adds the time from `start` until now for which training waits for the means."""
         self._add("wait", start, None)
 
-    def now(self) -> Moment:
+    def now(self) -> Event:
         """Where a group's span begins, if this step is timed."""
-        return self.mark() if self._is_timed else EPOCH
+        return self.record_event() if self._is_timed else EPOCH
 
-    def add(self, lane: str, start: Moment, group: int, label: str = "", wire_bytes: int = 0) -> Moment:
+    def add(self, lane: str, start: Event, group: int, label: str = "", wire_bytes: int = 0) -> Event:
         """Adds a group's span that ends now, if this step is timed; returns its end."""
         return self._add(lane, start, self._step, group, label, wire_bytes) if self._is_timed else EPOCH
 
     def _add(
-        self, lane: str, start: Moment, step: TimedStep | None, group: int = -1, label: str = "", wire_bytes: int = 0
-    ) -> Moment:
-        end = self.mark()
+        self, lane: str, start: Event, step: TimedStep | None, group: int = -1, label: str = "", wire_bytes: int = 0
+    ) -> Event:
+        end = self.record_event()
         self._clock.add(lane, start, end, step)
         for trace in [*self._traces]:  # the thread that trains may end one at any time
             trace.add(RecordedSpan(lane, start, end, group, label, wire_bytes))
@@ -229,7 +229,7 @@ class Recorder:
         """A forward pass begins while `plan` is in force."""
         self.doing = "in forward"
         for trace in [*self._traces]:
-            trace.forward_begins(self.mark(), plan)
+            trace.forward_begins(self.record_event(), plan)
 
     def follow(self, plan: Plan) -> None:
         """The step under way takes this plan."""
@@ -240,7 +240,7 @@ class Recorder:
         """The forward pass that began ends."""
         self.doing = "between forward and its first gradients"
         for trace in [*self._traces]:
-            trace.forward_ends(self.mark())
+            trace.forward_ends(self.record_event())
 
     @property
     def traces(self) -> bool:
@@ -250,6 +250,6 @@ class Recorder:
     def gave(self, slot: str, group: int) -> None:
         """A gradient is ready."""
         for trace in [*self._traces]:
-            if not trace.gave(slot, group, self.mark()):
+            if not trace.gave(slot, group, self.record_event()):
                 # the trace is complete
                 self._traces.remove(trace)

@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire.ops.host import number_in
 from gradwire.ops.vectors import Scalar
 from gradwire.runtime.executor import Executor
-from gradwire.runtime.job_error import JobError
+from gradwire.runtime.first_error import FirstError
 from gradwire.runtime.pipeline import Pipeline
 from gradwire.transports.mesh import SAME
 
@@ -31,13 +31,13 @@ def checked(weight: object) -> Scalar:
             raise ValueError(f"{other!r} is no weight of a gradient; {CALL}")
 
 
-def asked(weight: Callable[[], object] | None, job: JobError) -> Callable[[], Scalar | None]:
+def weight_reader(weight: Callable[[], object] | None, job: FirstError) -> Callable[[], Scalar | None]:
     """A function that asks for this rank's weight in the step that opens; a mistake ends the job on all ranks."""
     if weight is None:
         return lambda: None
 
     def ask() -> Scalar:
-        with job.ended_by(Exception):
+        with job.fail_job_on(Exception):
             return checked(weight())
 
     return ask

@@ -2,9 +2,9 @@
 
 from gradwire.schedule import baselines
 from gradwire.schedule.costs import Affine, CostTable, Fit, theil_sen
-from gradwire.schedule.problem import Choice, Option, Problem
+from gradwire.schedule.problem import GroupChoice, Option, Problem
 from gradwire.schedule.profile import Candidate, Objective, Profile, SlotTime, over_link
-from gradwire.schedule.progress import most, plan_efficiency, search_progress
+from gradwire.schedule.progress import best_index, plan_efficiency, search_progress
 from gradwire.schedule.regimes import Regime, Worker
 from gradwire.schedule.search import Solution, evaluate, search
 from gradwire.schedule.search_by_rule import search_profile
@@ -13,9 +13,9 @@ from gradwire.schedule.timeline import Span, Timeline, timeline
 __all__ = [
     "Affine",
     "Candidate",
-    "Choice",
     "CostTable",
     "Fit",
+    "GroupChoice",
     "Objective",
     "Option",
     "Problem",
@@ -27,8 +27,8 @@ __all__ = [
     "Timeline",
     "Worker",
     "baselines",
+    "best_index",
     "evaluate",
-    "most",
     "over_link",
     "plan_efficiency",
     "search",

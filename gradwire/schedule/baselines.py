@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from gradwire.schedule.costs import Array
-from gradwire.schedule.problem import Choice, Problem, assemble
+from gradwire.schedule.problem import GroupChoice, Problem, assemble
 from gradwire.schedule.regimes import Regime
 from gradwire.schedule.search import Solution, evaluate
 
@@ -33,7 +33,7 @@ def whole_buckets(problem: Problem, regime: Regime, option: int, size_bytes: flo
     """`buckets` that hold the small slots, too, whatever the option."""
     ends = _ends(np.concatenate([[0.0], np.cumsum(problem.elements)]), size_bytes)
     # all slots between two ends, the small ones too
-    groups = (Choice(tuple(range(*bounds)), option) for bounds in pairwise([0, *ends]))
+    groups = (GroupChoice(tuple(range(*bounds)), option) for bounds in pairwise([0, *ends]))
     return evaluate(problem, tuple(groups), regime)
 
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gradwire.schedule.costs import Affine, Array, Chain, Cost, Index, Total
+from gradwire.schedule.costs import Affine, Array, ComposedCost, Cost, Index, SumCost
 from gradwire.schedule.edges import Edges, load_of
 from gradwire.schedule.problem import Cuts, Problem
-from gradwire.schedule.regimes import Load, Regime, State
+from gradwire.schedule.regimes import GroupCosts, Regime, State
 
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """The parts that the wire has in the first bounds; the rest is the computing stream's."""
@@ -36,9 +36,9 @@ def least_slope(cost: Cost) -> float:
     match cost:
         case Affine():
             return cost.per_unit
-        case Chain():
+        case ComposedCost():
             return least_slope(cost.outer) * least_slope(cost.inner)
-        case Total():
+        case SumCost():
             return sum(least_slope(part) * factor for part, factor in cost.parts)
         case _:
             return 0.0
@@ -113,7 +113,7 @@ class Bounds:
         """Seconds that each group adds to the weighted mean."""
         before, after = (np.take(shares, at, axis=-1) for at in (edges.start, edges.end))
         # what the group adds on each of the regime's lanes, and for the elements it defers
-        seconds = self.regime.price(before, after, edges.ready_s, Load(*edges.load))
+        seconds = self.regime.price(before, after, edges.ready_s, GroupCosts(*edges.load))
         return SAFE * (seconds + after[-1] * edges.deferred)
 
     def _last(self, shares: Array) -> float:
@@ -184,9 +184,9 @@ def longest(problem: Problem, regime: Regime, cuts: Cuts) -> tuple[float, Array]
     # play the plan through
     states, backward_s = np.zeros((regime.dims, len(ready) + 1)), float(problem.ready_s[-1])
     for group, (load, at) in enumerate(zip(loads.T, ready, strict=True)):
-        states[:, group + 1] = regime.least(tuple(states[:, group]), at, Load(*load), backward_s)
+        states[:, group + 1] = regime.least(tuple(states[:, group]), at, GroupCosts(*load), backward_s)
     # derivatives, propagated from the end
-    growth = _growth(lambda state: regime.least(state, ready, Load(*loads), backward_s), states[:, :-1])
+    growth = _growth(lambda state: regime.least(state, ready, GroupCosts(*loads), backward_s), states[:, :-1])
     last = _growth(lambda state: (regime.finish(state, backward_s),), states[:, -1:])[0, :, 0]
     shares = [last]
     for group in range(len(ready) - 1, -1, -1):

@@ -92,7 +92,7 @@ class CostTable:
 
 
 @dataclass(frozen=True)
-class Total:
+class SumCost:
     """The sum of costs, each of the size times its factor: for collectives one after another."""
 
     parts: tuple[tuple[Cost, float], ...]
@@ -102,7 +102,7 @@ class Total:
 
 
 @dataclass(frozen=True)
-class Chain:
+class ComposedCost:
     """`outer` of what `inner` gives: seconds of the bytes of some elements."""
 
     outer: Cost
@@ -112,7 +112,7 @@ class Chain:
         return self.outer(self.inner(size))
 
 
-NOTHING = Affine()
+ZERO_COST = Affine()
 
 
 class Fit(NamedTuple):

@@ -6,21 +6,21 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.schedule.costs import NOTHING, Array, Index
+from gradwire.schedule.costs import ZERO_COST, Array, Index
 from gradwire.schedule.problem import Cuts, Problem
-from gradwire.schedule.regimes import Load, Regime
+from gradwire.schedule.regimes import GroupCosts, Regime
 
 
 def load_of(
     problem: Problem, option: int, first: Index | int, last: Index | int, deferred: Array | float = 0.0
-) -> Load:
+) -> GroupCosts:
     """Costs of groups of the pieces first..last-1 and `deferred` elements of small slots."""
     # elements and units of the group are differences of prefix sums
     how, view = problem.options[option], problem.views[option]
     elements = view.elements[last] - view.elements[first] + deferred
     units = elements if how.units is None else view.units[last] - view.units[first]
-    wire = how.wire(units) if how.local is NOTHING else how.wire(units) + how.local(elements)
-    return Load(how.encode(elements), wire, how.decode(elements))
+    wire = how.wire(units) if how.local is ZERO_COST else how.wire(units) + how.local(elements)
+    return GroupCosts(how.encode(elements), wire, how.decode(elements))
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,7 @@ def _row(problem: Problem, regime: Regime, start: int, limit_s: float) -> tuple[
     kept = np.zeros((len(loads), len(ends)), bool)
     # leave out groups that are too late by themselves, or nowhere faster than with another option
     for number, (load, view) in enumerate(zip(loads, problem.views, strict=True)):
-        end_s = regime.finish(regime.step(zero, view.ready_s[ends], Load(*load), backward_s), backward_s)
+        end_s = regime.finish(regime.step(zero, view.ready_s[ends], GroupCosts(*load), backward_s), backward_s)
         kept[number] = (view.count[start] < view.count[ends]) & (end_s < limit_s) & (not problem.options[number].filler)
         for other in _comparable(problem, number):
             as_fast = (loads[other] <= load).all(0)

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.schedule.costs import NOTHING, Array, Cost, Index
+from gradwire.schedule.costs import ZERO_COST, Array, Cost, Index
 
 Cuts = list[tuple[int, int]]
 """Groups as (end, option): the piece before which each ends, and how it is sent."""
@@ -27,7 +27,7 @@ class Option:
     """Only then may it carry small slots."""
     units: Array | None = None
     """Of each slot (N,); by default its elements."""
-    local: Cost = NOTHING
+    local: Cost = ZERO_COST
     """Seconds inside hosts, on top of `wire`, against elements."""
     efficiency: float = 1.0
     """Progress of a step that sends all large slots so, in dense steps."""
@@ -36,7 +36,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Choice:
+class GroupChoice:
     """A group: the indices of its slots and of the option that sends it."""
 
     slots: tuple[int, ...]
@@ -85,9 +85,9 @@ class Problem:
         return np.concatenate([[0.0], np.cumsum(self.elements * self.small)])[self.bounds]
 
     @cached_property
-    def views(self) -> tuple["View", ...]:
+    def views(self) -> tuple["PrefixSums", ...]:
         """The slots as each option sees them."""
-        return tuple(View.of(self, option) for option in self.options)
+        return tuple(PrefixSums.of(self, option) for option in self.options)
 
     @property
     def chosen_from(self) -> list[int]:
@@ -104,7 +104,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class View:
+class PrefixSums:
     """Prefix sums (pieces + 1,) over the slots that an option takes: all of them if it is lossless, else the large
     ones. `ready_s[k]` is when the last of those in the first k pieces is ready."""
 
@@ -117,7 +117,7 @@ class View:
     ready_s: Array
 
     @classmethod
-    def of(cls, problem: Problem, option: Option) -> "View":
+    def of(cls, problem: Problem, option: Option) -> "PrefixSums":
         """The slots of `problem` that `option` takes."""
         # a lossy option does not take small slots
         taken = np.ones(len(problem.small), bool) if option.lossless else ~problem.small
@@ -131,13 +131,13 @@ class View:
         return cls(*(values[problem.bounds] for values in (*sums, ready)))
 
 
-def assemble(problem: Problem, cuts: Sequence[tuple[int, int]]) -> tuple[Choice, ...]:
+def assemble(problem: Problem, cuts: Sequence[tuple[int, int]]) -> tuple[GroupChoice, ...]:
     """The groups that end before piece `end` and use `option`, for each (end, option).
 
     A lossy option takes the large slots since the last cut and defers the small ones; a lossless one takes all,
     and those that were deferred. What is deferred at the end is a last group.
     """
-    groups: list[Choice] = []
+    groups: list[GroupChoice] = []
     deferred: list[int] = []
     start = 0
     for piece, option in cuts:
@@ -150,6 +150,6 @@ def assemble(problem: Problem, cuts: Sequence[tuple[int, int]]) -> tuple[Choice,
             own, deferred = sorted(deferred + own), []
         else:
             deferred += [i for i in range(start, end) if problem.small[i]]
-        groups += [Choice(tuple(own), option)] if own else []
+        groups += [GroupChoice(tuple(own), option)] if own else []
         start = end
-    return (*groups, Choice(tuple(deferred), problem.tail)) if deferred else tuple(groups)
+    return (*groups, GroupChoice(tuple(deferred), problem.tail)) if deferred else tuple(groups)

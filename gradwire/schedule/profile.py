@@ -13,8 +13,8 @@ import numpy as np
 from gradwire.plan_parts import json_of, takes
 from gradwire.plans import Group, Plan, check_version, from_file
 from gradwire.rules import sort_by, within_length
-from gradwire.schedule.costs import NOTHING, Affine, Chain, CostTable, Total, from_data
-from gradwire.schedule.problem import Choice, Option, Problem
+from gradwire.schedule.costs import ZERO_COST, Affine, ComposedCost, CostTable, SumCost, from_data
+from gradwire.schedule.problem import GroupChoice, Option, Problem
 from gradwire.schedule.sent_bytes import STEADY, bytes_of_elements, bytes_of_slots, layout_of, wire_bytes
 from gradwire.slots import Slot
 
@@ -165,12 +165,12 @@ class Profile:
             if slots
         ]
 
-    def plan(self, groups: Sequence[Choice]) -> Plan:
+    def plan(self, groups: Sequence[GroupChoice]) -> Plan:
         """The plan of these groups; what is too long for a compressor travels in parts, or is cast."""
         ways = [(way, own) for group in groups for way, own in self._ways(group).items()]
         return within_length(Plan(tuple(dataclasses.replace(way, slots=tuple(own)) for way, own in ways)), self.slots)
 
-    def _ways(self, group: Choice) -> dict[Group, list[str]]:
+    def _ways(self, group: GroupChoice) -> dict[Group, list[str]]:
         """The group's slots by way: those that are too long for its compressor are cast, if a candidate of theirs is a
         cast."""
         way, ways = self.candidates[group.option].way, dict[Group, list[str]]()
@@ -179,22 +179,22 @@ class Profile:
             ways.setdefault(way if takes(way.compressor, slot.numel) or not casts else casts[0], []).append(slot.name)
         return ways
 
-    def choices(self, plan: Plan) -> tuple[Choice, ...]:
+    def choices(self, plan: Plan) -> tuple[GroupChoice, ...]:
         """The plan's groups. Raises ValueError, naming it, for a slot or a candidate that was not profiled."""
         slot_of = {slot.name: index for index, slot in enumerate(self.slots)}
         # by number: slots, and candidates without their slots
         ways = [candidate.way for candidate in self.candidates]
-        groups: list[Choice] = []
+        groups: list[GroupChoice] = []
         for group in plan.groups:
             way = dataclasses.replace(group, slots=())
             if way not in ways:
                 raise ValueError(f"the profile has no candidate {describe(way)}; profile it, or make another plan")
             if unknown := [name for name in group.slots if name not in slot_of]:
                 raise ValueError(f"the plan names parameter {unknown[0]!r}, which the profile lacks")
-            groups.append(Choice(tuple(slot_of[name] for name in group.slots), ways.index(way)))
+            groups.append(GroupChoice(tuple(slot_of[name] for name in group.slots), ways.index(way)))
         return tuple(groups)
 
-    def wire_bytes(self, group: Choice) -> int:
+    def wire_bytes(self, group: GroupChoice) -> int:
         """Bytes that one rank, or one host, sends for the group."""
         layout = layout_of([self.slots[i].shape for i in group.slots])
         return wire_bytes(self.candidates[group.option].way, layout, self.hosts)
@@ -204,12 +204,12 @@ class Profile:
         way, wire, units = candidate.way, self.collectives[candidate.way.communicator.name], None
         shapes = [slot.shape for slot in self.slots]
         if way.compressor.sized_by_elements:
-            wire = Chain(wire, bytes_of_elements(way, shapes, self.hosts))
+            wire = ComposedCost(wire, bytes_of_elements(way, shapes, self.hosts))
         else:
             units = bytes_of_slots(way, shapes, self.hosts)
             # rounds after the first add their latency, but no bytes
-            wire = Total(((wire, 1), *((wire, 0) for _ in range(way.compressor.rounds - 1))))
-        local = Total(tuple((self.local[name], 4) for name in LOCAL)) if self.gpus_per_host > 1 else NOTHING
+            wire = SumCost(((wire, 1), *((wire, 0) for _ in range(way.compressor.rounds - 1))))
+        local = SumCost(tuple((self.local[name], 4) for name in LOCAL)) if self.gpus_per_host > 1 else ZERO_COST
         lossless = way.compressor.is_cast
         return Option(candidate.encode, wire, candidate.decode, lossless, units, local, candidate.efficiency)
 

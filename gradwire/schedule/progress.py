@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradwire.schedule.problem import Choice, Problem
+from gradwire.schedule.problem import GroupChoice, Problem
 from gradwire.schedule.regimes import Regime
 from gradwire.schedule.search import Solution, search
 
@@ -15,7 +15,7 @@ SAME_EFFICIENCY = 1.01
 """Efficiencies within this factor of each other count as one, for the search."""
 
 
-def plan_efficiency(problem: Problem, groups: Sequence[Choice]) -> float:
+def plan_efficiency(problem: Problem, groups: Sequence[GroupChoice]) -> float:
     """The progress of a step with these groups, in dense steps: delays count by elements; 0 where a group harms
     training."""
     efficiencies = np.array([problem.options[group.option].efficiency for group in groups])
@@ -23,7 +23,7 @@ def plan_efficiency(problem: Problem, groups: Sequence[Choice]) -> float:
     return float(elements.sum() / (elements / efficiencies).sum()) if efficiencies.all() else 0.0
 
 
-def most(rates: Sequence[float], efficiencies: Sequence[float]) -> int:
+def best_index(rates: Sequence[float], efficiencies: Sequence[float]) -> int:
     """The index of the greatest rate of progress; of those that noise cannot tell from it, of the one that is most
     efficient."""
     near = [index for index, rate in enumerate(rates) if NOISE * rate >= max(rates)]
@@ -34,13 +34,13 @@ def search_progress(problem: Problem, regime: Regime, eps: float = 0.0, known: S
     """The plan with the most progress per second: of the `known` ones and, for every efficiency that an option has,
     of the shortest step whose options have as much or more, each searched to within a factor of 1 + eps."""
     # one search for every least efficiency; fast plans may be inefficient, and the other way round
-    found = [*known, *(search_efficiency(problem, regime, eps, least) for least in levels(problem))]
+    found = [*known, *(search_efficiency(problem, regime, eps, least) for least in efficiency_levels(problem))]
     efficiencies = [plan_efficiency(problem, each.groups) for each in found]
     rates = [efficiency / each.step_s for efficiency, each in zip(efficiencies, found, strict=True)]
-    return found[most(rates, efficiencies)]
+    return found[best_index(rates, efficiencies)]
 
 
-def levels(problem: Problem) -> list[float]:
+def efficiency_levels(problem: Problem) -> list[float]:
     """The least efficiencies to search with: one of those that hardly differ, and none that harms training."""
     levels: list[float] = []
     for efficiency in sorted({problem.options[each].efficiency for each in problem.chosen_from} - {0.0}):

@@ -14,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from gradwire.schedule.costs import Array
-from gradwire.schedule.work import Backward, Interval, Work
+from gradwire.schedule.work import Interval, SlowedBackward, TimedGroup
 from gradwire.script import script
 
 State = tuple[Array, ...]
 
 
-class Load(NamedTuple):
+class GroupCosts(NamedTuple):
     """Many possible groups' seconds."""
 
     encode: Array
@@ -28,7 +28,7 @@ class Load(NamedTuple):
     decode: Array
 
 
-NO_LOAD = Load(np.zeros(1), np.zeros(1), np.zeros(1))
+NO_LOAD = GroupCosts(np.zeros(1), np.zeros(1), np.zeros(1))
 
 
 class Regime(ABC):
@@ -42,14 +42,14 @@ class Regime(ABC):
     """The fraction of its speed that backward loses while the worker computes."""
 
     @abstractmethod
-    def run(self, works: Sequence[Work], backward: Backward) -> list[Interval]:
+    def run(self, works: Sequence[TimedGroup], backward: SlowedBackward) -> list[Interval]:
         """The intervals in which each group is encoded, sent and decoded."""
 
     @abstractmethod
-    def step(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
+    def step(self, state: State, ready: Array | float, load: GroupCosts, backward_s: float) -> State:
         """The state after one more group, which is ready at `ready` in backward alone, of all its `backward_s`."""
 
-    def least(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
+    def least(self, state: State, ready: Array | float, load: GroupCosts, backward_s: float) -> State:
         """A convex lower bound on `step`, from which `price` follows."""
         return self.step(state, ready, load, backward_s)
 
@@ -62,7 +62,7 @@ class Regime(ABC):
         return self.step(state, ready, NO_LOAD, 0.0)
 
     @abstractmethod
-    def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
+    def price(self, before: Array, after: Array, ready: Array, load: GroupCosts) -> Array:
         """The seconds that each group adds to a weighted mean of the state's numbers, at least (see `bounds`).
 
         `before` and `after` (dims, groups) are the weights of the state's numbers ahead of the group and behind it,
@@ -111,7 +111,7 @@ class Worker(Regime):
         """By how many seconds backward and the worker are later for each of the other's that they share."""
         return self.contention / (1 - self.contention)
 
-    def run(self, works: Sequence[Work], backward: Backward) -> list[Interval]:
+    def run(self, works: Sequence[TimedGroup], backward: SlowedBackward) -> list[Interval]:
         spans: list[Interval] = []
         now = wire = 0.0
         backward_s = max(work.ready_s for work in works)
@@ -140,7 +140,7 @@ class Worker(Regime):
             spans.append(Interval("wire", begun, wire, group))
         return spans
 
-    def step(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
+    def step(self, state: State, ready: Array | float, load: GroupCosts, backward_s: float) -> State:
         worker, wire, due, late, work = state
         work = self._worked(work, late, ready, load.encode + due)
         # encode
@@ -163,7 +163,7 @@ class Worker(Regime):
         """The last of the state's numbers after so much more was computed, not before `ready`."""
         return np.maximum(work, ready - self.lag * ready + late) + computed
 
-    def least(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
+    def least(self, state: State, ready: Array | float, load: GroupCosts, backward_s: float) -> State:
         worker, wire, due, late, work = state
         # as in `step`, without the slowdown
         encoded = np.maximum(worker, ready + late) + load.encode
@@ -179,7 +179,7 @@ class Worker(Regime):
         worker = np.maximum(state[0], ready + state[3])
         return worker, np.maximum(state[1], worker), *state[2:]
 
-    def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
+    def price(self, before: Array, after: Array, ready: Array, load: GroupCosts) -> Array:
         # each kind of second is weighed by what it delays: see `step`
         entered = after[4] - before[4]
         begun = before[3] - after[3] - entered

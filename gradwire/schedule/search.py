@@ -22,9 +22,9 @@ from gradwire.schedule.bounds import WEIGHTS, Bounds, longest
 from gradwire.schedule.costs import Array, Index
 from gradwire.schedule.edges import load_of
 from gradwire.schedule.game import Game
-from gradwire.schedule.problem import Choice, Cuts, Problem, assemble
-from gradwire.schedule.regimes import Load, Regime
-from gradwire.schedule.work import Backward, Work
+from gradwire.schedule.problem import Cuts, GroupChoice, Problem, assemble
+from gradwire.schedule.regimes import GroupCosts, Regime
+from gradwire.schedule.work import SlowedBackward, TimedGroup
 
 SEEDS = (1, 2, 4, 8, 16, 32)
 GAMES = 4
@@ -44,28 +44,28 @@ ROUNDING = 1e-12
 class Solution:
     """A plan that the search found."""
 
-    groups: tuple[Choice, ...]
+    groups: tuple[GroupChoice, ...]
     """In the order of sending."""
     step_s: float
     bound: float = float("inf")
     """The factor by which another plan may be faster at most: 1.0 is proven optimal, infinity proves nothing."""
 
 
-def works_of(problem: Problem, groups: Sequence[Choice]) -> list[Work]:
+def works_of(problem: Problem, groups: Sequence[GroupChoice]) -> list[TimedGroup]:
     """The groups' ready times and costs."""
-    works: list[Work] = []
+    works: list[TimedGroup] = []
     for group in groups:
         option, slots = problem.options[group.option], list(group.slots)
         elements = problem.elements[slots].sum()
         units = elements if option.units is None else option.units[slots].sum()
         seconds = option.encode(elements), option.wire(units) + option.local(elements), option.decode(elements)
-        works.append(Work(float(problem.ready_s[slots].max()), *map(float, seconds)))
+        works.append(TimedGroup(float(problem.ready_s[slots].max()), *map(float, seconds)))
     return works
 
 
-def evaluate(problem: Problem, groups: tuple[Choice, ...], regime: Regime) -> Solution:
+def evaluate(problem: Problem, groups: tuple[GroupChoice, ...], regime: Regime) -> Solution:
     """The solution with these groups, timed by the regime."""
-    intervals = regime.run(works_of(problem, groups), Backward(regime.slow))
+    intervals = regime.run(works_of(problem, groups), SlowedBackward(regime.slow))
     return Solution(groups, problem.around_s + max(interval.end_s for interval in intervals))
 
 
@@ -258,7 +258,10 @@ class _Labels:
             load[:, by] = load_of(self.problem, option, self.edges.start[edges[by]], k, deferred[by])
         # what the group adds to the step
         after = self.regime.step(
-            tuple(np.take(self.states[:-1], labels, axis=1)), self.edges.ready_s[edges], Load(*load), self.backward_s
+            tuple(np.take(self.states[:-1], labels, axis=1)),
+            self.edges.ready_s[edges],
+            GroupCosts(*load),
+            self.backward_s,
         )
         if k < self.problem.pieces:
             after = self.regime.settle(after, self.soonest_s[k])

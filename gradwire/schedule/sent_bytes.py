@@ -6,7 +6,7 @@ from math import prod
 import numpy as np
 import torch
 
-from gradwire.compressors import Predictable
+from gradwire.compressors import FixedSizeCompressor
 from gradwire.plans import Group
 from gradwire.schedule.costs import Array, CostTable
 from gradwire.slots import Layout, Slot
@@ -31,7 +31,7 @@ def bytes_of_elements(way: Group, shapes: Shapes, hosts: int) -> CostTable:
 
 def bytes_of_slots(way: Group, shapes: Shapes, hosts: int) -> Array:
     """Each slot's part (N,) of the bytes on the wire, by its payload: what frames and pads a message is the group's."""
-    assert isinstance(way.compressor, Predictable)
+    assert isinstance(way.compressor, FixedSizeCompressor)
     payloads = np.array([way.compressor.slot_bytes(slot) for slot in layout_of(shapes).slots])
     return payloads * (wire_bytes(way, layout_of(shapes), hosts) / max(1.0, payloads.sum()))
 

@@ -16,7 +16,7 @@ from gradwire.schedule import baselines
 from gradwire.schedule.costs import Affine, CostTable
 from gradwire.schedule.problem import Problem
 from gradwire.schedule.profile import Candidate, Profile, over_link
-from gradwire.schedule.progress import levels, plan_efficiency, search_efficiency, search_progress
+from gradwire.schedule.progress import efficiency_levels, plan_efficiency, search_efficiency, search_progress
 from gradwire.schedule.regimes import Regime, Worker
 from gradwire.schedule.search import Solution, evaluate
 from gradwire.wire import ETHERNET, Wire, depth
@@ -139,7 +139,7 @@ def simulate(
     if every > 1:
         inside_s = inner_s(profile, cluster, regime)
         rounds = at_once(problem)
-        shortest = search_efficiency(rounds, regime, EPS, levels(rounds)[0])
+        shortest = search_efficiency(rounds, regime, EPS, efficiency_levels(rounds)[0])
         for way, found in (_ways(there, rounds, regime, plan) | {BEST: shortest}).items():
             yield _outcome(
                 there, cluster, f"{way} every {every}", found, inside_s + found.step_s / every, alone_s, every
@@ -153,7 +153,7 @@ def at_once(problem: Problem) -> Problem:
 
 def _ways(there: Profile, problem: Problem, regime: Regime, plan: Plan | None) -> dict[str, Solution]:
     """The best solution with each candidate alone, by name, and the given plan's."""
-    known = names(there.candidates)
+    known = candidate_names(there.candidates)
     named = {known[option]: baselines.best_buckets(problem, regime, option, SIZES) for option in problem.chosen_from}
     if plan and not plan.native:  # DDP by itself is nothing that the search times
         named[GIVEN] = evaluate(problem, there.choices(plan), regime)
@@ -164,7 +164,7 @@ def _outcome(
     there: Profile, cluster: Cluster, way: str, found: Solution, step_s: float, alone_s: float, every: int = 1
 ) -> Outcome:
     nbytes = sum(there.wire_bytes(group) for group in found.groups) / every
-    return Outcome(cluster, way, step_s, alone_s, _composed(found, names(there.candidates)), nbytes, every)
+    return Outcome(cluster, way, step_s, alone_s, _composed(found, candidate_names(there.candidates)), nbytes, every)
 
 
 def inner_s(profile: Profile, cluster: Cluster, regime: Regime) -> float:
@@ -256,7 +256,7 @@ def latency_of(profile: Profile) -> float:
     return min(known)
 
 
-def names(candidates: Sequence[Candidate]) -> list[str]:
+def candidate_names(candidates: Sequence[Candidate]) -> list[str]:
     """Names of candidates: their compressors, with the rule if there is one, and the communicator where two have the
     same."""
     rules = [f" for {candidate.way.rule!r}" if candidate.way.rule else "" for candidate in candidates]

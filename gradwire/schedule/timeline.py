@@ -6,11 +6,11 @@ from itertools import pairwise
 from typing import Any, Self
 
 from gradwire.plans import Plan
-from gradwire.schedule.problem import Choice, Problem
+from gradwire.schedule.problem import GroupChoice, Problem
 from gradwire.schedule.profile import Profile, describe
 from gradwire.schedule.regimes import Regime, Worker
 from gradwire.schedule.search import works_of
-from gradwire.schedule.work import Backward, Interval
+from gradwire.schedule.work import Interval, SlowedBackward
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def timeline(profile: Profile, plan: Plan, regime: Regime | None = None) -> Time
     groups = profile.choices(plan)
     works = works_of(problem := profile.problem(), groups)
     regime = regime or Worker(profile.contention)
-    backward = Backward(regime.slow)
+    backward = SlowedBackward(regime.slow)
     intervals = [*regime.run(works, backward)]
     # the moments that follow: backward is over, all means are in place
     done = backward.at(float(problem.ready_s[-1]))
@@ -78,7 +78,7 @@ def timeline(profile: Profile, plan: Plan, regime: Regime | None = None) -> Time
     return Timeline(tuple(spans))
 
 
-def _backward(profile: Profile, problem: Problem, backward: Backward) -> list[Span]:
+def _backward(profile: Profile, problem: Problem, backward: SlowedBackward) -> list[Span]:
     """One span for each slot: from when the slot before it is ready to when it is."""
     ready = [profile.forward_s + backward.at(work_s) for work_s in (0.0, *problem.ready_s.tolist())]
     return [
@@ -87,7 +87,7 @@ def _backward(profile: Profile, problem: Problem, backward: Backward) -> list[Sp
     ]
 
 
-def _span(profile: Profile, groups: tuple[Choice, ...], interval: Interval) -> Span:
+def _span(profile: Profile, groups: tuple[GroupChoice, ...], interval: Interval) -> Span:
     group = groups[interval.group]
     # the problem's times begin where backward does
     return Span(

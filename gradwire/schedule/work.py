@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
-class Work(NamedTuple):
+class TimedGroup(NamedTuple):
     """One group's seconds: when it is ready, in backward alone, and its costs."""
 
     ready_s: float
@@ -23,7 +23,7 @@ class Interval(NamedTuple):
 
 
 @dataclass
-class Backward:
+class SlowedBackward:
     """Backward, which loses a share `slow` of its speed in the intervals `busy`, while the worker computes."""
 
     slow: float

@@ -4,7 +4,7 @@ from gradwire.transports.card import Card
 from gradwire.transports.mesh import Mesh
 from gradwire.transports.played import Played
 from gradwire.transports.process_group import ProcessGroup
-from gradwire.transports.recording import Recording
+from gradwire.transports.recording import SizeRecorder
 from gradwire.transports.threads import Threads
 from gradwire.transports.transport import Done, KeyValueStore, Pending, Transport
 
@@ -16,7 +16,7 @@ __all__ = [
     "Pending",
     "Played",
     "ProcessGroup",
-    "Recording",
+    "SizeRecorder",
     "Threads",
     "Transport",
 ]

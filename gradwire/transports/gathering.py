@@ -24,7 +24,7 @@ def ranks_named(ranks: Sequence[int]) -> str:
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
 
 
-def asked(store: KeyValueStore, key: str, until: float) -> Iterator[str | None]:
+def poll(store: KeyValueStore, key: str, until: float) -> Iterator[str | None]:
     """Asks for a text of the store again and again, until a time of `monotonic`; yields None while it is not there."""
     yield store.get(key, max(0.0, min(SLICE_S, until - monotonic())))
     # from now on without waiting: torch's store warns of each wait in vain
@@ -62,7 +62,7 @@ def gather(store: TorchStore, rank: int, ranks: Sequence[int], timeout_s: float)
     if store.add("here", 1) == len(ranks):
         store.first("absent", json.dumps([]))
     patience_s = min(PATIENCE_S, timeout_s / 2)
-    answer = next(filter(None, asked(store, "absent", monotonic() + patience_s)), None)
+    answer = next(filter(None, poll(store, "absent", monotonic() + patience_s)), None)
     # this rank gives up, if no other has and the last one has not come in this very moment
     if answer is None:
         absent = [other for other in ranks if not store.check([f"here/{other}"])]

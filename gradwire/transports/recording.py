@@ -5,7 +5,7 @@ from gradwire.transports.echo import Echo, echo
 from gradwire.transports.transport import Done, Pending, Transport
 
 
-class Recording(Transport):
+class SizeRecorder(Transport):
     """One rank of `world` whose peers all have the same gradient; `ops` are the collectives that it started."""
 
     def __init__(self, world: int, rank: int = 0) -> None:

@@ -17,22 +17,22 @@ from gradwire.tuner import messages
 from gradwire.tuner.candidate_plans import (
     allowed,
     by_objective,
+    calibrated,
     check_first,
     check_wanted,
     efficiency_of_plan,
+    few_groups,
     is_dense,
-    learnt,
     may_be_dense,
-    quiet,
     shortlist,
     slots_of,
     ways_by,
     with_efficiencies,
 )
 from gradwire.tuner.phases import BEFORE_TRIALS, CHOOSING_STEPS, COMPARING, TIMED, TRACED, WARM, Phase, status
-from gradwire.tuner.saved import Saved
+from gradwire.tuner.saved import AutoState
 from gradwire.tuner.trials import STILL_CLOSE, Trials, change_to, is_unrecorded, step_s
-from gradwire.tuner.watch import LOOK_STEPS, WINDOW, Watch
+from gradwire.tuner.watch import LOOK_STEPS, WINDOW, StepTimeMonitor
 from gradwire.ways import Way
 
 WORTH_TRYING, LEARNT_AFTER = 1.25, 2
@@ -89,7 +89,7 @@ class Auto(Controller):
         self.dense_s, self.predicted_s = float("inf"), 0.0
         self.dense_plan: Plan | None = None
         self._phase: Phase = "begin"
-        self._trials, self._watch = Trials([], [], has_dense=False, steps=0, delay=0), Watch()
+        self._trials, self._watch = Trials([], [], has_dense=False, steps=0, delay=0), StepTimeMonitor()
         self.tried: list[Trials] = []
         self._seconds, self._last_s = list[float](), 0.0
 
@@ -181,7 +181,7 @@ class Auto(Controller):
 
     def _ask_for_profile(self, seen: Observation, plan: Plan) -> Change:
         self._phase, self._measured_by = "profile", self._job(seen)
-        return ProfileRequest(quiet(plan, seen.slots), ways_by(self.rules, seen.replicas), TRACED)
+        return ProfileRequest(few_groups(plan, seen.slots), ways_by(self.rules, seen.replicas), TRACED)
 
     def _profiled(self, seen: Observation, answer: Profiled) -> Change | None:
         profile = answer.profile
@@ -235,7 +235,7 @@ class Auto(Controller):
         assert self.measured
         profile = allowed(self.measured, self.fidelity)
         tried = self._trials.in_ways({each.way for each in profile.candidates})  # dense may be no candidate
-        self.profile = learnt(profile, self.regime, *tried)
+        self.profile = calibrated(profile, self.regime, *tried)
         self.found = search_profile(self.profile, self.regime, EPS[self.objective])
         return self.profile, self.found
 
@@ -249,7 +249,7 @@ class Auto(Controller):
         self._decide_on(seen, messages.chosen(trials, self.predicted_s, self.dense_s))
         if not looked and self.objective == "step" and self.found:
             self._decide_on(seen, messages.proved(self.found))
-        before = self._watch if looked else Watch()
+        before = self._watch if looked else StepTimeMonitor()
         self._phase, plan = "watch", trials.plans[trials.choice]
         self._watch = before.after(seen.step, trials.step_s(trials.choice), trials.challenger is not None)
         return change_to(plan, seen, WINDOW)
@@ -286,7 +286,7 @@ class Auto(Controller):
 
     def state_dict(self) -> dict[str, Tensor]:
         """The controller's state; timing and measuring dense steps begin again, trials go on where they were."""
-        return Saved(
+        return AutoState(
             self._phase, self._trials, self.measured, self._measured_by, self.regime, self.dense_s, self.predicted_s,
             self._watch,
         ).to_state()  # fmt: skip
@@ -295,6 +295,6 @@ class Auto(Controller):
         (
             self._phase, self._trials, self.measured, self._measured_by, self.regime, self.dense_s, self.predicted_s,
             self._watch,
-        ) = Saved.of(state)  # fmt: skip
+        ) = AutoState.of(state)  # fmt: skip
         self._seconds = []
         self.tried = [*self.tried[:-1], self._trials] if self._trials.plans else self.tried

@@ -28,7 +28,7 @@ from gradwire.schedule import (
     timeline,
 )
 from gradwire.slots import Slot
-from gradwire.ways import Pair, Way
+from gradwire.ways import CompressorWithMemory, Way
 
 MOST_TRIED = 5
 """Plans that are tried in the first trials."""
@@ -42,7 +42,7 @@ def check_wanted(candidates: Sequence[Way], fidelity: float | None, objective: O
     example = "[gw.BF16(), gw.TopK(0.01)]"
     check_type("candidates", candidates, (list, tuple), example, optional=False)
     for candidate in candidates:
-        check_type("candidates", candidate, (Compressor, Pair, Group), example, optional=False)
+        check_type("candidates", candidate, (Compressor, CompressorWithMemory, Group), example, optional=False)
     check_type("fidelity", fidelity, (float, int), "0.01")
     if fidelity is not None and not 0 <= fidelity < 1:
         raise ValueError(
@@ -98,7 +98,7 @@ def with_efficiencies(profile: Profile, known: Profile) -> Profile:
     return replace(profile, candidates=tuple(candidates))
 
 
-def safe(world: int) -> list[Way]:
+def default_candidates(world: int) -> list[Way]:
     """The default candidates, which need no tuning: fp32, bf16, and 8 bits with a residual."""
     return [FP32(), BF16(), *(replace(way, memory=Residual()) for way in ways_of(QSGD(), world))]
 
@@ -108,7 +108,7 @@ def ways_by(rules: Sequence[Rule], world: int) -> tuple[Group, ...]:
     return tuple(
         replace(way, rule=rule.pattern)
         for rule in rules
-        for candidate in [*unasked(rule.candidates), *(rule.candidates or safe(world))]
+        for candidate in [*unasked(rule.candidates), *(rule.candidates or default_candidates(world))]
         for way in ways_of(candidate, world)
     )
 
@@ -119,7 +119,7 @@ def ways_of(candidate: Way, world: int) -> list[Group]:
     match candidate:
         case Group():
             return [replace(candidate, slots=())]
-        case Pair(compressor, memory):
+        case CompressorWithMemory(compressor, memory):
             pass
         case compressor:
             memory = NoMemory() if compressor.is_cast else default_memory(compressor)
@@ -191,7 +191,7 @@ def _rivals(profile: Profile, chosen: Plan, regime: Regime, margin: float) -> li
     return [profile.plan(each.groups) for each in [*whole, *close]]
 
 
-def learnt(profile: Profile, regime: Worker, plans: Sequence[Plan], seconds: Sequence[float], best: int) -> Profile:
+def calibrated(profile: Profile, regime: Worker, plans: Sequence[Plan], seconds: Sequence[float], best: int) -> Profile:
     """The profile corrected by tried plans: it predicts the `seconds` of their steps, those of the `best` exactly.
     Costs of threads that wake each other and share caches cannot be measured beforehand. A part that grows with the
     number of groups goes to encoding, the rest to the time around backward."""
@@ -214,7 +214,7 @@ def _alone(problem: Problem, regime: Regime, option: int) -> Solution:
     return min(tried, key=lambda found: found.step_s)
 
 
-def quiet(plan: Plan, trained: Sequence[Slot]) -> Plan:
+def few_groups(plan: Plan, trained: Sequence[Slot]) -> Plan:
     """The plan, for these slots, in as few groups as can be, all complete when backward ends: so that backward is timed
     without the CPU time of encoding and the network."""
     ways = dict.fromkeys(replace(group, slots=()) for group in reversed(plan.groups))

@@ -6,14 +6,14 @@ from math import isfinite
 from gradwire.controllers import Decision
 from gradwire.plans import Plan
 from gradwire.schedule import Profile, Solution
-from gradwire.schedule.simulate import names
+from gradwire.schedule.simulate import candidate_names
 from gradwire.tuner.trials import Trials
 
 
 def efficiencies(measured: Profile, allowed: Profile) -> str:
     """The efficiency of each candidate, and which are left out."""
     parts: list[str] = []
-    for name, candidate in zip(names(measured.candidates), measured.candidates, strict=True):
+    for name, candidate in zip(candidate_names(measured.candidates), measured.candidates, strict=True):
         efficiency = f"{candidate.efficiency:.3f}" if candidate.efficiency else "0 (it harms training)"
         parts.append(f"{name} {efficiency}{'' if candidate in allowed.candidates else ', left out'}")
     return f"efficiency of a step: {'; '.join(parts)}"

@@ -51,7 +51,7 @@ def profiler_for(slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Pro
         # compute: traced steps, slot by slot on the slowest rank
         planned = {name for group in request.plan.groups for name in group.slots}
         trained = [slot for slot in slots if slot.name in planned]
-        times = Times.of(trace.timelines(), trained).on_slowest(mesh, device)
+        times = ComputeTimes.of(trace.timelines(), trained).on_slowest(mesh, device)
         ordered = sorted(trained, key=lambda slot: times.ready_s[slot.name])
         # network: every way at several sizes, all ranks together
         pieces = samples_of(ordered)
@@ -67,7 +67,7 @@ def profiler_for(slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Pro
 
 
 @dataclass(frozen=True)
-class Times:
+class ComputeTimes:
     """Seconds of a step's compute."""
 
     ready_s: dict[str, float]
@@ -76,7 +76,7 @@ class Times:
     optimizer_s: float
 
     @classmethod
-    def of(cls, timelines: Sequence[Timeline], slots: Sequence[Slot]) -> "Times":
+    def of(cls, timelines: Sequence[Timeline], slots: Sequence[Slot]) -> "ComputeTimes":
         """The medians over the steps."""
         # the moments of all traced steps
         ready: dict[str, list[float]] = {slot.name: [] for slot in slots}
@@ -95,11 +95,11 @@ class Times:
         ready_s = {name: median(seconds) if seconds else last_s for name, seconds in ready.items()}
         return cls(ready_s, median(forward), median(optimizer))
 
-    def on_slowest(self, mesh: Mesh, device: torch.device) -> "Times":
+    def on_slowest(self, mesh: Mesh, device: torch.device) -> "ComputeTimes":
         """The slowest rank's, slot by slot."""
         numbers = [self.forward_s, self.optimizer_s, *self.ready_s.values()]
         forward_s, optimizer_s, *ready_s = slowest(numbers, mesh, device)
-        return Times(dict(zip(self.ready_s, ready_s, strict=True)), forward_s, optimizer_s)
+        return ComputeTimes(dict(zip(self.ready_s, ready_s, strict=True)), forward_s, optimizer_s)
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def _profile(
     samples: Sequence[Sequence[ReductionTimes]],
     efficiencies: Sequence[float],
     slots: Sequence[Slot],
-    times: Times,
+    times: ComputeTimes,
     mesh: Mesh,
     device: torch.device,
 ) -> Profile:

@@ -22,7 +22,7 @@ from gradwire.runtime.group_input import GroupInput
 from gradwire.runtime.store import Store
 from gradwire.schedule.profile import STEADY
 from gradwire.slots import Slot
-from gradwire.transports import Mesh, Recording
+from gradwire.transports import Mesh, SizeRecorder
 
 STEPS = 64
 """In 32 the residual of low rank was half of its final size; top-k's has settled by then."""
@@ -88,7 +88,7 @@ def _alone(group: Group, slots: Sequence[Slot], device: torch.device) -> Replica
     """The group's exchange on the only rank."""
     store = Store(slots, device)
     store.arrange(Plan((group,)))
-    return ReplicaExchange(group, 0, store.groups[0], JobContext(Mesh.of(Recording(1)), 0, Workspace(device)))
+    return ReplicaExchange(group, 0, store.groups[0], JobContext(Mesh.of(SizeRecorder(1)), 0, Workspace(device)))
 
 
 def _send(exchange: ReplicaExchange, gradient: Tensor, step: int) -> tuple[Tensor, Tensor]:
@@ -97,7 +97,7 @@ def _send(exchange: ReplicaExchange, gradient: Tensor, step: int) -> tuple[Tenso
     # one rank alone: each collective gives back what it was sent
     for op in exchange.run(GroupInput(Gradients.of_vector(exchange.stored.layout, sent)), STEADY + step):
         if op is not None:
-            Recording(1).start(op)
+            SizeRecorder(1).start(op)
     exchange.commit()
     if not exchange.group.memory.error_feedback:
         return gradient - sent, sent

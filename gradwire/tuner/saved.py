@@ -9,10 +9,10 @@ from torch import Tensor
 from gradwire.schedule import Profile, Worker
 from gradwire.tuner.phases import Phase
 from gradwire.tuner.trials import Trials
-from gradwire.tuner.watch import Watch
+from gradwire.tuner.watch import StepTimeMonitor
 
 
-class Saved(NamedTuple):
+class AutoState(NamedTuple):
     """What `Auto` goes on from, with the names that these have there."""
 
     phase: Phase
@@ -22,7 +22,7 @@ class Saved(NamedTuple):
     regime: Worker
     dense_s: float
     predicted_s: float
-    watch: Watch
+    watch: StepTimeMonitor
 
     def to_state(self) -> dict[str, Tensor]:
         known = {
@@ -49,5 +49,5 @@ class Saved(NamedTuple):
             Worker(known["contention"]),
             dense_s,
             predicted_s,
-            Watch(**known["watch"]),
+            StepTimeMonitor(**known["watch"]),
         )

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 from gradwire.controllers import Observation
 from gradwire.controllers.requests import Change, NativeRequest
 from gradwire.plans import Group, Plan
-from gradwire.schedule import most
+from gradwire.schedule import best_index
 from gradwire.tuner.pairs import Ratio
 
 SETTLE, TRIED = 1, 3
@@ -154,7 +154,7 @@ class Trials:
         # dense is the best only where no other is left
         ran = [plan for plan in self.alive if self.seconds(plan)]
         left = ran[1:] if self.dense_is_left and len(ran) > 1 else ran
-        return left[most([self.rate(plan) for plan in left], [self.efficiencies[plan] for plan in left])]
+        return left[best_index([self.rate(plan) for plan in left], [self.efficiencies[plan] for plan in left])]
 
     @property
     def choice(self) -> int:
@@ -229,7 +229,7 @@ class Trials:
         assert self.challenger is not None
         self.steps, self.before, self.alive = steps, self.choice, sorted([self.choice, self.challenger])
 
-    def beside(self, chosen: Plan) -> dict[Plan, Tried]:
+    def relative_to(self, chosen: Plan) -> dict[Plan, Tried]:
         """The plans that ran, beside the chosen one, or the best where that did not run."""
         if not self.ran:
             return {}

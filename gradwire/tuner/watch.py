@@ -11,7 +11,7 @@ twice as many as before the last, so that they are 2 % of all steps at most; on 
 
 
 @dataclass
-class Watch:
+class StepTimeMonitor:
     """Steps with a plan that was chosen."""
 
     expected_s: float = 0.0
@@ -29,10 +29,10 @@ class Watch:
     confirmed: bool = False
     """A window was as expected."""
 
-    def after(self, step: int, expected_s: float, close: bool) -> "Watch":
+    def after(self, step: int, expected_s: float, close: bool) -> "StepTimeMonitor":
         """The watch that begins with a choice, to which another plan comes so `close` that they meet again."""
         wait = 2 * self.look_after or LOOK_AFTER
-        return Watch(expected_s, step + wait if close else 0, wait if close else 0)
+        return StepTimeMonitor(expected_s, step + wait if close else 0, wait if close else 0)
 
     def add(self, seconds: float, whole: bool) -> bool:
         """Counts a step, or the median of a `whole` window; True at the end of a window."""

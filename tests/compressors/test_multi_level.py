@@ -14,7 +14,7 @@ from gradwire.ops.backend import backend_for
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.slots import Slot
-from gradwire.transports import Recording
+from gradwire.transports import SizeRecorder
 from tests.support.harness import SMALL, WIDE, Job, alone, draw, job, plan_of, slots_of
 
 SLOTS, WIDE_SLOTS = slots_of(SMALL), slots_of(WIDE)
@@ -65,7 +65,7 @@ def test_norms_are_the_formulas_moving_averages():
         gradient = torch.randn(1000, generator=generator) * (1 + step)
         for op in gw.AllReduce().reduce(compressor, LazySum.of(gradient), Mean.of(torch.empty(1000)), context):
             assert op is not None
-            Recording(1).start(op)
+            SizeRecorder(1).start(op)
         norms = compressor.observed(context)[0].clone()  # of one rank also their sums
         averages = norms if averages is None else 0.32 * norms + 0.68 * averages
         context.group.commit()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.collective import framed
-from gradwire.compressors import Codec, Estimated, GroupContext, context_for
+from gradwire.compressors import Codec, EstimatedThreshold, GroupContext, context_for
 from gradwire.ops.backend import Backend, backend_for
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
@@ -124,7 +124,7 @@ def test_density_is_reported_as_achieved(shape: tuple[int, ...], ratio: float, a
 @pytest.mark.parametrize("codec", ESTIMATED, ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("n", [1, 1000, 300_000])
-def test_estimates_stay_within_their_band(codec: Estimated, shape, n: int):
+def test_estimates_stay_within_their_band(codec: EstimatedThreshold, shape, n: int):
     """0.7 k to k, unless fewer are other than zero, and no element of the 0.7 k largest is left out."""
     x = torch.from_numpy(shape(n, np.random.default_rng(n)).astype(np.float32))
     k = codec.count(n)
@@ -147,7 +147,7 @@ USED = [(codec, normal) for codec in ESTIMATED[:-1]] + [
 
 
 @pytest.mark.parametrize(("codec", "shape"), USED, ids=lambda part: getattr(part, "__name__", str(part)))
-def test_estimates_are_used(codec: Estimated, shape, monkeypatch: pytest.MonkeyPatch):
+def test_estimates_are_used(codec: EstimatedThreshold, shape, monkeypatch: pytest.MonkeyPatch):
     """Where the gradient is of the kind that the estimate is made for, no exact selection is needed."""
 
     def refuse(x: Tensor, k: int) -> Tensor:

@@ -12,7 +12,7 @@ from gradwire import plan_parts
 from gradwire.checkpoint import text_of
 from gradwire.controllers import MESSAGE_NUMBERS
 from gradwire.controllers.requests import change_from_json
-from gradwire.runtime.control import Control
+from gradwire.runtime.controller_runner import ControllerRunner
 from tests.support.harness import SMALL, Job, draw, hosts, job, plan_of, raising, slots_of, together, total
 
 SLOTS = slots_of(SMALL)
@@ -293,7 +293,7 @@ def test_a_controller_that_changes_every_ratio_moves_and_makes_nothing():
 
 
 def test_a_state_is_saved_while_the_worker_carries_a_decision_out():
-    class Carried(Control):
+    class Carried(ControllerRunner):
         """A decision that is in force as soon as somebody has looked at it."""
 
         @property

@@ -61,7 +61,7 @@ def memory_of(gradient: Tensor) -> torch.UntypedStorage:
     return (gradient._values() if gradient.is_sparse else gradient).untyped_storage()
 
 
-class Refuses(gw.Recording):
+class Refuses(gw.SizeRecorder):
     closed = False
 
     def check(self, device: torch.device) -> None:

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from gradwire.checkpoint import unpack
 from gradwire.runtime.executor import Executor
-from gradwire.runtime.failures import Interrupted
+from gradwire.runtime.failures import PeerFailed
 from gradwire.transports import Threads
 from tests.support.harness import WAIT_S, raising, together
 
@@ -97,7 +97,7 @@ class Losing(Threads):
         """As the monitor's thread does."""
         if not self.heard:
             self.heard = True
-            error = Interrupted("reducing ended", "a rank was lost")
+            error = PeerFailed("reducing ended", "a rank was lost")
             monitor = threading.Thread(target=self.runtime.fail, args=(error,), daemon=True)
             monitor.start()
             monitor.join(WAIT_S)

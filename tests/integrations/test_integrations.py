@@ -22,9 +22,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import gradwire as gw
-from gradwire.frontends.idle import Nothing
+from gradwire.atomic_file import save
+from gradwire.frontends.null_job import NullFrontEnd
 from gradwire.integrations import framework
-from gradwire.saving import save
 from tests.processes import trainers
 from tests.support import harness
 from tests.support.harness import SMALL, draw, plan_of, raising, slots_of, together
@@ -107,7 +107,7 @@ def resumed(by: Resume, folder: Path, change: Callable[[int, Path], None]) -> It
     """Has two ranks save, each to a folder of its own, then `change` what was saved, then resume. Gives the result or
     the error of each rank, and the job."""
     with harness.job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2) as running:
-        handles = [gw.Handle(runtime, Nothing()) for runtime in running.runtimes]
+        handles = [gw.Handle(runtime, NullFrontEnd()) for runtime in running.runtimes]
         running.step(draw(SLOTS, 2, 0))
         states = raising(together(2, lambda rank: handles[rank].state_dict(all_ranks=True)))
         for rank, state in enumerate(states):
@@ -215,7 +215,7 @@ def test_every_checkpoint_of_the_trainers_has_gradwires_file(tmp_path: Path, mon
     transformers = pytest.importorskip("transformers")
     adapter = import_module("gradwire.integrations.huggingface")
     jit = import_module("transformers.trainer_jit_checkpoint")
-    monkeypatch.setattr(adapter, "attach_whole", lambda *_: gw.Handle(None, Nothing()))
+    monkeypatch.setattr(adapter, "attach_whole", lambda *_: gw.Handle(None, NullFrontEnd()))
     arguments = transformers.TrainingArguments(
         str(tmp_path), max_steps=2, save_steps=1, use_cpu=True, report_to=[], disable_tqdm=True
     )
@@ -237,7 +237,7 @@ def test_a_checkpoint_of_lightnings_without_gradwires_state_is_spoken_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     lightning = pytest.importorskip("gradwire.integrations.lightning")
-    monkeypatch.setattr(lightning, "attach_whole", lambda *_, **__: gw.Handle(None, Nothing()))
+    monkeypatch.setattr(lightning, "attach_whole", lambda *_, **__: gw.Handle(None, NullFrontEnd()))
     strategy, says = SimpleNamespace(model=torch.nn.Linear(2, 2)), "has nothing of Gradwire; training goes on without"
     callback = lightning.GradientCompression("topk:0.1")
     for path in (None, "last.ckpt"):

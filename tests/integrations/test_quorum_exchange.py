@@ -10,10 +10,10 @@ import torch
 
 import gradwire as gw
 from gradwire.checkpoint import unpack
-from gradwire.frontends.idle import Nothing
+from gradwire.frontends.null_job import NullFrontEnd
 from gradwire.integrations import quorum_exchange
 from gradwire.integrations.quorum_exchange import QuorumExchange
-from gradwire.runtime.failures import Interrupted
+from gradwire.runtime.failures import PeerFailed
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
 from tests.support import harness
@@ -24,7 +24,7 @@ SLOTS = slots_of(SMALL)
 
 def end(runtime: Runtime) -> None:
     """As the monitor does where another replica has left."""
-    runtime.fail(Interrupted("reducing ended", "rank 1 has left the job"))
+    runtime.fail(PeerFailed("reducing ended", "rank 1 has left the job"))
 
 
 def end_while_threads_wait(runtime: Runtime) -> None:
@@ -85,7 +85,7 @@ def voted(meanwhile: Callable[[Runtime], None]) -> Iterator[tuple[QuorumExchange
         own, other = running.runtimes
         manager = Manager(lambda: None if manager.step else meanwhile(own))
         exchange = QuorumExchange(manager, lambda mesh: pytest.fail("met"), lambda step: step, None)
-        exchange.runtime, exchange.handle, exchange._quorum = own, gw.Handle(own, Nothing()), 1
+        exchange.runtime, exchange.handle, exchange._quorum = own, gw.Handle(own, NullFrontEnd()), 1
         running.step(draw(SLOTS, 2, 0))
         other.commit()
         assert exchange.vote()
@@ -152,7 +152,7 @@ def test_replicas_whose_controllers_differ_by_a_step_go_on_together(ratio: float
         return JobOptions(controller=gw.WarmUp(0.4, steps=8), elastic=True, voted=True, plan_for=lambda slots: plan)
 
     def make(mesh: gw.Mesh) -> tuple[Runtime, Any]:
-        return Runtime(lambda: plan, SLOTS, mesh, harness.CPU, options()), Nothing()
+        return Runtime(lambda: plan, SLOTS, mesh, harness.CPU, options()), NullFrontEnd()
 
     with harness.job(
         plan, SLOTS, 2, controllers=[gw.WarmUp(0.4, steps=8) for _ in range(2)], elastic=True, voted=True

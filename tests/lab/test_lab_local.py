@@ -11,21 +11,21 @@ from gradwire.cli.completion import configurations
 from gradwire.lab.configuration import parse
 from gradwire.lab.jobs.meter import over_rounds
 from gradwire.lab.jobs.plan_job import candidate
-from gradwire.lab.local import Local
+from gradwire.lab.local import LocalStepsSpec
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
 
 def test_local_steps_stand_before_the_compressor() -> None:
     alone = parse("localsteps:30")
-    assert (alone.local, alone.compressor, alone.memory) == (Local(30), gw.FP32(), None)
+    assert (alone.local, alone.compressor, alone.memory) == (LocalStepsSpec(30), gw.FP32(), None)
     sparse = parse("LocalSteps:30,lr=1,momentum=0+ChunkTopK:64+Residual:0.95+AllGather@2")
-    assert sparse.local == Local(30, lr=1, momentum=0)
+    assert sparse.local == LocalStepsSpec(30, lr=1, momentum=0)
     assert sparse.compressor == gw.ChunkTopK(64)
     assert sparse.memory == gw.Residual(decay=0.95)
     assert sparse.communicator == gw.AllGather()
     assert sparse.every == 30
-    assert parse("localsteps:8,fragments=4,delay=2,mix=0.5+quantized:4").local == Local(8, 0.7, 0.9, 4, 2, 0.5)
+    assert parse("localsteps:8,fragments=4,delay=2,mix=0.5+quantized:4").local == LocalStepsSpec(8, 0.7, 0.9, 4, 2, 0.5)
     assert parse("topk:0.1").every == 1
 
 

@@ -91,7 +91,7 @@ def test_planning_has_the_same_other_ranks(others: OtherRanks, waits: bool, monk
     options = [f"function={test_played.__file__}:make"]
     play = asdict(replace(SPEC, others=others))
     spec = PlanSpec(task="own", options=options, seed=0, candidates=["acpsgd:4"], play=play)
-    running = Peers(0, 1, CPU, gw.Recording(world=2))
+    running = Peers(0, 1, CPU, gw.SizeRecorder(world=2))
     peers, late = _played(spec, make_task("own", options), spec.controller(), running)
     late(3, CPU)
     assert (peers.world, waited) == (8, [(waits, 3)])
@@ -111,7 +111,7 @@ def test_ddp_by_itself_is_planned_and_predicted_as_it_was_measured_before_any_tr
     options = [f"function={test_played.__file__}:make"]
     spec = PlanSpec(task="own", options=options, seed=0, candidates=["bf16"], play=asdict(PlaySpec.read("4@10gbit")))
     lines: list[dict[str, Any]] = []
-    plan(spec, Peers(0, 1, CPU, gw.Recording(world=1)), lines.append)
+    plan(spec, Peers(0, 1, CPU, gw.SizeRecorder(world=1)), lines.append)
     planned = Planned.from_line(lines[-1])
     assert planned.plan == gw.NATIVE
     assert {group.compressor for group in planned.shown.groups} == {gw.FP32()}
@@ -144,5 +144,5 @@ def test_a_plan_is_chosen_beside_the_ranks_that_it_is_timed_beside(
     options = [f"function={test_played.__file__}:make"]
     spec = BenchSpec(task="own", options=options, seed=0, configurations=[configuration], steps=1, repeats=1, play=play)
     with pytest.raises(_Settled):
-        bench(spec, Peers(0, 1, CPU, gw.Recording(world=1)), lambda line: None)
+        bench(spec, Peers(0, 1, CPU, gw.SizeRecorder(world=1)), lambda line: None)
     assert seen == [(True, True)]

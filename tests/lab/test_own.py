@@ -15,7 +15,7 @@ from gradwire.construct import text_of
 from gradwire.importing import imported, named
 from gradwire.lab.catalogue import catalogue
 from gradwire.lab.configuration import parse
-from gradwire.lab.workloads import Own
+from gradwire.lab.workloads import UserModel
 from tests.support.cases import CASES
 from tests.support.warm import program
 
@@ -110,7 +110,7 @@ def test_every_compressor_has_a_text(compressor) -> None:
 
 
 def test_epochs_are_the_loaders_and_differ() -> None:
-    task = Own(function=named(make))
+    task = UserModel(function=named(make))
     assert task.epoch_steps(2) == 3
     first, second = (torch.cat([batch[0] for batch in islice(task.batches(0, 2, 0, start), 3)]) for start in (0, 3))
     assert not torch.equal(first, second)
@@ -124,7 +124,7 @@ def noisy():
 
 
 def test_what_is_read_before_a_training_goes_on_leaves_its_generator_alone() -> None:
-    task, before = Own(function=named(noisy)), torch.get_rng_state()
+    task, before = UserModel(function=named(noisy)), torch.get_rng_state()
     task.batches(0, 1, 0, 5)
     task.held_out_batch(torch.tensor([0]))
     assert torch.equal(torch.get_rng_state(), before)
@@ -136,12 +136,12 @@ def generated():
 
 
 def test_a_generator_of_batches_is_made_anew_when_it_ends() -> None:
-    batches = islice(Own(function=named(generated)).batches(0, 2, 0), 7)
+    batches = islice(UserModel(function=named(generated)).batches(0, 2, 0), 7)
     assert [int(batch[0][0, 0]) for batch in batches] == [0, 1, 2, 0, 1, 2, 0]
 
 
 def test_models_differ_by_seed_alone() -> None:
-    task = Own(function=named(make))
+    task = UserModel(function=named(make))
     first, again, other = (task.build_model(seed).weight for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -264,7 +264,7 @@ def needy():
 
 
 def test_a_package_that_a_users_function_lacks_is_not_gradwires() -> None:
-    task = Own(function=named(needy))
+    task = UserModel(function=named(needy))
     calls = (
         lambda: task.training_loss(torch.nn.Linear(2, 2), 0),
         lambda: task.held_out_size,
@@ -276,7 +276,7 @@ def test_a_package_that_a_users_function_lacks_is_not_gradwires() -> None:
 
 
 def test_a_loss_that_is_no_number_is_named() -> None:
-    task = Own(function=named(wrong_loss))
+    task = UserModel(function=named(wrong_loss))
     with pytest.raises(ValueError, match="wrong_loss: loss\\(model, batch\\) gives a Tensor, not one number"):
         task.training_loss(task.build_model(0), torch.ones(2, 2))
 

@@ -13,7 +13,7 @@ from gradwire.cli import main
 from gradwire.lab.configuration import parse
 from gradwire.lab.experiments import bench_setup
 from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
-from gradwire.lab.experiments.suites import SUITES, Cuts, SuiteRow, suite
+from gradwire.lab.experiments.suites import SUITES, Overrides, SuiteRow, suite
 from gradwire.lab.jobs.bench_job import TimedSteps
 from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.lab.launch.runner import _Launcher
@@ -126,13 +126,13 @@ def test_suites_have_what_was_published() -> None:
 
 
 def test_cuts_are_told_and_rows_that_became_alike_are_one() -> None:
-    rows = suite("acpsgd", Cuts(model="resnet152", ranks=2, link="100mbit", batch=4, layers=6))
+    rows = suite("acpsgd", Overrides(model="resnet152", ranks=2, link="100mbit", batch=4, layers=6))
     assert [row.configuration for row in rows] == ["dense", "torch-powersgd:4", "powersgd:4", "acpsgd:4"]
     assert rows[0].note == "6 of 50 layers, ranks 2 for 32, batch 4 for 32, link 100mbit for 10gbit"
     assert "6 of 50 layers" in str(rows[0].setup)
-    few = suite("gravac", Cuts(layers=1))
+    few = suite("gravac", Overrides(layers=1))
     assert {(row.setup.model, row.setup.layers) for row in few} == {("resnet101", 4), ("vgg16", 5), ("lstm", 1)}
-    assert all(row.note == "" for row in suite("gravac", Cuts(layers=99)))
+    assert all(row.note == "" for row in suite("gravac", Overrides(layers=99)))
 
 
 def test_the_command_of_a_row_is_that_row() -> None:
@@ -206,7 +206,7 @@ def test_a_model_that_the_machine_cannot_hold_is_refused(monkeypatch: pytest.Mon
 
 
 def test_a_suite_writes_a_table_a_picture_and_commands(tmp_path: Path) -> None:
-    rows = suite("gravac", Cuts(ranks=2, link="loopback", layers=5, batch=2))
+    rows = suite("gravac", Overrides(ranks=2, link="loopback", layers=5, batch=2))
     results = []
     for setup in dict.fromkeys(row.setup for row in rows):
         mine = [row for row in rows if row.setup == setup]

@@ -17,11 +17,11 @@ from gradwire.lab.workloads import (
     ImageFolder,
     Masked,
     Mnist,
-    Own,
     PennTreebank,
     Squad,
     Synthetic,
     Task,
+    UserModel,
     WikiText,
     squad_files,
 )
@@ -71,7 +71,7 @@ def tasks(folder: Path) -> dict[str, Task]:
         "masked": Masked(folder=folder / "wikitext", length=16, **BERT),
         "squad": Squad(folder=write_squad(folder / "squad"), length=48, **BERT),
         "synthetic": Synthetic(model="lstm"),
-        "own": Own(function=f"{folder / 'own.py'}:make"),
+        "own": UserModel(function=f"{folder / 'own.py'}:make"),
     }
 
 

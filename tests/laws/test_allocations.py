@@ -36,7 +36,7 @@ def sparser(compressor: Compressor) -> Compressor:
 def test_nothing_of_gradient_size_is_made_in_a_step(case: Case):
     slots = [Slot.of(name, torch.empty(rows, 1024)) for name, rows in (("a", 1536), ("b", 512))]
     grads = [torch.randn(slot.shape, generator=torch.Generator().manual_seed(0)) for slot in slots]
-    transport = gw.Recording(world=2)
+    transport = gw.SizeRecorder(world=2)
     group = Group(("a", "b"), sparser(case.compressor), case.memory, case.communicator)
     exchange = exchange_of(group, slots, transport)
     with torch.no_grad():

@@ -13,7 +13,7 @@ from gradwire.communicators.communicator import Communicator, SparseCommunicator
 from gradwire.communicators.global_top_k import merge
 from gradwire.construct import exported
 from gradwire.ops.backend import backend_for
-from gradwire.ops.entries import Entries, Places
+from gradwire.ops.entries import EliasFano, Entries
 from gradwire.ops.ranges import even, split, split_on_device
 from gradwire.slots import Layout
 from gradwire.wire import Wire
@@ -237,7 +237,7 @@ def test_a_merge_loses_nothing(overlap: int):
 def test_places_and_entries_come_back(n: int):
     indices = normal(n, 0).topk(min(n, 40)).indices.sort().values
     values = normal(len(indices), 1)
-    places, entries = Places(n, 50), Entries(n, 50)
+    places, entries = EliasFano(n, 50), Entries(n, 50)
     payload = torch.full((entries.nbytes,), 0xFF, dtype=torch.uint8)
     ops = backend_for(payload)
     ops.pack_entries(payload[None], entries, indices[None], values[None])
@@ -245,8 +245,8 @@ def test_places_and_entries_come_back(n: int):
         torch.zeros(n).index_add_(0, *ops.unpack_entries(payload[None], entries)),
         torch.zeros(n).index_add_(0, indices, values),
     )
-    ops.pack_places(payload[None, : places.nbytes], places, indices[None])
-    found, filled = ops.unpack_places(payload[None, : places.nbytes], places)
+    ops.pack_indices(payload[None, : places.nbytes], places, indices[None])
+    found, filled = ops.unpack_indices(payload[None, : places.nbytes], places)
     assert torch.equal(found[filled], indices)
     assert int(filled.sum()) == len(indices)
     assert found.lt(n).all()

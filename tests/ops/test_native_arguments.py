@@ -11,7 +11,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.ops import native
 from gradwire.ops.backend import NATIVE
-from gradwire.ops.entries import Entries, Places
+from gradwire.ops.entries import EliasFano, Entries
 from gradwire.ops.formats import Blocks, Code, nearest
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.noise import Seed
@@ -19,7 +19,7 @@ from gradwire.ops.reference.products import COLUMNS, ROWS
 from tests.support.kernel_cases import needs_library
 
 N = 128
-ENTRIES, BLOCKS, PLACES = Entries(N, 16, 4), Blocks((100, 28), nearest(4)), Places(N, 16)
+ENTRIES, BLOCKS, PLACES = Entries(N, 16, 4), Blocks((100, 28), nearest(4)), EliasFano(N, 16)
 
 
 def vector(n: int = N) -> Tensor:
@@ -52,9 +52,9 @@ CALLS: dict[str, dict[str, Any]] = {
     "pack_entries": {
         "payload": payload(ENTRIES.nbytes, 1), "layout": ENTRIES, "indices": indices()[None], "values": vector(8)[None],
     },
-    "pack_places": {"payload": payload(PLACES.nbytes, 1), "layout": PLACES, "indices": indices()[None]},
+    "pack_indices": {"payload": payload(PLACES.nbytes, 1), "layout": PLACES, "indices": indices()[None]},
     "unpack_entries": {"payload": payload(ENTRIES.nbytes, 1), "layout": ENTRIES},
-    "unpack_places": {"payload": payload(PLACES.nbytes, 1), "layout": PLACES},
+    "unpack_indices": {"payload": payload(PLACES.nbytes, 1), "layout": PLACES},
     "pack_signs": {"x": vector(), "codes": payload(N // 8)},
     "unpack_signs": {"codes": payload(N // 8), "out": vector()},
     "top_k": {"x": vector(), "k": 3},
@@ -66,7 +66,7 @@ CALLS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Of each function arguments that it takes."""
 SETS_LENGTHS = {
-    ("add_in", "next"), ("pack_entries", "indices"), ("pack_places", "indices"), ("pack_signs", "x"),
+    ("add_in", "next"), ("pack_entries", "indices"), ("pack_indices", "indices"), ("pack_signs", "x"),
     ("unpack_signs", "out"), ("top_k", "x"), ("above", "x"), ("top_k_rows", "matrix"), ("project_rows", "matrices"),
     ("project_columns", "matrices"), ("multiply_batch", "out"), ("round_stochastically", "x"),
 }  # fmt: skip
@@ -135,19 +135,19 @@ def test_the_line_says_what_was_given_and_what_is_wanted():
 
 
 ODD: dict[str, tuple[str, Callable[[], Any]]] = {
-    "an index of n": ("indices", lambda: pack_places(torch.tensor([3, N]))),
-    "an index below 0": ("indices", lambda: pack_places(torch.tensor([-1]))),
-    "more indices than k": ("indices", lambda: pack_places(torch.arange(17))),
+    "an index of n": ("indices", lambda: pack_indices(torch.tensor([3, N]))),
+    "an index below 0": ("indices", lambda: pack_indices(torch.tensor([-1]))),
+    "more indices than k": ("indices", lambda: pack_indices(torch.arange(17))),
     "more of a row than it has": ("k=5", lambda: native.selecting.top_k_rows(torch.zeros(2, 4), 5)),
     "blocks of 5 bits": ("no layout", lambda: sum_blocks(Blocks((8,), Code("nearest", 5, 1, 8)))),
     "lengths below 0": ("no layout", lambda: sum_blocks(Blocks((16, -8), nearest(4)))),
-    "room for none": ("no layout", lambda: NATIVE.unpack_places(payload(99, 1), Places(8, 0))),
+    "room for none": ("no layout", lambda: NATIVE.unpack_indices(payload(99, 1), EliasFano(8, 0))),
     "values of 16 bits": ("no layout", lambda: NATIVE.unpack_entries(payload(99, 1), Entries(8, 1, 16))),  # pyright: ignore
 }
 
 
-def pack_places(indices: Tensor) -> None:
-    NATIVE.pack_places(payload(PLACES.nbytes, 1), PLACES, indices[None])
+def pack_indices(indices: Tensor) -> None:
+    NATIVE.pack_indices(payload(PLACES.nbytes, 1), PLACES, indices[None])
 
 
 def sum_blocks(layout: Blocks) -> None:

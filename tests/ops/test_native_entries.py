@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.ops.backend import NATIVE, REFERENCE
-from gradwire.ops.entries import Entries, Places
+from gradwire.ops.entries import EliasFano, Entries
 from gradwire.ops.native.library import _kept, scratch
 from tests.support.kernel_cases import (
     SHAPES,
@@ -186,15 +186,15 @@ def test_places_take_2_bits_and_those_of_their_gap():
 @settings(max_examples=60, deadline=None)
 def test_places_survive(n, share, seed, fill):
     """With room for more than there are, too."""
-    layout = Places(n, max(1, int(share * n)))
+    layout = EliasFano(n, max(1, int(share * n)))
     m = int(fill * min(n, layout.k))
     indices = torch.from_numpy(np.sort(np.random.default_rng(seed).choice(n, m, replace=False)))
     payload, expected = garbage(layout.nbytes), garbage(layout.nbytes)
-    NATIVE.pack_places(payload[None], layout, indices[None])
-    REFERENCE.pack_places(expected[None], layout, indices[None])
+    NATIVE.pack_indices(payload[None], layout, indices[None])
+    REFERENCE.pack_indices(expected[None], layout, indices[None])
     assert torch.equal(payload, expected)
     for ops in (NATIVE, REFERENCE):
-        found, filled = ops.unpack_places(payload[None], layout)
+        found, filled = ops.unpack_indices(payload[None], layout)
         assert torch.equal(found[filled], indices)
         assert int(filled.sum()) == m
         assert bool((found < n).all())
@@ -220,7 +220,7 @@ def test_hostile_payloads_are_refused():
                 with pytest.raises(ValueError, match="is no payload"):
                     ops.sum_entries(row.repeat(1, 2, 1), torch.empty(layout.n), [layout])
                 with pytest.raises(ValueError, match="is no payload"):
-                    ops.unpack_places(row[None, layout.places_at : layout.values_at], layout.places)
+                    ops.unpack_indices(row[None, layout.places_at : layout.values_at], layout.places)
                 with pytest.raises(ValueError, match="is no payload"):
                     ops.unpack_entries(row[None], layout)
 

@@ -15,7 +15,7 @@ from gradwire.ops import reference
 from gradwire.ops.backend import REFERENCE, Backend
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Code, nearest
-from gradwire.ops.noise import SALT, Seed, hashed_draws
+from gradwire.ops.noise import SALT_MASK, Seed, hashed_draws
 from tests.support.kernel_cases import CODES, DTYPES, SHAPES, garbage, numbers, same_bits
 
 pytest.importorskip("triton")
@@ -181,8 +181,8 @@ def test_rows_of_entries_are_the_references(n: int, share: float, seed: int, bit
     assert torch.equal(rows, expected)
     for ours, theirs in zip(_unpacked(TRITON, rows, layout), _unpacked(None, rows, layout), strict=True):
         assert torch.equal(ours, theirs)
-    TRITON.pack_places(rows, layout.places, indices)
-    REFERENCE.pack_places(expected, layout.places, indices)
+    TRITON.pack_indices(rows, layout.places, indices)
+    REFERENCE.pack_indices(expected, layout.places, indices)
     assert torch.equal(rows, expected)
 
 
@@ -192,10 +192,10 @@ def _unpacked(kernels: Backend | None, rows: Tensor, layout: Entries) -> list[Te
     of_places = rows[:, layout.places_at :]
     if kernels is None:
         indices, values = (each.reshape(-1) for each in reference.entries.unpack_entry_rows(rows, layout))
-        places, filled = reference.places.unpack_place_rows(of_places, layout.places)
+        places, filled = reference.elias_fano.unpack_place_rows(of_places, layout.places)
     else:
         indices, values = kernels.unpack_entries(rows, layout)
-        places, filled = kernels.unpack_places(of_places, layout.places)
+        places, filled = kernels.unpack_indices(of_places, layout.places)
     return [indices * values.ne(0), values, places * filled, filled]
 
 
@@ -345,7 +345,7 @@ def test_products_are_the_references(shapes: list[tuple[int, int, int, int]], ga
         assert_close(ours, theirs)
 
 
-@given(n=st.sampled_from([1, 100, 5000]), salt=st.integers(0, SALT), step=st.integers(0, 2**40))
+@given(n=st.sampled_from([1, 100, 5000]), salt=st.integers(0, SALT_MASK), step=st.integers(0, 2**40))
 @settings(max_examples=12, deadline=None)
 def test_draws_are_the_hashed_ones(n: int, salt: int, step: int):
     seed, cpu = Seed(0, salt, torch.tensor([step])), torch.device("cpu")

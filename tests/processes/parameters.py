@@ -331,13 +331,13 @@ def heads_gradients(compressor: gw.Compressor | None) -> list[Tensor]:
 @scenario(2)
 def the_first_gradient_of_a_pass_is_sent_when_it_is_in_its_bucket() -> None:
     """Not when DDP says first that the bucket of all that is unused is ready."""
-    arrive = Arrivals.arrive
+    arrive = Arrivals.mark_ready
 
     def arrive_and_wait(arrivals: Arrivals, slot: int) -> None:
         arrive(arrivals, slot)
         sleep(0.02)  # the worker begins before DDP goes on
 
-    Arrivals.arrive = arrive_and_wait
+    Arrivals.mark_ready = arrive_and_wait
     for ours, theirs in zip(heads_gradients(gw.FP32()), heads_gradients(None), strict=True):
         torch.testing.assert_close(ours, theirs)
 

@@ -14,10 +14,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import gradwire as gw
 from gradwire.compressors import Codec
+from gradwire.frontends.distributed_checkpoint import sharded_specs
 from gradwire.frontends.shard_compression import _check
-from gradwire.frontends.shard_gradients import Shards
+from gradwire.frontends.shard_gradients import ShardedGradients
 from gradwire.frontends.shards import planned_slots
-from gradwire.frontends.stateful import cut_on
 from gradwire.torch_private.fully_shard import is_cut
 from tests.processes import shards
 from tests.processes.launched import cases, check
@@ -57,7 +57,7 @@ def test_shards_beside_tensor_parallelism_are_where_torch_says(rank: int):
     assert is_cut(model)
     largest = {slot.name: slot.numel for slot in planned_slots(parameters)}
     assert largest == {"first.weight": 3 * 6, "first.bias": 3, "second.weight": 2 * 6, "second.bias": 2}
-    for name, placed in cut_on(mesh, parameters).items():
+    for name, placed in sharded_specs(mesh, parameters).items():
         own = parameters[name]
         shape, offset = compute_local_shape_and_global_offset(own.shape, own.device_mesh, own.placements)
         row = placed.row(own.to_local())
@@ -66,9 +66,9 @@ def test_shards_beside_tensor_parallelism_are_where_torch_says(rank: int):
         )  # fmt: skip
     other = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("replicate", "tp", "shard"))
     cut = dict(shards.in_columns(other).named_parameters())
-    assert cut_on(other, {"": cut["second.weight"]})
+    assert sharded_specs(other, {"": cut["second.weight"]})
     with pytest.raises(ValueError, match=r"in another order than shards, .*; attach with one of that order"):
-        cut_on(other, cut)
+        sharded_specs(other, cut)
 
 
 def test_a_gradient_is_read_once_it_is_on_the_host():
@@ -77,7 +77,7 @@ def test_a_gradient_is_read_once_it_is_on_the_host():
     parameter.grad = torch.zeros(3)
     event = Mock(synchronize=lambda: parameter.grad.fill_(1.0))
     own = SimpleNamespace(sharded_param=parameter, offload_to_cpu=True, grad_offload_event=event)
-    places = Shards([SimpleNamespace(fsdp_params=[own], gradient_divide_factor=None)], 2)
+    places = ShardedGradients([SimpleNamespace(fsdp_params=[own], gradient_divide_factor=None)], 2)
     assert places.gradient(parameter).clone().tolist() == [1.0, 1.0, 1.0]
     # where its memory is not pinned, or FSDP has waited
     own.grad_offload_event = None

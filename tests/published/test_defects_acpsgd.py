@@ -39,7 +39,7 @@ def inputs(step: int = 0) -> Tensor:
 def distributed(model: nn.Module, compressor: LowRank, **options: Any) -> gw.DistributedOptimizer:
     """One of two ranks whose peer has the same gradients: a mean is what this rank sent, twice over."""
     inner = options.pop("inner", None) or torch.optim.SGD(model.parameters(), lr=0.1)
-    return gw.DistributedOptimizer(inner, model, compressor, transport=gw.Recording(world=2), **options)
+    return gw.DistributedOptimizer(inner, model, compressor, transport=gw.SizeRecorder(world=2), **options)
 
 
 def local_gradients(model: nn.Module, *batches: Tensor) -> list[Tensor]:
@@ -246,7 +246,7 @@ class Count(TorchDispatchMode):
 def test_10_equal_shapes_share_one_orthogonalisation(compressor: LowRank):
     """It called QR once per tensor."""
     slots = slots_of({str(i): torch.empty(20, 24) for i in range(12)})
-    transport = gw.Recording(world=2)
+    transport = gw.SizeRecorder(world=2)
     group = plan_of(slots, compressor, gw.Residual(), gw.AllReduce(), groups=1).groups[0]
     exchange = exchange_of(group, slots, transport)
     with Count() as count:

@@ -10,7 +10,7 @@ import torch
 
 import gradwire as gw
 from gradwire.runtime.executor import Executor
-from gradwire.runtime.failures import Interrupted
+from gradwire.runtime.failures import PeerFailed
 from tests.support import harness
 from tests.support.harness import CPU, SMALL, draw, plan_of, raising, slots_of, together
 
@@ -110,7 +110,7 @@ def test_means_of_an_aborted_step_are_whole_or_nan_and_the_state_is_that_of_whol
             counts = equal(means[rank], whole[rank])
             assert counts or all(mean.isnan().any() for mean in means[rank]), (breaks, deaf, rank)
             runtime = running.runtimes[rank]
-            runtime.fail(Interrupted("reducing ended", "a rank was lost"))
+            runtime.fail(PeerFailed("reducing ended", "a rank was lost"))
             torch.testing.assert_close(kept(runtime.state_dict()), kept(states[counts][rank]), rtol=0, atol=0)
         running.close()
 
@@ -153,7 +153,7 @@ def test_a_backward_pass_that_raised_is_the_reason_when_a_gpu_reads_the_verdict_
 
 def test_nobody_waits_for_a_worker_that_has_ended():
     executor = Executor(CPU)
-    before = executor.place()
+    before = executor.fence()
     assert executor.close()
     for wait in (executor.flush, lambda: executor.call(int)):
         (error,) = together(1, lambda rank, wait=wait: wait())

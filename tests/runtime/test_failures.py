@@ -14,13 +14,13 @@ import pytest
 import gradwire as gw
 from gradwire.collective import HOST, REPLICA
 from gradwire.runtime import failures
-from gradwire.runtime.failures import AbsentRanks, Ending, Interrupted, Left, Mark, Verdict
+from gradwire.runtime.failures import AbsentRanks, ExitReport, FailureVerdict, PeerFailed, RankLeft, Verdict
 from gradwire.runtime.meeting import Meeting
 from gradwire.transports import mesh
 from gradwire.transports.threads import _Store
 from tests.support.harness import raising, together
 
-WELL = Mark(None, False, 0.0)
+WELL = ExitReport(None, False, 0.0)
 HOSTS = ["a", "b", "c"]
 
 
@@ -51,11 +51,11 @@ class Store(_Store):
 def ending_of(
     rank: int, store: Store, paused_s: float = 0.0, ranks: int = 3, abort: Any = None, silent: Collection[int] = (),
     timeout_s: float = 1.0,
-) -> Ending:  # fmt: skip
+) -> FailureVerdict:  # fmt: skip
     mesh: Any = SimpleNamespace(
         rank=rank, ranks=ranks, store=store, timeout_s=timeout_s, abort=abort or (lambda reason: None), silent=silent
     )
-    return Ending(mesh, lambda: HOSTS if ranks == 3 else [], lambda: 0.0, lambda: paused_s)
+    return FailureVerdict(mesh, lambda: HOSTS if ranks == 3 else [], lambda: 0.0, lambda: paused_s)
 
 
 def marked(store: Store, ranks: Collection[int]) -> None:
@@ -64,7 +64,7 @@ def marked(store: Store, ranks: Collection[int]) -> None:
         ending_of(rank, store)._leave_mark(WELL)
 
 
-def blamed(marks: dict[int, Mark], paused_s: float, monkeypatch: pytest.MonkeyPatch) -> str:
+def blamed(marks: dict[int, ExitReport], paused_s: float, monkeypatch: pytest.MonkeyPatch) -> str:
     """By rank 0 of three, whose wait ended for a reason that names nobody."""
     monkeypatch.setattr(failures, "OTHERS_S", 0.1)
     store = Store()
@@ -74,7 +74,7 @@ def blamed(marks: dict[int, Mark], paused_s: float, monkeypatch: pytest.MonkeyPa
         if mark.fault:
             store.set("verdict", json.dumps(Verdict(mark.fault)))
     store.add("heard", len(marks))
-    error = Interrupted("reducing ended", "timed out")
+    error = PeerFailed("reducing ended", "timed out")
     ending_of(0, store, paused_s).end(error)
     return str(error).removeprefix("reducing ended: ")
 
@@ -83,25 +83,29 @@ def blamed(marks: dict[int, Mark], paused_s: float, monkeypatch: pytest.MonkeyPa
     ("marks", "paused_s", "why"),
     [
         ({1: WELL, 2: WELL}, 0.0, "timed out"),
-        ({1: Mark("out of memory", False, 0.0), 2: WELL}, 18.0, "out of memory"),
+        ({1: ExitReport("out of memory", False, 0.0), 2: WELL}, 18.0, "out of memory"),
         ({1: WELL}, 18.0, "rank 2 (host c) was lost"),
         ({1: WELL, 2: WELL}, 18.0, "rank 0 (host a) did not run for 18 s"),
-        ({1: WELL, 2: Mark(None, False, 9.0)}, 7.0, "rank 2 (host c) did not run for 9 s"),
+        ({1: WELL, 2: ExitReport(None, False, 9.0)}, 7.0, "rank 2 (host c) did not run for 9 s"),
         (
-            {1: Mark(None, False, 0.0, detached=True, step=7), 2: WELL},
+            {1: ExitReport(None, False, 0.0, detached=True, step=7), 2: WELL},
             0.0,
             "rank 1 (host b) has detached, or its process has ended, after 7 steps",
         ),
-        ({1: Mark(None, True, 0.0), 2: Mark(None, False, 9.0)}, 0.0, "timed out"),  # what ended it was a rank that left
+        (
+            {1: ExitReport(None, True, 0.0), 2: ExitReport(None, False, 9.0)},
+            0.0,
+            "timed out",
+        ),  # what ended it was a rank that left
     ],
 )
-def test_who_is_blamed(marks: dict[int, Mark], paused_s: float, why: str, monkeypatch: pytest.MonkeyPatch):
+def test_who_is_blamed(marks: dict[int, ExitReport], paused_s: float, why: str, monkeypatch: pytest.MonkeyPatch):
     assert blamed(marks, paused_s, monkeypatch) == why
 
 
 def test_a_rank_that_leaves_says_so():
     store = Store()
-    ending_of(1, store).end(Left("rank 1 has left the job"))
+    ending_of(1, store).end(RankLeft("rank 1 has left the job"))
     assert json.loads(store.get("ended/1", 0))[:3] == [None, True, 0.0]
 
 
@@ -109,7 +113,7 @@ def test_the_others_are_told_before_an_abort_that_does_not_return():
     """As NCCL's may not until the group's timeout."""
     store, returns = Store(), threading.Event()
     ending = ending_of(1, store, abort=lambda reason: returns.wait())
-    thread = threading.Thread(target=ending.end, args=(Interrupted("reducing ended", "timed out"),), daemon=True)
+    thread = threading.Thread(target=ending.end, args=(PeerFailed("reducing ended", "timed out"),), daemon=True)
     thread.start()
     assert store.get("ended/1", 5) is not None
     returns.set()
@@ -159,7 +163,7 @@ def test_an_ending_asks_the_store_a_few_times_a_rank(ranks: int, monkeypatch: py
     """Rank 1 is lost; all others have to find that out. Looks are by time: the first rank's, and rank 0's."""
     monkeypatch.setattr(failures, "OTHERS_S", 1.0)
     monkeypatch.setattr(failures, "POLL_S", 0.05)
-    store, errors = Store(), [Interrupted("reducing ended", "timed out") for _ in range(ranks)]
+    store, errors = Store(), [PeerFailed("reducing ended", "timed out") for _ in range(ranks)]
     left = [rank for rank in range(ranks) if rank != 1]
     raising(together(len(left), lambda at: ending_of(left[at], store, ranks=ranks).end(errors[left[at]])))
     assert {str(errors[rank]) for rank in left} == {"reducing ended: rank 1 was lost"}
@@ -174,7 +178,7 @@ def test_no_rank_is_lost_while_marks_still_come(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(failures, "OTHERS_S", 0.4)
     monkeypatch.setattr(failures, "POLL_S", 0.02)
     store, ranks = Store(), 30
-    errors = [Interrupted("reducing ended", "timed out") for _ in range(ranks)]
+    errors = [PeerFailed("reducing ended", "timed out") for _ in range(ranks)]
 
     def ends(at: int) -> None:
         threading.Event().wait(0.04 * at)
@@ -188,7 +192,7 @@ def test_no_rank_is_lost_while_marks_still_come(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_judge_does_not_wait_for_a_rank_that_its_monitor_has_found_silent(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(failures, "OTHERS_S", 8.0)
-    store, error = Store(), Interrupted("reducing ended", "a rank was lost (2)")
+    store, error = Store(), PeerFailed("reducing ended", "a rank was lost (2)")
     marked(store, [1, 3])
     ending = ending_of(0, store, ranks=4, silent={2}, timeout_s=60.0)
     threading.Timer(0.2, lambda: store.add("heard", 2)).start()
@@ -201,7 +205,7 @@ def test_the_judge_does_not_wait_for_a_rank_that_its_monitor_has_found_silent(mo
 def test_the_judge_waits_for_a_living_rank_where_the_silent_one_has_left_a_mark(monkeypatch: pytest.MonkeyPatch):
     """As many marks as without the silent one are there then, and one that is not lost is still to come."""
     monkeypatch.setattr(failures, "OTHERS_S", 8.0)
-    store, error = Store(), Interrupted("reducing ended", "timed out")
+    store, error = Store(), PeerFailed("reducing ended", "timed out")
     marked(store, [1, 2])
     threading.Timer(0.3, lambda: marked(store, [3])).start()
     store.add("heard", 3)
@@ -212,17 +216,17 @@ def test_the_judge_waits_for_a_living_rank_where_the_silent_one_has_left_a_mark(
 def test_where_the_judge_is_lost_one_other_judges_however_long_it_takes(monkeypatch: pytest.MonkeyPatch):
     """All of them at once would hold up the store, and so each other."""
     monkeypatch.setattr(failures, "OTHERS_S", 0.2)
-    store, errors = Store(), [Interrupted("reducing ended", "timed out") for _ in range(16)]
+    store, errors = Store(), [PeerFailed("reducing ended", "timed out") for _ in range(16)]
     store.add("judge/0", 1)
     judges = list[int]()
-    judge = Ending._judge
+    judge = FailureVerdict._judge
 
-    def counted(ending: Ending) -> Verdict:
+    def counted(ending: FailureVerdict) -> Verdict:
         judges.append(ending._mesh.rank)
         threading.Event().wait(0.3)
         return judge(ending)
 
-    monkeypatch.setattr(Ending, "_judge", counted)
+    monkeypatch.setattr(FailureVerdict, "_judge", counted)
     raising(together(15, lambda rank: ending_of(rank, store, ranks=16).end(errors[rank])))
     assert {str(error) for error in errors[:-1]} == {"reducing ended: rank 15 was lost"}
     assert len(judges) == 1
@@ -239,9 +243,9 @@ def test_marks_that_are_missing_are_found_by_halves(missing: list[int]):
 
 def test_a_rank_that_comes_when_the_others_went_on_without_it_says_why_it_was_late(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(failures, "OTHERS_S", 0.05)
-    store, late = Store(), Interrupted("reducing ended", "timed out")
+    store, late = Store(), PeerFailed("reducing ended", "timed out")
     for rank in 1, 2:
-        ending_of(rank, store).end(Interrupted("reducing ended", "timed out"))
+        ending_of(rank, store).end(PeerFailed("reducing ended", "timed out"))
     ending_of(0, store, paused_s=18.0).end(late)
     assert str(late) == "reducing ended: rank 0 (host a) did not run for 18 s"
 
@@ -264,9 +268,9 @@ def test_a_meeting_asks_the_store_three_times_a_rank_and_reads_what_is_equal_onc
 def test_rank_0_does_not_wait_for_a_rank_that_has_left(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(failures, "OTHERS_S", 1.0)
     store = Store()
-    ending_of(2, store).end(Left("rank 2 has left the job"))
+    ending_of(2, store).end(RankLeft("rank 2 has left the job"))
     ending_of(0, store)._leave_mark(WELL)
-    ending_of(1, store).end(Interrupted("reducing ended", "a reason"))
+    ending_of(1, store).end(PeerFailed("reducing ended", "a reason"))
     store.asked.clear()
     ending_of(0, store)._leave_store(2)
     assert store.asked["look"] == 1

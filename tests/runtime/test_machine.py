@@ -76,7 +76,7 @@ class Rank:
         if not self.to_come:
             return False
         slot = self.to_come.pop()
-        (self.arrivals.absent if slot in self.without else self.arrivals.arrive)(slot)
+        (self.arrivals.mark_absent if slot in self.without else self.arrivals.mark_ready)(slot)
         return True
 
     def work(self, network: "Network") -> bool:
@@ -214,6 +214,6 @@ def test_arrivals_know_what_is_missing(job: list[Step], chance: Random):
         while left:
             assert arrivals.missing(step.active) == sorted(left)
             assert not arrivals.all_there(step.active)
-            arrivals.arrive(left.pop())
+            arrivals.mark_ready(left.pop())
         assert arrivals.all_there(step.active)
         assert sorted(told) == list(step.active)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import gradwire as gw
 from gradwire.collective import Collective
 from gradwire.runtime import monitor
-from gradwire.runtime.failures import Interrupted, ReductionError
+from gradwire.runtime.failures import PeerFailed, ReductionError
 from gradwire.runtime.runtime import Runtime
 from gradwire.transports.heartbeat import Heartbeat
 from gradwire.transports.transport import Pending
@@ -109,7 +109,7 @@ def test_a_call_that_was_under_way_raises_what_has_ended_the_job():
         first, second = running.runtimes
 
         def interrupted(mesh: object, device: torch.device) -> None:
-            lost = Interrupted("reducing ended", "a rank was lost")
+            lost = PeerFailed("reducing ended", "a rank was lost")
             threading.Thread(target=first.fail, args=(lost,)).start()  # as the monitor does: it asks who that was
             wait_for(lambda: first.error is lost)
             raise RuntimeError("aborted")

@@ -462,7 +462,7 @@ def test_a_step_given_up_before_places_are_known_leaves_none_behind():
     with job(plan_of(SLOTS, gw.FP32(), gw.NoMemory(), gw.AllReduce()), SLOTS, 2) as running:
         places = draw(SLOTS, 2, 0)
         for runtime in running.runtimes:
-            runtime.fix_places(True)
+            runtime.fix_addresses(True)
         given_up(running, places)
         for seed in range(2):
             check_means(running, places, seed, lambda own, slot: own.submit(slot, places[own.mesh.rank][slot]))
@@ -474,12 +474,12 @@ def test_a_step_given_up_leaves_gradients_where_they_lie_for_the_next_plan():
     with job(first, SLOTS, 2) as running:
         places = draw(SLOTS, 2, 0)
         for runtime in running.runtimes:
-            runtime.fix_places(True)
+            runtime.fix_addresses(True)
         check_means(running, places, 1, lambda own, slot: own.submit(slot, places[own.mesh.rank][slot]))
         given_up(running, places)
         running.install(second)
         for seed in range(2):
-            check_means(running, places, seed, lambda own, slot: own.arrive(slot))
+            check_means(running, places, seed, lambda own, slot: own.mark_ready(slot))
 
 
 def test_steps_of_some_groups():

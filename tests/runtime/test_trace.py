@@ -11,7 +11,7 @@ from torch.profiler import profile
 
 import gradwire as gw
 from gradwire.runtime.executor import EPOCH, Executor
-from gradwire.runtime.executor import HostMoment as at
+from gradwire.runtime.executor import HostEvent as at
 from gradwire.runtime.trace import EVERY, RecordedSpan, Recorder, Trace
 from gradwire.schedule.timeline import Timeline
 from gradwire.torch_private import profiling
@@ -185,7 +185,7 @@ def step_of(recorder: Recorder, seconds: float, is_timed: bool = False) -> float
     """A step whose encoding takes so many seconds; returns the total behind it."""
     recorder.step_begins(is_timed)
     if recorder.now() is not EPOCH:
-        recorder.add("encode", at(recorder.mark() + 1 - seconds), 0)
+        recorder.add("encode", at(recorder.record_event() + 1 - seconds), 0)
     return recorder.totals()["encode"]
 
 

@@ -27,10 +27,10 @@ from gradwire.schedule import (
     search,
     timeline,
 )  # fmt: skip
-from gradwire.schedule.problem import Choice
+from gradwire.schedule.problem import GroupChoice
 from gradwire.schedule.sent_bytes import wire_bytes
 from gradwire.slots import Layout, Slot
-from gradwire.tuner.candidate_plans import learnt, shortlist, with_efficiencies
+from gradwire.tuner.candidate_plans import calibrated, shortlist, with_efficiencies
 from tests.support.cases import CASES, Case
 from tests.support.regimes import OwnStream, SideStream
 
@@ -124,19 +124,19 @@ def test_another_models_profile_is_refused():
 @patch.object(plan_parts, "LONGEST", 4000)
 def test_what_is_too_long_for_a_compressor_is_sent_in_parts_or_dense():
     mine = profile()
-    plan = mine.plan([Choice((0, 1, 2, 3), 2)])
+    plan = mine.plan([GroupChoice((0, 1, 2, 3), 2)])
     plan.check(SLOTS)
     assert [(group.slots, group.compressor) for group in plan.groups] == [
         (("c.weight", "c.bias", "a.weight"), gw.TopK(0.01)), (("b.weight",), gw.FP32())
     ]  # fmt: skip
     with patch.object(plan_parts, "LONGEST", 2112):
-        plan = mine.plan([Choice((0, 1, 2, 3), 2)])
+        plan = mine.plan([GroupChoice((0, 1, 2, 3), 2)])
         assert [group.slots for group in plan.groups] == [("c.weight", "c.bias"), ("a.weight",), ("b.weight",)]
-    assert len(mine.plan([Choice((0, 1, 2, 3), 0)]).groups) == 1
+    assert len(mine.plan([GroupChoice((0, 1, 2, 3), 0)]).groups) == 1
     # without a cast among the candidates the plan is refused where it is put in force
     bare = replace(mine, candidates=mine.candidates[2:3])
     with pytest.raises(ValueError, match=r"'b\.weight' has 8,192 elements"):
-        bare.plan([Choice((0, 1, 2, 3), 0)]).check(SLOTS)
+        bare.plan([GroupChoice((0, 1, 2, 3), 0)]).check(SLOTS)
 
 
 def test_a_plan_of_what_was_not_profiled_is_refused():
@@ -216,7 +216,7 @@ def test_what_the_search_prices_is_what_is_sent(case: Case):
     units = job.problem().elements if option.units is None else option.units
     padding = 2 * 4 * 4096 if isinstance(case.communicator, gw.ScatterReduce) else 64
     for group in (together, (0, 1), (2, 3)):
-        sent = job.wire_bytes(Choice(group, 0))
+        sent = job.wire_bytes(GroupChoice(group, 0))
         predicted = float(option.wire(np.array([units[list(group)].sum()]))[0])
         assert abs(predicted - sent) <= 0.01 * sent + padding, (group, predicted, sent)
 
@@ -288,7 +288,7 @@ def test_what_steps_took_beyond_the_prediction_is_learnt():
     plans = [job.plan(rule(job.problem(), regime, option).groups) for rule in rules for option in (0, 2)]
     before = np.array([timeline(job, plan, regime).step_s for plan in plans])
     took = before + [0.004 + 0.003 * len(plan.groups) for plan in plans]
-    after = learnt(job, regime, plans, took, int(took.argmin()))
+    after = calibrated(job, regime, plans, took, int(took.argmin()))
     predicted = np.array([timeline(after, plan, regime).step_s for plan in plans])
     assert (np.abs(predicted - took) < 0.3 * (took - before)).all()  # not 0: what hides under the wire costs nothing
 
@@ -296,7 +296,7 @@ def test_what_steps_took_beyond_the_prediction_is_learnt():
 def test_nothing_is_learnt_about_groups_from_plans_of_as_many():
     job, regime = profile(), Worker()
     plan = job.plan(baselines.one_group(job.problem(), regime, 0).groups)
-    after = learnt(job, regime, [plan], [1.0], 0)
+    after = calibrated(job, regime, [plan], [1.0], 0)
     assert after.candidates == job.candidates
     assert timeline(after, plan, regime).step_s == pytest.approx(1.0)
 
@@ -306,14 +306,14 @@ def test_nor_from_such_as_hardly_differ():
     rules = [baselines.one_group, partial(published.even_split, groups=2)]
     plans = [job.plan(rule(job.problem(), regime, 0).groups) for rule in rules]
     assert len({len(plan.groups) for plan in plans}) == 2
-    assert learnt(job, regime, plans, [1.0, 1.1], 0).candidates == job.candidates
+    assert calibrated(job, regime, plans, [1.0, 1.1], 0).candidates == job.candidates
 
 
 def test_a_prediction_that_was_too_long_is_taken_back():
     job, regime = replace(profile(), optimizer_s=0.001), Worker()
     plan = job.plan(baselines.one_group(job.problem(), regime, 0).groups)
     took = timeline(job, plan, regime).step_s - 1.5 * job.optimizer_s
-    assert timeline(learnt(job, regime, [plan], [took], 0), plan, regime).step_s == pytest.approx(took)
+    assert timeline(calibrated(job, regime, [plan], [took], 0), plan, regime).step_s == pytest.approx(took)
 
 
 def test_a_complex_vector_is_a_vector():

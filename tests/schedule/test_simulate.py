@@ -29,9 +29,18 @@ from gradwire.schedule import (
     theil_sen,
     timeline,
 )
-from gradwire.schedule.simulate import BEST, GIVEN, Cluster, all_reduce, latency_of, names, on_cluster, simulate
+from gradwire.schedule.simulate import (
+    BEST,
+    GIVEN,
+    Cluster,
+    all_reduce,
+    candidate_names,
+    latency_of,
+    on_cluster,
+    simulate,
+)
 from gradwire.transports.played import SentCollective
-from gradwire.ways import Pair
+from gradwire.ways import CompressorWithMemory
 from gradwire.wire import ETHERNET
 from tests.support.harness import place_bytes
 
@@ -60,7 +69,7 @@ def outcomes(cluster: Cluster, job: Profile = JOB) -> dict[str, float]:
 def test_the_best_plan_is_no_slower_than_any_candidate_nor_faster_than_compute(ranks: int, gpus_per_host: int):
     for bandwidth in (100 * MBIT, 10_000 * MBIT):
         found = list(simulate(JOB, Cluster(ranks, bandwidth, gpus_per_host)))
-        assert [outcome.way for outcome in found] == [*names(CANDIDATES), BEST]
+        assert [outcome.way for outcome in found] == [*candidate_names(CANDIDATES), BEST]
         assert min(outcome.step_s for outcome in found) == found[-1].step_s
         assert all(0 < outcome.scaling_efficiency <= 1 for outcome in found)
         assert [outcome.alone_s for outcome in found] == pytest.approx([0.018] * len(found))
@@ -69,7 +78,7 @@ def test_the_best_plan_is_no_slower_than_any_candidate_nor_faster_than_compute(r
 def test_slower_links_and_more_hosts_make_no_step_shorter():
     for more in (Cluster(8, 100 * MBIT), Cluster(16, 1000 * MBIT), Cluster(8, 1000 * MBIT, latency_s=1e-3)):
         before, after = outcomes(Cluster(8, 1000 * MBIT)), outcomes(more)
-        assert all(after[way] >= before[way] for way in names(CANDIDATES))
+        assert all(after[way] >= before[way] for way in candidate_names(CANDIDATES))
 
 
 def test_a_host_alone_has_its_bus():
@@ -169,7 +178,10 @@ def test_ddp_by_itself_is_no_plan_to_simulate(tmp_path: Path):
     JOB.save(tmp_path / "profile.json")
     profile, plan = read_job(str(tmp_path / "plan.json"), None)
     assert plan == gw.NATIVE
-    assert [outcome.way for outcome in simulate(profile, Cluster(8, 1e8), plan=plan)] == [*names(CANDIDATES), BEST]
+    assert [outcome.way for outcome in simulate(profile, Cluster(8, 1e8), plan=plan)] == [
+        *candidate_names(CANDIDATES),
+        BEST,
+    ]
 
 
 @pytest.mark.parametrize(("ranks", "gpus"), [(1, 1), (12, 8), (8, 0)])
@@ -184,7 +196,7 @@ def test_local_steps_cost_their_share_of_a_round():
     for ranks, gpus, job in ((8, 1, JOB), (16, 8, JOB), (16, 8, replace(JOB, candidates=(CANDIDATES[0], free)))):
         cluster = Cluster(ranks, 10 * MBIT, gpus, inside_bytes_per_s=1e8)
         found = {o.way: o.step_s for every in (1, 30, 60) for o in simulate(job, cluster, every=every)}
-        for way in names(job.candidates):
+        for way in candidate_names(job.candidates):
             thirty, sixty = found[f"{way} every 30"], found[f"{way} every 60"]
             assert 0 < sixty < thirty < found[way]
             inside_s = 2 * sixty - thirty  # thirty = inside + round / 30, sixty = inside + round / 60
@@ -267,7 +279,7 @@ def test_candidates_are_cut_where_the_next_begins():
     text = "bf16,qsgd:127,block=512,topk:0.01,powersgd:4+residual,efsignsgd+residual+scatterreduce"
     assert [candidate(each) for each in candidates(text)] == [
         gw.BF16(), gw.QSGD(127, 512), gw.TopK(0.01),
-        Pair(gw.PowerSGD(4), gw.Residual()),
+        CompressorWithMemory(gw.PowerSGD(4), gw.Residual()),
         gw.Group((), gw.EFSignSGD(), gw.Residual(), gw.ScatterReduce()),
     ]  # fmt: skip
 

@@ -26,7 +26,7 @@ class Fixed(Job):
         zeros = [slot.view(torch.zeros(slot.numel)) for slot in self.slots]
         self.places = [[self.there(zero) for zero in zeros] for _ in self.runtimes]
         for runtime in self.runtimes:
-            runtime.fix_places(True)
+            runtime.fix_addresses(True)
 
     def there(self, tensor: Tensor) -> Tensor:
         """A copy on the GPU."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradwire.schedule.costs import Array
-from gradwire.schedule.regimes import Load, Regime, State
-from gradwire.schedule.work import Backward, Interval, Work
+from gradwire.schedule.regimes import GroupCosts, Regime, State
+from gradwire.schedule.work import Interval, SlowedBackward, TimedGroup
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class OwnStream(Regime):
     dims = 3
     wire = 1
 
-    def run(self, works: Sequence[Work], backward: Backward) -> list[Interval]:
+    def run(self, works: Sequence[TimedGroup], backward: SlowedBackward) -> list[Interval]:
         spans: list[Interval] = []
         encoder = wire = decoder = 0.0
         # each lane takes a group when it is free and the group is there
@@ -33,7 +33,7 @@ class OwnStream(Regime):
             spans += [Interval(*lane, group) for lane in zip(("encode", "wire", "decode"), starts, ends, strict=True)]
         return spans
 
-    def step(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
+    def step(self, state: State, ready: Array | float, load: GroupCosts, backward_s: float) -> State:
         encoder = np.maximum(state[0], ready) + load.encode
         wire = np.maximum(state[1], encoder) + load.wire
         return encoder, wire, np.maximum(state[2], wire) + load.decode
@@ -41,7 +41,7 @@ class OwnStream(Regime):
     def finish(self, state: State, backward_s: float) -> Array:
         return state[2]
 
-    def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
+    def price(self, before: Array, after: Array, ready: Array, load: GroupCosts) -> Array:
         begun = after[:3].sum(0) - before[:3].sum(0)
         on_wire = after[1] + after[2] - before[2]
         return ready * begun + load.encode * (before[0] + begun) + load.wire * on_wire + load.decode * after[2]
@@ -58,7 +58,7 @@ class SideStream(Regime):
     dims = 1
     wire = 0
 
-    def run(self, works: Sequence[Work], backward: Backward) -> list[Interval]:
+    def run(self, works: Sequence[TimedGroup], backward: SlowedBackward) -> list[Interval]:
         spans: list[Interval] = []
         now = 0.0
         for group, work in enumerate(works):
@@ -69,13 +69,13 @@ class SideStream(Regime):
                 now += seconds
         return spans
 
-    def step(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
+    def step(self, state: State, ready: Array | float, load: GroupCosts, backward_s: float) -> State:
         return (np.maximum(state[0], ready) + (load.encode + load.wire + load.decode),)
 
     def finish(self, state: State, backward_s: float) -> Array:
         return state[0]
 
-    def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
+    def price(self, before: Array, after: Array, ready: Array, load: GroupCosts) -> Array:
         return ready * (after[0] - before[0]) + (load.encode + load.wire + load.decode) * after[0]
 
     def balance(self, weight: float) -> Array:

@@ -7,8 +7,8 @@ from itertools import pairwise, product
 import numpy as np
 
 from benchmarks.scheduler.compute_stream import ComputeStream
-from gradwire.schedule.costs import NOTHING, Affine, Cost, CostTable
-from gradwire.schedule.problem import Choice, Option, Problem, assemble
+from gradwire.schedule.costs import ZERO_COST, Affine, Cost, CostTable
+from gradwire.schedule.problem import GroupChoice, Option, Problem, assemble
 from gradwire.schedule.regimes import Regime, Worker
 from gradwire.schedule.search import evaluate
 from tests.support.regimes import OwnStream, SideStream
@@ -41,10 +41,10 @@ def random_problem(seed: int, most: int = 14) -> Problem:
         small=small,
         options=tuple(
             Option(
-                encode=random_cost(rng, 0.05) if option or rng.random() < 0.5 else NOTHING,
+                encode=random_cost(rng, 0.05) if option or rng.random() < 0.5 else ZERO_COST,
                 wire=random_cost(rng, 0.1),
-                local=random_cost(rng, 0.05) if rng.random() < 0.5 else NOTHING,
-                decode=random_cost(rng, 0.03) if rng.random() < 0.7 else NOTHING,
+                local=random_cost(rng, 0.05) if rng.random() < 0.5 else ZERO_COST,
+                decode=random_cost(rng, 0.03) if rng.random() < 0.7 else ZERO_COST,
                 lossless=option == 0,
                 units=units if option == 2 else None,
             )
@@ -60,7 +60,7 @@ def filled(problem: Problem) -> Problem:
     return replace(problem, options=(replace(first, filler=True), *others))
 
 
-def all_plans(problem: Problem) -> Iterator[tuple[Choice, ...]]:
+def all_plans(problem: Problem) -> Iterator[tuple[GroupChoice, ...]]:
     """Every way to cut the pieces and to choose an option for each piece."""
     n, options = problem.pieces, problem.chosen_from
     for inner in product((False, True), repeat=n - 1):
@@ -74,7 +74,7 @@ def brute_force(problem: Problem, regime: Regime) -> float:
     return min(evaluate(problem, plan, regime).step_s for plan in all_plans(problem))
 
 
-def pieces(problem: Problem, groups: tuple[Choice, ...]) -> bool:
+def pieces(problem: Problem, groups: tuple[GroupChoice, ...]) -> bool:
     """Whether every slot is in exactly one group."""
     names = sorted(slot for group in groups for slot in group.slots)
     return names == list(range(len(problem.small))) and all(a < b for g in groups for a, b in pairwise(g.slots))

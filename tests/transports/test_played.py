@@ -120,7 +120,7 @@ def test_every_algorithm_runs_without_the_others(case: Case):
             assert all(mean.isfinite().all() for mean in means)
 
 
-@pytest.mark.parametrize("cls", [gw.Recording, lambda world: gw.Played(world, fast())], ids=["recording", "played"])
+@pytest.mark.parametrize("cls", [gw.SizeRecorder, lambda world: gw.Played(world, fast())], ids=["recording", "played"])
 def test_a_gather_of_parts_brings_each_its_own(cls):
     """ScatterReduce's last part is shorter."""
     n, world, transport = 16_481, 5, cls(5)

@@ -26,11 +26,11 @@ from gradwire.plans import Plan, uniform
 from gradwire.rules import Rule, joined, sort_by
 from gradwire.schedule import Profile
 from gradwire.tuner import CHOOSING_STEPS, Auto
-from gradwire.tuner.candidate_plans import quiet, safe, ways_by, ways_of
+from gradwire.tuner.candidate_plans import default_candidates, few_groups, ways_by, ways_of
 from gradwire.tuner.phases import TIMED, TRACED, WARM
 from gradwire.tuner.profiler import ReductionTimes, _collectives
 from gradwire.tuner.trials import SETTLE, TRIED, Trials
-from gradwire.tuner.watch import PATIENCE, WINDOW, Watch
+from gradwire.tuner.watch import PATIENCE, WINDOW, StepTimeMonitor
 from tests.support.harness import SMALL, Job, draw, hand_over, hosts, raising, slots_of, together, total
 from tests.support.outside import SharedScale
 
@@ -334,7 +334,7 @@ def test_what_memories_hold_is_not_sent_at_once_where_a_job_is_measured_again(is
     auto._trials = Trials([gw.NATIVE, plan], [1.0, 1.0], has_dense=True, steps=0, delay=2)
     auto._trials.rounds = [[0.1, 0.05 if is_faster else 0.2]] * 8
     auto._phase = "watch"
-    auto._watch = Watch(1.0, confirmed=True, strange=PATIENCE, seconds=[2.0] * (WINDOW - 1))
+    auto._watch = StepTimeMonitor(1.0, confirmed=True, strange=PATIENCE, seconds=[2.0] * (WINDOW - 1))
 
     def seen(plan: gw.Plan) -> Observation:
         return Observation(500, 502, plan, SLOTS, 0, 2, 2, torch.tensor([4.0, 2.0, 0.0]), True, 2.0)
@@ -342,7 +342,7 @@ def test_what_memories_hold_is_not_sent_at_once_where_a_job_is_measured_again(is
     assert auto.decide(seen(plan if is_faster else gw.NATIVE)) == gw.NativeRequest(WARM + TIMED, WARM)
     request = auto.decide(seen(gw.NATIVE))
     assert isinstance(request, ProfileRequest)
-    assert request.plan == quiet(plan if is_faster else DENSE, SLOTS)
+    assert request.plan == few_groups(plan if is_faster else DENSE, SLOTS)
 
 
 @pytest.mark.parametrize("later", [False, True])
@@ -363,7 +363,7 @@ def test_a_state_that_is_loaded_while_steps_are_traced_ends_the_tracing(later: b
 
 @pytest.mark.parametrize(("world", "expected"), [(2, {"AllGather"}), (4, {"AllGather", "ScatterReduce"})])
 def test_by_default_8_bits_travel_with_a_residual_and_scattered_among_more_than_two(world: int, expected: set[str]):
-    ways = [way for candidate in safe(world) for way in ways_of(candidate, world)]
+    ways = [way for candidate in default_candidates(world) for way in ways_of(candidate, world)]
     assert [way.compressor for way in ways[:2]] == [gw.FP32(), gw.BF16()]
     assert {(way.compressor, way.memory) for way in ways[2:]} == {(gw.QSGD(), gw.Residual())}
     assert {way.communicator.name for way in ways[2:]} == expected
@@ -417,7 +417,7 @@ def test_auto_begins_with_dense_steps_alone():
 
 def test_the_plan_that_leaves_backward_alone_keeps_every_slots_way():
     mixed = Plan((*uniform(SLOTS[:2], gw.TopK(0.1)).groups, *uniform(SLOTS[2:], gw.PowerSGD(2)).groups))
-    few = quiet(mixed, SLOTS)
+    few = few_groups(mixed, SLOTS)
     few.check(SLOTS)
     ways = [{name: replace(group, slots=()) for group in plan.groups for name in group.slots} for plan in (mixed, few)]
     assert ways[0] == ways[1]
@@ -425,7 +425,7 @@ def test_the_plan_that_leaves_backward_alone_keeps_every_slots_way():
     assert len(few.groups) == len(set(ways[0].values()))
     # no group is longer than its compressor takes
     with patch.object(plan_parts, "LONGEST", max(slot.numel for slot in SLOTS)):
-        more = quiet(mixed, SLOTS)
+        more = few_groups(mixed, SLOTS)
         more.check(SLOTS)
     assert len(more.groups) > len(few.groups)
 

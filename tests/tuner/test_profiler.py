@@ -15,7 +15,7 @@ from gradwire.schedule import Profile
 from gradwire.schedule.sent_bytes import wire_bytes
 from gradwire.slots import Layout, Slot
 from gradwire.tuner import profiler
-from gradwire.tuner.profiler import Times, profiler_for
+from gradwire.tuner.profiler import ComputeTimes, profiler_for
 from tests.support.harness import CPU, raising, together
 
 WAYS = (
@@ -51,8 +51,8 @@ def measured(monkeypatch: pytest.MonkeyPatch, shapes: list[tuple[int, ...]]) -> 
 
     monkeypatch.setattr(profiler, "measure", measure)
     monkeypatch.setattr(profiler, "contention", lambda mesh, device: SHARED)
-    times = Times({slot.name: 0.001 * i for i, slot in enumerate(slots)}, 0.1, 0.1)
-    monkeypatch.setattr(Times, "of", lambda timelines, slots: times)
+    times = ComputeTimes({slot.name: 0.001 * i for i, slot in enumerate(slots)}, 0.1, 0.1)
+    monkeypatch.setattr(ComputeTimes, "of", lambda timelines, slots: times)
     trace: Any = SimpleNamespace(timelines=list)
     request = ProfileRequest(uniform(slots, gw.FP32()), WAYS, 1)
     meshes = [gw.Mesh.of(each) for each in gw.Threads.group(2)]

@@ -19,7 +19,7 @@ from gradwire.schedule import (
     Profile,
     SlotTime,
     Worker,
-    most,
+    best_index,
     over_link,
     plan_efficiency,
     search,
@@ -185,9 +185,9 @@ def test_delays_count_by_elements_and_harm_spoils_all():
 
 
 def test_of_what_is_equally_good_the_one_that_keeps_more_wins():
-    assert most([10.0, 10.2, 9.0], [1.0, 0.9, 1.0]) == 0
-    assert most([10.0, 11.0, 9.0], [1.0, 0.9, 1.0]) == 1
-    assert most([10.0, 10.2, 10.1], [0.9, 0.9, 0.9]) == 1
+    assert best_index([10.0, 10.2, 9.0], [1.0, 0.9, 1.0]) == 0
+    assert best_index([10.0, 11.0, 9.0], [1.0, 0.9, 1.0]) == 1
+    assert best_index([10.0, 10.2, 10.1], [0.9, 0.9, 0.9]) == 1
 
 
 def test_what_loses_too_much_is_not_even_tried():

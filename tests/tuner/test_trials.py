@@ -200,12 +200,12 @@ def test_trials_are_won_by_progress_and_not_by_time():
 
 def test_tried_plans_are_shown_beside_the_chosen_one():
     trials = Trials(PLANS[:3], [1.0, 1.0, 0.5], has_dense=True, steps=200, delay=2)
-    assert trials.beside(PLANS[1]) == {}
+    assert trials.relative_to(PLANS[1]) == {}
     run(trials, (0.12, 0.1, 0.1).__getitem__)
-    tried = trials.beside(PLANS[1])
+    tried = trials.relative_to(PLANS[1])
     assert [each.step_s for each in tried.values()] == pytest.approx([0.12, 0.1, 0.1])
     assert [each.progress for each in tried.values()] == pytest.approx([0.1 / 0.12, 1, 0.5])
-    assert trials.beside(gw.NATIVE) == tried, "beside the best where the chosen one did not run"
+    assert trials.relative_to(gw.NATIVE) == tried, "beside the best where the chosen one did not run"
 
 
 @pytest.mark.parametrize("native", [False, True])

@@ -2,12 +2,12 @@
 
 import pytest
 
-from gradwire.tuner.watch import LOOK_AFTER, PATIENCE, WINDOW, Watch
+from gradwire.tuner.watch import LOOK_AFTER, PATIENCE, WINDOW, StepTimeMonitor
 
 
 @pytest.mark.parametrize("seconds", [2.0, 0.5])
 def test_longer_and_shorter_steps_are_a_change_after_so_many_windows_in_turn(seconds: float):
-    watch = Watch(expected_s=1.0)
+    watch = StepTimeMonitor(expected_s=1.0)
     # a window as expected between two others: not in turn
     for own in (seconds, 1.0, *[seconds] * (PATIENCE - 1)):
         assert watch.add(own, whole=True)
@@ -20,7 +20,7 @@ def test_longer_and_shorter_steps_are_a_change_after_so_many_windows_in_turn(sec
 
 def test_steps_that_were_never_as_in_the_trials_are_no_change_but_what_is_expected():
     """On a GPU trials timed steps that were not recorded: the plan was chosen again, and again, for ever."""
-    watch = Watch(expected_s=0.142)
+    watch = StepTimeMonitor(expected_s=0.142)
     for _ in range(10):
         watch.add(0.063, whole=True)
         assert not watch.has_changed
@@ -31,14 +31,14 @@ def test_steps_that_were_never_as_in_the_trials_are_no_change_but_what_is_expect
 
 
 def test_one_window_that_the_machine_made_slow_is_not_what_is_expected():
-    watch = Watch(expected_s=1.0)
+    watch = StepTimeMonitor(expected_s=1.0)
     for own in (2.0, *[1.0] * 5):
         watch.add(own, whole=True)
     assert watch.expected_s == 1.0
 
 
 def test_before_each_next_comparison_twice_as_many_steps_pass():
-    watch, looks = Watch(), []
+    watch, looks = StepTimeMonitor(), []
     for _ in range(3):
         begun = watch.look_at
         watch = watch.after(begun, expected_s=1.0, close=True)

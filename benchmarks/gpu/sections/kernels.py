@@ -86,7 +86,7 @@ class OneGroup:
     """A group alone, without a runtime: its exchange and its recordings, on a stream of its own."""
 
     def __init__(self, device: Device, text: str) -> None:
-        self.device, self._transport = device, gw.Recording(WORLD)
+        self.device, self._transport = device, gw.SizeRecorder(WORLD)
         parts, _ = read(text)
         slots = _slots(device.size(23, 1), device.size(1024, 64))
         chosen = uniform(slots, parts.compressor, parts.memory, parts.communicator, lambda slot: False).groups[0]

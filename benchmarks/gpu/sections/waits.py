@@ -27,7 +27,7 @@ def steady(device: Device, case: Case) -> str:
     """Raises where the host waits; returns what is recorded."""
     grads, status = draw(SLOTS, 1, 0), ""
     for records in (False, True):
-        with job(device, plan(case), records=records, transports=[gw.Recording(WORLD)]) as running:
+        with job(device, plan(case), records=records, transports=[gw.SizeRecorder(WORLD)]) as running:
             for _ in range(steps_until_recorded(case, WORLD)):
                 running.step(grads)
             with device.waiting_is_an_error():

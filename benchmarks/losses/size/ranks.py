@@ -49,7 +49,7 @@ class EveryStep:
             lambda own: Runtime(lambda: plan, slots, gw.Mesh.of(own), device, JobOptions()), transports
         )
         for runtime in self._runtimes:
-            runtime.fix_places(True)
+            runtime.fix_addresses(True)
 
     def step(self, batches: Sequence[Tensor]) -> Tensor:
         """A step on the windows of each rank; returns the mean loss () before it."""

@@ -14,7 +14,7 @@ from gradwire.lab.models import MODELS
 from gradwire.lab.names import NOCOMM, TINY
 from gradwire.lab.network.link import LOOPBACK, REAL, link_of
 from gradwire.lab.play_spec import PlaySpec
-from gradwire.lab.workloads import Own, Published, Task
+from gradwire.lab.workloads import Published, Task, UserModel
 from gradwire.lab.workloads.make_task import make_task
 from gradwire.launched import is_launched
 from gradwire.options import Options
@@ -124,7 +124,7 @@ class Setup:
         sizes = self._sizes()
         # a user's function, a published model, or a tiny one
         if ":" in self.model and not sizes:
-            return Own.name, [f"function={self.model}"]
+            return UserModel.name, [f"function={self.model}"]
         if ":" in self.model:
             raise ValueError(f"{self.model} has sizes of its own: {', '.join(sizes)} are for the published models")
         if not self.model.startswith(TINY):

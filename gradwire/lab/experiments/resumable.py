@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gradwire.atomic_file import whole
 from gradwire.lab.experiments.comparison import Comparison
 from gradwire.lab.jobs import checkpoints
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.network.link import LOOPBACK, link_of
 from gradwire.lab.results import Record, read_lines
-from gradwire.saving import whole
 
 FILE = "comparison.json"
 METRICS = "metrics.jsonl"

@@ -28,7 +28,7 @@ class SuiteRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cuts:
+class Overrides:
     """Replacements of a suite's own values, to fit a machine; `model` keeps the rows of one model."""
 
     model: str | None = None
@@ -53,7 +53,7 @@ class Cuts:
         return replace(row, setup=replace(row.setup, **values))
 
 
-def suite(name: str, cuts: Cuts) -> list[SuiteRow]:
+def suite(name: str, cuts: Overrides) -> list[SuiteRow]:
     """The rows of a suite, cut, without duplicates.
 
     Raises ValueError for an unknown suite, and for a model that it does not have."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gradwire.saving import save, sync
+from gradwire.atomic_file import save, sync
 
 SHARED = "shared"
 _FOLDER = re.compile(r"checkpoint-(\d+)")

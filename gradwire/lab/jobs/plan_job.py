@@ -166,7 +166,7 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
     for _ in range(IN_FORCE):
         next(steps)
     chosen = _plan(handle)
-    tried = {plan: own for trials in controller.tried for plan, own in trials.beside(chosen).items()}
+    tried = {plan: own for trials in controller.tried for plan, own in trials.relative_to(chosen).items()}
     gain = controller.dense_s / controller.expected_s
     if chosen.native:
         # DDP by itself cannot be traced: dense steps by our hook are, for illustration

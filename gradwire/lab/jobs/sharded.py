@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from gradwire.frontends.values import whole as whole_of
+from gradwire.frontends.values import full_tensor as whole_of
 from gradwire.lab.configuration import Configuration
 
 

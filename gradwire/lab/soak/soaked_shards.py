@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 
 from gradwire.checkpoint import SEPARATOR
 from gradwire.frontends import attach
-from gradwire.frontends.values import is_sharded, whole
+from gradwire.frontends.values import full_tensor, is_sharded
 from gradwire.lab.jobs.sharded import gather_into, mesh_of
 from gradwire.lab.soak.rank_messages import checking
 from gradwire.lab.soak.soaked_model import FRONT_ENDS, batch, gradients, network, plan
@@ -83,7 +83,7 @@ class SoakedShards:
 
 def _whole(sharded: Iterable[Tensor | None]) -> Tensor:
     with checking():
-        return torch.cat([whole(t).detach().flatten() for t in sharded if t is not None])
+        return torch.cat([full_tensor(t).detach().flatten() for t in sharded if t is not None])
 
 
 def _sum(own: Tensor) -> Tensor:

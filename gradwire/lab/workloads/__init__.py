@@ -3,7 +3,7 @@
 from gradwire.lab.workloads.images import Cifar10, Cifar100, Digits, FashionMnist, ImageFolder, ImageTask, Mnist
 from gradwire.lab.workloads.language import LanguageModel, PennTreebank, TextFiles, TextTask, WikiText
 from gradwire.lab.workloads.masked import Masked
-from gradwire.lab.workloads.own import Own
+from gradwire.lab.workloads.own import UserModel
 from gradwire.lab.workloads.published import Published
 from gradwire.lab.workloads.squad import Squad
 from gradwire.lab.workloads.synthetic import Synthetic
@@ -11,12 +11,29 @@ from gradwire.lab.workloads.task import Batch, Task
 
 TASKS: tuple[type[Task], ...] = (
     LanguageModel, TextFiles, PennTreebank, WikiText, Masked, Squad, Digits, Mnist, FashionMnist, Cifar10, Cifar100,
-    ImageFolder, Synthetic, Published, Own,
+    ImageFolder, Synthetic, Published, UserModel,
 )  # fmt: skip
 """Every task that can be made."""
 
 __all__ = [
-    "TASKS", "Batch", "Cifar10", "Cifar100", "Digits", "FashionMnist", "ImageFolder", "ImageTask", "LanguageModel",
-    "Masked", "Mnist", "Own", "PennTreebank", "Published", "Squad", "Synthetic", "Task", "TextFiles", "TextTask",
+    "TASKS",
+    "Batch",
+    "Cifar10",
+    "Cifar100",
+    "Digits",
+    "FashionMnist",
+    "ImageFolder",
+    "ImageTask",
+    "LanguageModel",
+    "Masked",
+    "Mnist",
+    "PennTreebank",
+    "Published",
+    "Squad",
+    "Synthetic",
+    "Task",
+    "TextFiles",
+    "TextTask",
+    "UserModel",
     "WikiText",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from gradwire.lab.models import any_model
 from gradwire.lab.workloads import image_files
 from gradwire.lab.workloads.image_folder import image_folder
 from gradwire.lab.workloads.image_set import Splits
-from gradwire.lab.workloads.named import Named
+from gradwire.lab.workloads.named import ModelOptions
 from gradwire.lab.workloads.narrow_models import cnn, lenet, resnet18, vgg16
 from gradwire.lab.workloads.prefetch import prefetch
 from gradwire.lab.workloads.task import Batch, DealtTask
@@ -23,7 +23,7 @@ _WIDTH = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageTask(Named, DealtTask):
+class ImageTask(ModelOptions, DealtTask):
     """Classification of a labelled image set.
 
     `model` is cnn, lenet, vgg16 or resnet18, narrow ones whose first stage has `width` channels, by default 16; a

@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from gradwire.lab.models import any_model
 from gradwire.lab.models.lstm import LSTM
 from gradwire.lab.workloads import text
-from gradwire.lab.workloads.named import Named
+from gradwire.lab.workloads.named import ModelOptions
 from gradwire.lab.workloads.narrow_models import GPT
 from gradwire.lab.workloads.task import IGNORED, Batch, WordsTask
 
@@ -20,7 +20,7 @@ _WIDTH, _LAYERS = 256, 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextTask(Named, WordsTask):
+class TextTask(ModelOptions, WordsTask):
     """Predicting the next token of a text.
 
     `model` is gpt or lstm, small ones of `layers` layers, by default 2, and `width`, by default 256, where `heads` is

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.lab.workloads import text
-from gradwire.lab.workloads.named import Named
+from gradwire.lab.workloads.named import ModelOptions
 from gradwire.lab.workloads.task import IGNORED, Batch, WordsTask
 
 _GUESSED, _MASKED, _REPLACED = 0.15, 0.8, 0.9
@@ -21,7 +21,7 @@ _HELD_OUT_SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masked(Named, WordsTask):
+class Masked(ModelOptions, WordsTask):
     """BERT's pre-training (https://arxiv.org/abs/1810.04805) on WikiText's files in `folder`.
 
     A window of `length` tokens has two pieces of text; in every other one the second is from elsewhere. 15 % of the

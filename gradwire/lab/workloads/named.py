@@ -13,7 +13,7 @@ PUBLISHED = "published-"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named:
+class ModelOptions:
     """Options for the model to train.
 
     `pretrained` is a folder with config.json and model.safetensors, as transformers writes them, whose model is taken

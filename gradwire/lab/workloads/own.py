@@ -18,7 +18,7 @@ _CALL = "return model, batches, loss (and, if you like, held_out)"
 
 
 @dataclass(frozen=True)
-class Made:
+class UserParts:
     """Result of the user's function."""
 
     model: nn.Module
@@ -32,7 +32,7 @@ class Made:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Own(Task):
+class UserModel(Task):
     """Your own model: `function` is module:name or file.py:name, and returns model, batches and loss.
 
     The model is a module; batches(rank, world) an iterable of a rank's batches, begun anew where it ends; and
@@ -53,7 +53,7 @@ class Own(Task):
         self._made  # noqa: B018
 
     @property
-    def _made(self) -> Made:
+    def _made(self) -> UserParts:
         return _first(self.function)
 
     def _module(self) -> nn.Module:
@@ -124,13 +124,13 @@ class Own(Task):
 
 
 @cache
-def _first(function: str) -> Made:
+def _first(function: str) -> UserParts:
     """The result from which batches and loss are taken; models are made anew."""
     with _drawing_from(0):
         return _make(function)
 
 
-def _make(function: str) -> Made:
+def _make(function: str) -> UserParts:
     # a tuple of the right length
     with _named(function):
         made = imported(function)()
@@ -146,7 +146,7 @@ def _make(function: str) -> Made:
     for name, value in zip(("batches", "loss", "held_out"), functions, strict=False):
         if not callable(value):
             raise ValueError(f"{function} returns {_form(value)} as {name}, not a function: {_CALL}")
-    return Made(model, *functions) if len(functions) == 3 else Made(model, *functions, held_out=None)
+    return UserParts(model, *functions) if len(functions) == 3 else UserParts(model, *functions, held_out=None)
 
 
 @cache

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from gradwire.lab.models import any_model, hub
 from gradwire.lab.workloads import squad_files
-from gradwire.lab.workloads.named import Named
+from gradwire.lab.workloads.named import ModelOptions
 from gradwire.lab.workloads.squad_files import Question, Windows
 from gradwire.lab.workloads.task import Batch, DealtTask
 
@@ -19,7 +19,7 @@ _LONGEST_ANSWER = 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Squad(Named, DealtTask):
+class Squad(ModelOptions, DealtTask):
     """Finding the answers to SQuAD 1.1's questions, from train-v1.1.json and dev-v1.1.json in `folder`.
 
     `model` is a published BERT, whose `layers`, `width` and `dropout` may be given, or one of transformers, such as

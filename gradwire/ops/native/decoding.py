@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.ops.entries import Entries, Places
+from gradwire.ops.entries import EliasFano, Entries
 from gradwire.ops.formats import Blocks
 from gradwire.ops.native.addresses import address, output_addresses, payload_address, payload_rows
 from gradwire.ops.native.library import library, scratch
 from gradwire.ops.native.structs import blocks_struct, entries_struct, output_array
+from gradwire.ops.reference.elias_fano import no_payload, padded_rows
 from gradwire.ops.reference.entries import joined
-from gradwire.ops.reference.places import no_payload, padded_rows
 from gradwire.ops.vectors import Output, split_output
 
 
@@ -48,7 +48,7 @@ def pack_entries(payloads: Tensor, layout: Entries, indices: Tensor, values: Ten
     return sent
 
 
-def pack_places(payloads: Tensor, layout: Places, indices: Tensor) -> None:
+def pack_indices(payloads: Tensor, layout: EliasFano, indices: Tensor) -> None:
     """See the reference."""
     for payload, places in zip(payloads, indices, strict=True):
         _pack(payload, layout, places, None)
@@ -65,12 +65,12 @@ def _unpack_one(payload: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
     return indices, values[: len(indices)]
 
 
-def unpack_places(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
+def unpack_indices(payloads: Tensor, layout: EliasFano) -> tuple[Tensor, Tensor]:
     """See the reference."""
     return padded_rows([_unpack(payload, layout, None) for payload in payloads], layout.k)
 
 
-def _pack(payload: Tensor, layout: Entries | Places, indices: Tensor, values: Tensor | None) -> None:
+def _pack(payload: Tensor, layout: Entries | EliasFano, indices: Tensor, values: Tensor | None) -> None:
     struct, m = entries_struct(layout), len(indices)
     short = _short(indices, layout)
     given = 0 if values is None else address("values", values, m)
@@ -78,7 +78,7 @@ def _pack(payload: Tensor, layout: Entries | Places, indices: Tensor, values: Te
     library().gw_pack_entries(byref(struct), short.ctypes.data, given, m, to)
 
 
-def _short(indices: Tensor, layout: Entries | Places) -> np.ndarray:
+def _short(indices: Tensor, layout: Entries | EliasFano) -> np.ndarray:
     """Indices (≤ k,) below n as uint32. Raises ValueError for others."""
     address("indices", indices, len(indices), torch.int64)
     if len(indices) > layout.k or (len(indices) and int(indices.numpy().view(np.uint64).max()) >= layout.n):
@@ -86,7 +86,7 @@ def _short(indices: Tensor, layout: Entries | Places) -> np.ndarray:
     return indices.numpy().astype(np.uint32)
 
 
-def _unpack(payload: Tensor, layout: Entries | Places, values: Tensor | None) -> Tensor:
+def _unpack(payload: Tensor, layout: Entries | EliasFano, values: Tensor | None) -> Tensor:
     """The indices (≤ k,) int64 of a payload, whose values go to `values` (k,)."""
     struct, start = entries_struct(layout), payload_address("payload", payload, layout.nbytes)
     # the library writes 32 bits an index
@@ -97,6 +97,6 @@ def _unpack(payload: Tensor, layout: Entries | Places, values: Tensor | None) ->
     return indices[:found].long()
 
 
-def _check(code: int, layout: Entries | Places) -> None:
+def _check(code: int, layout: Entries | EliasFano) -> None:
     if code < 0:
         raise no_payload(layout)

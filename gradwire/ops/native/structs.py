@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from gradwire.ops.entries import Entries, Places
+from gradwire.ops.entries import EliasFano, Entries
 from gradwire.ops.formats import KINDS, Blocks
 from gradwire.ops.vectors import LONGEST
 
@@ -90,7 +90,7 @@ def blocks_struct(layout: Blocks) -> BlocksStruct:
 
 
 @lru_cache(maxsize=1024)
-def entries_struct(layout: Entries | Places) -> EntriesStruct:
+def entries_struct(layout: Entries | EliasFano) -> EntriesStruct:
     """The struct of a layout of entries, or of coordinates alone."""
     # C counts in 32 bits, and checks nothing
     if not 0 <= layout.n <= LONGEST or layout.k < 1 or layout.value_bits not in (0, 4, 32):

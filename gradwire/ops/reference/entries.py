@@ -7,8 +7,8 @@ from torch import Tensor
 
 from gradwire.ops.entries import GROUP, Entries
 from gradwire.ops.host import to_device
+from gradwire.ops.reference.elias_fano import no_payload, pack_place_rows, places_in, unpack_place_rows
 from gradwire.ops.reference.levels import LARGEST
-from gradwire.ops.reference.places import no_payload, pack_place_rows, places_in, unpack_place_rows
 from gradwire.ops.workspace import scratch_on
 
 

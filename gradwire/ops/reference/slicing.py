@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.host import to_device
-from gradwire.ops.reference.places import no_payload
+from gradwire.ops.reference.elias_fano import no_payload
 from gradwire.ops.reference.selecting import top_k_each
 from gradwire.ops.slices import SHORT, SliceEntries
 from gradwire.ops.tiles import add_rows, at_once

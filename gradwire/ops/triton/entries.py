@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradwire.ops.entries import GROUP, Entries, Places
+from gradwire.ops.entries import GROUP, EliasFano, Entries
 from gradwire.ops.host import to_device
 from gradwire.ops.reference.decoding import whole
 from gradwire.ops.reference.entries import levels_and_edges
@@ -44,7 +44,7 @@ def move_to_zeros(x: Tensor, payloads: Tensor, layout: Entries, indices: Tensor)
     _pack(payloads, layout, indices, x)
 
 
-def pack_places(payloads: Tensor, layout: Places, indices: Tensor) -> None:
+def pack_indices(payloads: Tensor, layout: EliasFano, indices: Tensor) -> None:
     """See the reference."""
     payloads[:, : layout.nbytes].zero_()
     _pack_places(payloads, layout, indices, indices, values=False, take=False)
@@ -82,7 +82,7 @@ def _edges(device: torch.device, n: int, rows: int) -> Tensor:
 
 
 def _pack_places(
-    payloads: Tensor, layout: Entries | Places, indices: Tensor, chosen: Tensor, *, values: bool, take: bool
+    payloads: Tensor, layout: Entries | EliasFano, indices: Tensor, chosen: Tensor, *, values: bool, take: bool
 ) -> None:  # fmt: skip
     """`_pack` of indices with exact values, or without."""
     places, words, (count, m) = layout.places, payloads[:, : layout.nbytes].view(torch.int32), indices.shape
@@ -136,13 +136,13 @@ def unpack_entries(payloads: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
     return indices.view(-1), values.view(-1)
 
 
-def unpack_places(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
+def unpack_indices(payloads: Tensor, layout: EliasFano) -> tuple[Tensor, Tensor]:
     """See the reference."""
     indices, filled = _unpack(payloads, layout, torch.int8)
     return indices, filled.view(torch.bool)
 
 
-def _unpack(payloads: Tensor, layout: Entries | Places, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _unpack(payloads: Tensor, layout: Entries | EliasFano, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Indices (payloads, k), and their values, or as int8 whether they are filled."""
     # programs of equally many entries
     upper_at, words, low_words = _words_of(layout)
@@ -157,7 +157,7 @@ def _unpack(payloads: Tensor, layout: Entries | Places, dtype: torch.dtype) -> t
     return indices, found
 
 
-def _words_of(layout: Entries | Places) -> tuple[int, int, int]:
+def _words_of(layout: Entries | EliasFano) -> tuple[int, int, int]:
     """The word of 32 bits where a payload's indices begin, and the numbers of words of upper and of lower bits."""
     places = layout.places
     return layout.places_at // 4, places.upper_bytes // 4, (places.nbytes - places.upper_bytes) // 4

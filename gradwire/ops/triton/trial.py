@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.backend import REFERENCE, Backend
-from gradwire.ops.entries import Entries, Places
+from gradwire.ops.entries import EliasFano, Entries
 from gradwire.ops.formats import Blocks, Code, nearest, one_bit, qsgd, shared_exponent, sign, ternary
 from gradwire.ops.host import on_host
 from gradwire.ops.noise import Seed, hashed_draws
@@ -130,13 +130,13 @@ def _entries(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
 def _packed(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     """A vector whose elements were moved to a payload, that payload, and those of given values and of places."""
     indices, left = torch.arange(1, N, 50, dtype=torch.int64, device=old.device)[None], old[None].clone()
-    layout, places = Entries(N, N // 50), Places(N, N // 50)
+    layout, places = Entries(N, N // 50), EliasFano(N, N // 50)
     rows = [torch.zeros(1, each.nbytes, dtype=torch.uint8, device=old.device) for each in (layout, layout, places)]
     # pack in three ways
     kernels.move_entries(left, rows[0], layout, indices)
     kernels.pack_entries(rows[1], layout, indices, gradient[indices])
-    kernels.pack_places(rows[2], places, indices)
-    found, filled = kernels.unpack_places(rows[2], places)
+    kernels.pack_indices(rows[2], places, indices)
+    found, filled = kernels.unpack_indices(rows[2], places)
     return torch.cat([left.flatten(), *(row.flatten().float() for row in rows), found[filled].float()])
 
 
@@ -237,7 +237,7 @@ TRIALS = {
     "codes": Trial(_codes, ("add_quantise", "sum_blocks")),
     "codes with noise": Trial(_noise, ("add_quantise", "sum_blocks")),
     "entries": Trial(_entries, ("add_select", "sum_entries", "unpack_entries")),
-    "packing": Trial(_packed, ("pack_entries", "move_entries", "pack_places", "unpack_places")),
+    "packing": Trial(_packed, ("pack_entries", "move_entries", "pack_indices", "unpack_indices")),
     "the largest elements": Trial(_largest, ("top_k",)),
     "slices": Trial(_slices, ("top_k_each", "largest_first", "move_slices", "sum_slices")),
     "words": Trial(_words, ("pack_words", "unpack_words")),

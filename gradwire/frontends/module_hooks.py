@@ -62,7 +62,7 @@ class RegisteredHooks:
         self._registered.clear()
 
 
-class OfModels(Generic[T]):
+class ByModel(Generic[T]):
     """Objects by model, such as a front end for each of its optimizers, in the order in which they were added, which is
     the same on all ranks. Models and objects are held weakly."""
 

@@ -1,10 +1,10 @@
 """Local steps for torch.distributed.checkpoint, which saves everything once and loads it on any mesh.
 
-"memory"     memories, a row of each replica: see `gradwire.frontends.stateful`
+"memory"     memories, a row of each replica: see `gradwire.frontends.distributed_checkpoint`
 "shared"     anchors, the outer optimizer's state, and the means of fragments under way: equal on all replicas
 "replica r"  its parameters, now and as they were sent, and its inner optimizer's state, under a name of its own
 
-Other numbers of replicas go on by the rule of `gradwire.predecessors`.
+Other numbers of replicas go on by the rule of `gradwire.resharding`.
 """
 
 import json
@@ -20,11 +20,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gradwire.checkpoint import key_of, letters, split, text_of
+from gradwire.frontends.distributed_checkpoint import DistributedState, Saved, ShardSpec, tensors_in
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.rounds import Rounds
-from gradwire.frontends.stateful import DistributedState, Placed, Saved, tensors_in
 from gradwire.frontends.values import is_sharded, local
-from gradwire.predecessors import predecessors
+from gradwire.resharding import predecessors
 from gradwire.slots import real, real_shape
 
 MEMORY, SHARED, REPLICA = "memory", "shared", "replica "
@@ -206,7 +206,7 @@ def _refuse(value: object) -> NoReturn:
     )
 
 
-def _check(saved: Saved, placed: Mapping[str, Placed]) -> None:
+def _check(saved: Saved, placed: Mapping[str, ShardSpec]) -> None:
     """Raises ValueError where a checkpoint has other parameters."""
     # by parameter, the shape of its anchor
     there = {split(key)[0]: tuple(kind.size) for key, kind in saved.items() if key.endswith(ANCHOR)}

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gradwire.frontends.distributed_checkpoint import ShardSpec, replicated_specs
 from gradwire.frontends.gradient_access import GradientAccess
-from gradwire.frontends.hook import Hook, OfModels, RegisteredHooks
+from gradwire.frontends.module_hooks import ByModel, Hook, RegisteredHooks
 from gradwire.frontends.owners import own
 from gradwire.frontends.paused import paused
-from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.frontends.trained import TrainedParameters
 from gradwire.frontends.updates import UpdateWarning
 from gradwire.runtime.runtime import Runtime
@@ -21,7 +21,7 @@ from gradwire.slots import real
 from gradwire.torch_private.autograd import NO_PASS, backward_pass, in_backward, when_backward_ends
 from gradwire.transports.process_group import world_or
 
-_OF_MODELS: OfModels["GradientHooks"] = OfModels()
+_OF_MODELS: ByModel["GradientHooks"] = ByModel()
 
 
 class GradientHooks:
@@ -105,9 +105,9 @@ class GradientHooks:
         if self._runtime:
             self._runtime.skip()
 
-    def placed(self) -> Mapping[str, Placed]:
+    def placed(self) -> Mapping[str, ShardSpec]:
         """A replica on every rank."""
-        return whole_on(world_or(self._group), self._parameters)
+        return replicated_specs(world_or(self._group), self._parameters)
 
     def held(self) -> Mapping[str, Tensor]:
         """All parameters of the model."""
@@ -224,7 +224,7 @@ class GradientHooks:
         for each in _OF_MODELS.of(self._model):
             if not each._under_way:
                 each.follow()
-        runtime.open_step(to_the_end=True)
+        runtime.open_step(until_backward_ends=True)
         self._pass = backward_pass()
         # a gradient of earlier micro-batches must belong to a slot that is still reduced, or would stay this rank's own
         for slot in self._accumulated:
@@ -282,7 +282,7 @@ class GradientHooks:
                 runtime.submit_absent(slot, real(left[slot]))
             else:
                 runtime.submit(slot, real(gradient))
-        runtime.pass_over()
+        runtime.backward_done()
         return left
 
     def _wait(self, left: dict[int, Tensor]) -> None:

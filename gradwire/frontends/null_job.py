@@ -9,13 +9,13 @@ from torch import Tensor
 from gradwire import checkpoint
 from gradwire.frontends.paused import paused
 from gradwire.plans import NATIVE, Plan
-from gradwire.runtime.row_memory import AS_THEY_ARE
+from gradwire.runtime.row_memory import PLAIN_ROWS
 from gradwire.runtime.stats import Stats
-from gradwire.runtime.turns import Together
+from gradwire.runtime.step_lock import RunOnAll
 from gradwire.slots import Slot
 
 
-class Nothing:
+class NullFrontEnd:
     """The front end of a single process, in which nothing is reduced."""
 
     def __init__(self, parameters: Iterable[Tensor] = ()) -> None:
@@ -44,13 +44,13 @@ class Nothing:
         return {}
 
 
-class Idle:
+class NullRuntime:
     """The runtime of one rank alone, or of a detached job, which keeps a loaded state, with other ranks'
     memories added up, for the next job of several ranks."""
 
     plan = None
     elastic = False
-    sparse, rows = (), AS_THEY_ARE
+    sparse, rows = (), PLAIN_ROWS
     slots: Sequence[Slot] = ()
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Idle:
         return []
 
     @contextmanager
-    def between_steps(self, call: str, **facts: object) -> Iterator[Together]:
+    def between_steps(self, call: str, **facts: object) -> Iterator[RunOnAll]:
         """No other rank takes part."""
         yield lambda task, alone: alone
 

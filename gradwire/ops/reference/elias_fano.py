@@ -1,21 +1,21 @@
-"""Packing and unpacking of coordinates: see `gradwire.ops.entries.Places`."""
+"""Packing and unpacking of coordinates: see `gradwire.ops.entries.EliasFano`."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from gradwire.ops.entries import Places
+from gradwire.ops.entries import EliasFano
 from gradwire.ops.reference.bits import pack_bits, unpack_bits
 from gradwire.ops.workspace import scratch_on
 
 
-def pack_places(payloads: Tensor, layout: Places, indices: Tensor) -> None:
+def pack_indices(payloads: Tensor, layout: EliasFano, indices: Tensor) -> None:
     """Packs ascending indices (rows, ≤ k) int64 in payloads (rows, ≥ nbytes) uint8; on a GPU, those below n."""
     pack_place_rows(payloads, layout, indices, indices < layout.n)
 
 
-def pack_place_rows(payloads: Tensor, layout: Places, indices: Tensor, filled: Tensor) -> None:
+def pack_place_rows(payloads: Tensor, layout: EliasFano, indices: Tensor, filled: Tensor) -> None:
     """Packs indices (rows, ≤ k) in payloads (rows, ≥ nbytes): of each row those `filled` (rows, ≤ k) bool, which ascend
     and come first."""
     (rows, m), width, lower_at = indices.shape, layout.low_bits, 8 * layout.upper_bytes
@@ -31,7 +31,7 @@ def pack_place_rows(payloads: Tensor, layout: Places, indices: Tensor, filled: T
     pack_bits(bits[:, :-8], payloads[:, : layout.nbytes])
 
 
-def unpack_places(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
+def unpack_indices(payloads: Tensor, layout: EliasFano) -> tuple[Tensor, Tensor]:
     """The coordinates (rows, k) int64 of payloads (rows, ≥ nbytes), and which of them were filled, (rows, k) bool. On a
     CPU raises ValueError for bytes that are no payload."""
     if payloads.device.type != "cpu":
@@ -52,7 +52,7 @@ def padded_rows(found: Sequence[Tensor], k: int) -> tuple[Tensor, Tensor]:
     return indices, torch.arange(k, dtype=torch.int64, device="cpu") < counts
 
 
-def places_in(payload: Tensor, layout: Places) -> Tensor | None:
+def places_in(payload: Tensor, layout: EliasFano) -> Tensor | None:
     """The coordinates (≤ k,) int64 of a payload, None for bytes that are none; on a CPU."""
     # entry j is the set bit number j
     upper, lower = _bits(payload[None], layout)
@@ -66,8 +66,8 @@ def places_in(payload: Tensor, layout: Places) -> Tensor | None:
     return None if m and int(indices.max()) >= layout.n else indices
 
 
-def unpack_place_rows(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
-    """`unpack_places` without a host sync. Whether these are payloads is not checked, but all coordinates are below
+def unpack_place_rows(payloads: Tensor, layout: EliasFano) -> tuple[Tensor, Tensor]:
+    """`unpack_indices` without a host sync. Whether these are payloads is not checked, but all coordinates are below
     n."""
     upper, lower = _bits(payloads, layout)
     ranks, digits = _constants(layout, len(payloads), payloads.device)
@@ -79,14 +79,14 @@ def unpack_place_rows(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]
     return indices.clamp_(max=layout.n - 1), filled
 
 
-def _bits(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
+def _bits(payloads: Tensor, layout: EliasFano) -> tuple[Tensor, Tensor]:
     """The upper bits (rows, ·) and the lower ones (rows, k, l) of payloads (rows, ≥ nbytes)."""
     bits = unpack_bits(payloads[:, : layout.nbytes]).view(len(payloads), -1)
     upper, lower = bits.split([8 * layout.upper_bytes, 8 * (layout.nbytes - layout.upper_bytes)], 1)
     return upper, lower[:, : layout.k * layout.low_bits].unflatten(1, (layout.k, layout.low_bits))
 
 
-def _constants(layout: Places, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _constants(layout: EliasFano, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """0 to k - 1 for each of so many rows, (rows, k), and the value of each lower bit, (l,)."""
 
     def make() -> tuple[Tensor, Tensor]:

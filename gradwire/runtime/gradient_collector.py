@@ -21,19 +21,19 @@ from torch import Tensor
 from torch.futures import Future
 
 from gradwire.runtime.active_plan import ActivePlan
-from gradwire.runtime.executor import EPOCH, Executor, Place
+from gradwire.runtime.executor import EPOCH, Executor, Fence
 from gradwire.runtime.failures import BETWEEN, ELSEWHERE, WAITING, RankStatus
-from gradwire.runtime.job_error import JobError
+from gradwire.runtime.first_error import FirstError
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.machine import NO_GROUP, Arrivals
 from gradwire.runtime.raised import note_raised
 from gradwire.runtime.steps import Steps
 from gradwire.runtime.trace import Recorder
 from gradwire.runtime.training_thread import in_optimizer
-from gradwire.runtime.weights import asked
+from gradwire.runtime.weights import weight_reader
 
-_of_process: "WeakSet[Intake]" = WeakSet()
-"""The intakes of all jobs in this process, by which one sees in which job the training thread waits."""
+_of_process: "WeakSet[GradientCollector]" = WeakSet()
+"""The collectors of all jobs in this process, by which one sees in which job the training thread waits."""
 
 NOT_HERE = "sparse gradients are not exchanged here; use Embedding(sparse=False)"
 NOT_FOUND = (
@@ -81,16 +81,16 @@ class StepFutures:
                 future.set_result(buffer)
 
 
-class Point(NamedTuple):
+class StepFence(NamedTuple):
     """A point behind some steps."""
 
-    place: Place
+    place: Fence
     """In the worker's queue."""
     step: int
-    """The last of these steps, as `Intake` counts."""
+    """The last of these steps, as `GradientCollector` counts."""
 
 
-class Intake:
+class GradientCollector:
     """Counts arriving gradients, and posts a group to the worker when its last one is there: with the places of its
     gradients, unless those are fixed.
 
@@ -104,27 +104,27 @@ class Intake:
     """Of these, the steps whose means are in place."""
     groups: Sequence[int]
     """The groups of the open step."""
-    begun_s: float
+    first_group_at: float
     """When the first group of the open step was complete; 0 before."""
 
     def __init__(
         self, steps: Steps, active: ActivePlan, executor: Executor, recorder: Recorder,
-        options: JobOptions, job: JobError,
+        options: JobOptions, job: FirstError,
     ) -> None:  # fmt: skip
         self.step = self.ended = 0
-        self._ask_weight, self._weight, self._sent_before = asked(options.weight, job), None, None
+        self._ask_weight, self._weight, self._times_sent = weight_reader(options.weight, job), None, None
         self._no_rows = NOT_FOUND if options.finds_sparse else NOT_HERE
         # the training thread: the only one that may hand gradients over
-        self._thread, self._made = get_ident(), monotonic()
+        self._thread, self._made_at = get_ident(), monotonic()
         self.groups: Sequence[int] = ()
-        self._step_s, self._opened = 0.0, float("inf")
-        self.arrivals = Arrivals(partial(Intake._complete, weakref.proxy(self)))
+        self._step_s, self._opened_at = 0.0, float("inf")
+        self.arrivals = Arrivals(partial(GradientCollector._complete, weakref.proxy(self)))
         self._steps, self._active, self._executor, self._recorder = steps, active, executor, recorder
         self.slots = steps.store.slots
         # by the plan in force: slots of each group; and the gradients of this step, by slot
         self._members: list[tuple[int, ...]] = []
         self._tensors: list[Any] = [None] * len(self.slots)
-        self.begun_s = 0.0
+        self.first_group_at = 0.0
         self._fixed = False
         self._known: set[int] = set()
         # the step's last group and its absent slots, where it is posted when the backward pass is over
@@ -146,12 +146,12 @@ class Intake:
         whether the last one failed."""
         return bool(self._last) or not self.arrivals.all_there(self.groups)
 
-    def open(self, groups: Sequence[int] | None, sent_before: int | None, to_the_end: bool = False) -> None:
-        """Opens a step of these groups, or of all; `sent_before` is how often they were sent. Turns that are due are
-        recorded first. With `to_the_end` the last group is held back until `pass_over`, so that no rank takes the step
-        if the backward pass still fails after its last gradient."""
+    def open(self, groups: Sequence[int] | None, times_sent: int | None, until_backward_ends: bool = False) -> None:
+        """Opens a step of these groups, or of all; `times_sent` is how often they were sent. Turns that are due are
+        recorded first. With `until_backward_ends` the last group is held back until `backward_done`, so that no rank
+        takes the step if the backward pass still fails after its last gradient."""
         # the weight first: the user's function may fail
-        self._weight, self._sent_before = self._ask_weight(), sent_before
+        self._weight, self._times_sent = self._ask_weight(), times_sent
         # record turns while nothing is under way: the training thread waits for that
         if self._steps.recordings.due:
             self._executor.call(self._steps.record)
@@ -162,15 +162,15 @@ class Intake:
             self.arrivals.follow(self._members, len(self.slots))
         # a traced step has the plan that is in force now
         if self._recorder.traces:
-            self._recorder.follow(self._steps.store.whole(self._active.plan))
+            self._recorder.follow(self._steps.store.with_sparse_group(self._active.plan))
         # count the gradients of this step
         self.arrivals.begin()
         self.groups = range(len(self._members)) if groups is None else groups
-        self._keeps_last = to_the_end
+        self._keeps_last = until_backward_ends
         self.step += 1
         now = monotonic()
-        self._step_s, self._opened = max(0.0, now - self._opened), now
-        self.begun_s, self._recorder.doing = 0.0, BETWEEN
+        self._step_s, self._opened_at = max(0.0, now - self._opened_at), now
+        self.first_group_at, self._recorder.doing = 0.0, BETWEEN
 
     def step_s(self) -> float:
         """Seconds from the last step's beginning to this one's; 0 in the first."""
@@ -185,12 +185,14 @@ class Intake:
 
     @property
     def _exchanged_s(self) -> float:
-        return monotonic() - self.begun_s if self.begun_s else 0.0
+        return monotonic() - self.first_group_at if self.first_group_at else 0.0
 
     def _doing(self) -> str:
         """Where the training thread is outside of this job's steps."""
         # another job on the same training thread may be the one that waits, unless it did before this one was made
-        others = [job for job in list(_of_process) if job._thread == self._thread and job.begun_s > self._made]
+        others = [
+            job for job in list(_of_process) if job._thread == self._thread and job.first_group_at > self._made_at
+        ]
         if any(job._waits for job in others if job is not self):
             return ELSEWHERE
         doing = self._recorder.doing
@@ -214,13 +216,13 @@ class Intake:
             raise ValueError(f"parameter {self.slots[slot].name!r} has a sparse gradient, and {self._no_rows}")
         # the tensor first: the worker may take it as soon as the slot has arrived
         self._tensors[slot] = gradient
-        self.arrivals.arrive(slot)
+        self.arrivals.mark_ready(slot)
 
     def submit_absent(self, slot: int, zeros: Tensor) -> None:
         """Takes the tensor to reduce for a slot that has no gradient on this rank: zeros, or the gradient that an
         earlier pass left. The mean replaces it, too."""
         self._tensors[slot] = zeros
-        self.arrivals.absent(slot)
+        self.arrivals.mark_absent(slot)
 
     def became_ready(self, slot: int) -> None:
         """Notes that backward has made a slot's gradient, which arrives now or later. Needed while
@@ -232,23 +234,23 @@ class Intake:
 
     def forward_begins(self) -> None:
         """Notes the beginning of a forward pass, for traces."""
-        self._recorder.forward_begins(self._steps.store.whole(self._active.plan))
+        self._recorder.forward_begins(self._steps.store.with_sparse_group(self._active.plan))
 
     def wants_readiness(self) -> bool:
         """Whether the moments when gradients become ready are needed, for the plan's order or a trace."""
         return self._active.follows_order or self._recorder.traces
 
-    def fix_places(self, fixed: bool) -> None:
+    def fix_addresses(self, fixed: bool) -> None:
         """Says whether gradients lie, from now on, where they were last submitted, so that slots just arrive."""
         self._fixed = fixed
         self._known.clear()
-        self._executor.post(self._steps.forget_places)
+        self._executor.post(self._steps.forget_addresses)
 
-    def point(self) -> Point:
+    def fence(self) -> StepFence:
         """A point behind all steps that were opened so far."""
-        return Point(self._executor.place(), self.step)
+        return StepFence(self._executor.fence(), self.step)
 
-    def pass_over(self) -> None:
+    def backward_done(self) -> None:
         """Notes that the backward pass of a step can fail no more, and all its gradients are there."""
         self._keeps_last = False
         while self._last:
@@ -267,7 +269,7 @@ class Intake:
         for slot in self.arrivals.missing(self.groups):
             zeros = torch.zeros(self.slots[slot].numel, dtype=torch.float32, device=self._executor.device)
             self.submit_absent(slot, self.slots[slot].view(zeros))
-        self.pass_over()
+        self.backward_done()
         self._fixed = fixed
         if fixed:
             self._tensors = places
@@ -280,9 +282,9 @@ class Intake:
 
     def _post(self, group: int, absent: Sequence[int]) -> None:
         # the first complete group: the worker begins the step
-        if not self.begun_s:
-            self.begun_s = monotonic()
-            begin = partial(self._steps.begin, self.groups, self.step, self._weight, self._sent_before)
+        if not self.first_group_at:
+            self.first_group_at = monotonic()
+            begin = partial(self._steps.begin, self.groups, self.step, self._weight, self._times_sent)
             self._executor.post(begin)
         members, tensors = self._members[group], None
         # a sparse gradient is another tensor in each step
@@ -294,5 +296,5 @@ class Intake:
                 self._known.add(group)
         # to the worker, in the order in which groups are complete
         missing = [members.index(slot) for slot in absent]
-        arrival = self._recorder.mark() if self.arrivals.all_there(self.groups) else EPOCH
+        arrival = self._recorder.record_event() if self.arrivals.all_there(self.groups) else EPOCH
         self._executor.post(partial(self._steps.complete, group, tensors, missing, fixed, arrival))

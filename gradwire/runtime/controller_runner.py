@@ -36,7 +36,7 @@ from gradwire.transports import Pending
 PATIENCE_S = 60.0
 """Seconds for which a rank waits at most for rank 0's decision in the store."""
 _OURS = ("plan", "origin", "native", "decided")
-"""Keys that `Control.export` adds to those of a controller's state."""
+"""Keys that `ControllerRunner.export` adds to those of a controller's state."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Tracing:
     """A sample of each step's means."""
 
 
-class Control:
+class ControllerRunner:
     """Runs a job's controller, if there is one. Everything here runs on the worker."""
 
     slots: Sequence[Slot]

@@ -2,7 +2,7 @@
 
 A residual differs between replicas: each holds the part of its gradients that has not been sent. So it is saved with an
 axis for the replica in front, (replicas, *shape), each row by its replica and cut as the parameter is. To load, rows go
-to the replicas that there are now by the rule of `gradwire.predecessors`, cut as the parameter is now; each replica
+to the replicas that there are now by the rule of `gradwire.resharding`, cut as the parameter is now; each replica
 adds up its own.
 """
 
@@ -36,10 +36,10 @@ from gradwire.checkpoint import (
     unpack,
 )
 from gradwire.compressors.context import SHARED
-from gradwire.frontends.idle import Idle
+from gradwire.frontends.null_job import NullRuntime
 from gradwire.frontends.values import is_sharded, or_zero
 from gradwire.ops.host import kind_of
-from gradwire.predecessors import predecessors
+from gradwire.resharding import predecessors
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import real_shape
 from gradwire.torch_private.fully_shard import behind_rows, cuts_of
@@ -55,7 +55,7 @@ OWNER = re.compile(r" \((shard \d+ of \d+)(?:, replica (\d+) of (\d+))?\)$")
 
 
 @dataclass(frozen=True)
-class Placed:
+class ShardSpec:
     """A parameter's placement on `mesh`, whose first dimension counts replicas."""
 
     mesh: DeviceMesh
@@ -107,19 +107,19 @@ class Placed:
         return f"shard {replica.index(dist.get_rank())} of {len(replica)}"
 
 
-def whole_on(group: dist.ProcessGroup, parameters: Mapping[str, Tensor]) -> dict[str, Placed]:
+def replicated_specs(group: dist.ProcessGroup, parameters: Mapping[str, Tensor]) -> dict[str, ShardSpec]:
     """The placement of parameters of which every rank of a group has a replica."""
     mesh = DeviceMesh.from_group(group, kind_of(next(iter(parameters.values())).device))
-    return {name: Placed(mesh, real_shape(p), real_shape(p), p.device) for name, p in parameters.items()}
+    return {name: ShardSpec(mesh, real_shape(p), real_shape(p), p.device) for name, p in parameters.items()}
 
 
-def cut_on(mesh: DeviceMesh, parameters: Mapping[str, Tensor]) -> dict[str, Placed]:
+def sharded_specs(mesh: DeviceMesh, parameters: Mapping[str, Tensor]) -> dict[str, ShardSpec]:
     """The placement of sharded parameters on the mesh of all ranks. Raises ValueError where they are sharded along none
     of its dimensions."""
     return {name: _placed(mesh, parameter) for name, parameter in parameters.items() if is_sharded(parameter)}
 
 
-def _placed(mesh: DeviceMesh, parameter: DTensor) -> Placed:
+def _placed(mesh: DeviceMesh, parameter: DTensor) -> ShardSpec:
     cuts: list[Placement] = [Replicate()] * mesh.ndim
     own, found = parameter.device_mesh, cuts_of(parameter)
     # the cuts of the parameter's own mesh, each along that dimension of the whole mesh that has the same ranks
@@ -133,7 +133,7 @@ def _placed(mesh: DeviceMesh, parameter: DTensor) -> Placed:
             f"mesh= has its dimensions in another order than shards, {own.mesh_dim_names}; attach with one of that "
             "order, or save handle.state_dict() of each rank"
         )
-    return Placed(mesh, real_shape(parameter), real_shape(parameter.to_local()), parameter.device, tuple(cuts[1:]))
+    return ShardSpec(mesh, real_shape(parameter), real_shape(parameter.to_local()), parameter.device, tuple(cuts[1:]))
 
 
 def _dimension(mesh: DeviceMesh, ranks: list[int]) -> int:
@@ -150,9 +150,9 @@ class DistributedState:
     needs the checkpoint's tensors as `saved`. Raises ValueError for parameters that the model lacks.
 
     Small tensors have keys of their own for each shard, and for each replica where these differ in them; replicas load
-    them by the rule of `gradwire.predecessors`. For shards of another size they are made anew."""
+    them by the rule of `gradwire.resharding`. For shards of another size they are made anew."""
 
-    def __init__(self, job: Runtime | Idle, placed: Mapping[str, Placed], saved: Saved) -> None:
+    def __init__(self, job: Runtime | NullRuntime, placed: Mapping[str, ShardSpec], saved: Saved) -> None:
         self._job, self._placed, self._saved = job, placed, saved
         first = next(iter(placed.values()))
         self._shard, self._replica, self._replicas = first.shard, first.mesh.get_local_rank(0), first.mesh.size(0)

@@ -9,7 +9,7 @@ from gradwire.runtime.failures import clear_frames
 from gradwire.transports import forked
 
 
-class JobError:
+class FirstError:
     """A job's first error, which `end` is called with. Threads that ask for it wait until it is known who is to
     blame."""
 
@@ -28,14 +28,14 @@ class JobError:
             self.first = error
             self._end(error)
 
-    def known(self) -> BaseException | None:
+    def wait_for_blame(self) -> BaseException | None:
         """The error, once it is known who is to blame; None if there is none."""
         with self._ending:
             return self.first
 
     def raise_known(self) -> None:
         """Raises the error, if there is one."""
-        if error := self.known():
+        if error := self.wait_for_blame():
             raise error
 
     def refuse(self, reason: str) -> NoReturn:
@@ -44,7 +44,7 @@ class JobError:
         raise error
 
     @contextmanager
-    def ended_by(self, kind: type[BaseException] = RuntimeError) -> Iterator[None]:
+    def fail_job_on(self, kind: type[BaseException] = RuntimeError) -> Iterator[None]:
         """Has an error of this kind, by default of a meeting that failed, end the job; raises the job's first error."""
         try:
             yield
