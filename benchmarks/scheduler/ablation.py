@@ -2,10 +2,11 @@
 
     python benchmarks/scheduler/ablation.py   # DGC and EFSignSGD, four models, 2 ranks, 1 Gbit/s
 
-The plan of `gw.attach(ddp, candidates=...)` and that of its search alone, beside layer by layer, 25 MB buckets, the
-best of 40 bucket sizes and the best of 32 even splits (best as predicted from the same profile); one compressor for all
-weights, vectors dense. The plans take turns: a fresh model, a few steps to warm up, then timed ones. Figures are
-medians in ms over all timed steps of rank 0. Writes benchmarks/results/ablation.json and prints a Markdown table.
+The plan of `gw.Auto([compressor], objective="step")` and that of its search alone, beside layer by layer, 25 MB
+buckets, the best of 40 bucket sizes and the best of 32 even splits (best as predicted from the same profile); one
+compressor for all weights, vectors dense. The plans take turns: a fresh model, a few steps to warm up, then timed ones.
+Figures are medians in ms over all timed steps of rank 0. Writes benchmarks/results/ablation.json and prints a Markdown
+table.
 """
 
 import argparse
@@ -60,7 +61,7 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     from gradwire.schedule import baselines
 
     compressor = getattr(gw, arguments.compressor)()
-    controller, chosen = found(arguments.model, [gw.FP32(), compressor])
+    controller, chosen = found(arguments.model, [compressor], "step")
     profile, regime = controller.profile, controller.regime
     problem = profile.problem()
     option = [candidate.way.compressor for candidate in profile.candidates].index(compressor)

