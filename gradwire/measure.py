@@ -85,7 +85,7 @@ def plan(
 ) -> "Plan":
     """The plan with the most progress per second for `make`'s model on `hosts` ranks (2) with a `link` each, or on a
     cluster to `play`, or with the objective "step" that of the shortest steps, to give to `attach`; found by training.
-    Where nothing beats DDP by itself it is `gw.NATIVE`, with which `attach` leaves DDP alone.
+    Where nothing clearly beats DDP by itself it is `gw.NATIVE`, with which `attach` leaves DDP alone.
 
     `make`, `play` and what belongs to it are as in `bench`, `candidates` as its configurations, by default those that
     need no tuning, and `fidelity` is what may be lost of dense training's progress, as in `Auto`. Raises ValueError for

@@ -82,7 +82,7 @@ def verdict(planned: Planned) -> str:
     """The step with this plan, beside a dense one."""
     took = f"A step takes {figure(1e3 * _step_s(planned))} ms"
     if planned.plan.native:
-        return f"Leave DDP alone: dense is the fastest here. {took} with DDP by itself."
+        return f"Leave DDP alone: nothing is clearly faster here. {took} with DDP by itself."
     measured = replace(planned.profile, objective="progress")
     efficiency = plan_efficiency(measured.problem(), measured.choices(planned.plan))
     progress = times(efficiency * planned.gain)

@@ -86,7 +86,7 @@ class Planned:
     """Result of a planning job."""
 
     plan: Plan
-    """The chosen plan; native where DDP by itself is the fastest."""
+    """The chosen plan; native where nothing is clearly faster than DDP by itself."""
     shown: Plan
     """That of the timeline: the chosen one or, as DDP by itself has no spans, dense by Gradwire's hook."""
     profile: Profile
