@@ -31,7 +31,7 @@ from gradwire.tuner.candidate_plans import (
 )
 from gradwire.tuner.phases import BEFORE_TRIALS, CHOOSING_STEPS, COMPARING, TIMED, TRACED, WARM, Phase, status
 from gradwire.tuner.saved import AutoState
-from gradwire.tuner.trials import STILL_CLOSE, Trials, change_to, is_unrecorded, step_s
+from gradwire.tuner.trials import MOST_UNRECORDED, STILL_CLOSE, Trials, change_to, is_unrecorded, step_s
 from gradwire.tuner.watch import LOOK_STEPS, WINDOW, StepTimeMonitor
 from gradwire.ways import Way
 
@@ -91,7 +91,8 @@ class Auto(Controller):
         self._phase: Phase = "begin"
         self._trials, self._watch = Trials([], [], has_dense=False, steps=0, delay=0), StepTimeMonitor()
         self.tried: list[Trials] = []
-        self._seconds, self._last_s = list[float](), 0.0
+        self._seconds, self._unrecorded = list[float](), 0
+        self._last_s = 0.0
 
     @property
     def chosen(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -163,12 +164,16 @@ class Auto(Controller):
         assert self.dense_plan
         if self.measured and not seen.can_be_native:
             return self._ask_for_profile(seen, seen.plan)
-        self._phase, self._seconds = "dense", []
+        self._phase = "dense"
+        self._seconds, self._unrecorded = [], 0
         if seen.can_be_native:
             return NativeRequest(WARM + TIMED, WARM)
         return None if seen.plan == self.dense_plan else self.dense_plan
 
     def _dense_timed(self, seen: Observation) -> Change | None:
+        if is_unrecorded(seen) and self._unrecorded < MOST_UNRECORDED:  # it is timed as it will run
+            self._unrecorded += 1
+            return None
         self._seconds.append(step_s(seen))
         if not seen.plan.native and len(self._seconds) < WARM + TIMED:
             return None
@@ -296,5 +301,5 @@ class Auto(Controller):
             self._phase, self._trials, self.measured, self._measured_by, self.regime, self.dense_s, self.predicted_s,
             self._watch,
         ) = AutoState.of(state)  # fmt: skip
-        self._seconds = []
+        self._seconds, self._unrecorded = [], 0
         self.tried = [*self.tried[:-1], self._trials] if self._trials.plans else self.tried
