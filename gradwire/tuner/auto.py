@@ -89,14 +89,18 @@ class Auto(Controller):
         self.dense_s, self.predicted_s = float("inf"), 0.0
         self.dense_plan: Plan | None = None
         self._phase: Phase = "begin"
-        self._trials, self._watch = Trials([], [], has_dense=False, steps=0, delay=0), StepTimeMonitor()
-        self.tried: list[Trials] = []
+        self._trials, self._watch = _no_trials(), StepTimeMonitor()
+        self._tried_before: list[Trials] = []  # in this run
         self._seconds, self._unrecorded = list[float](), 0
         self._last_s = 0.0
 
     @property
     def chosen(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._phase in ("watch", "looking again")
+
+    @property
+    def tried(self) -> list[Trials]:
+        return [*self._tried_before, *[self._trials] * bool(self._trials.plans)]
 
     @property
     def expected_s(self) -> float:
@@ -137,6 +141,7 @@ class Auto(Controller):
             why = f"the state was measured by {self._measured_by}, and this is {own}: planning anew"
             self._decide_on(seen, why, logging.WARNING)
             self._forget()
+            self._trials, self.dense_s = _no_trials(), float("inf")  # they are that job's
         match self._phase:
             case "begin":
                 return self._time_dense(seen)
@@ -208,8 +213,8 @@ class Auto(Controller):
         plans = list(dict.fromkeys([dense, *plans] if dense else plans))
         efficiencies = [efficiency_of_plan(self.measured, plan) for plan in plans]
         steps, delay = CHOOSING_STEPS - BEFORE_TRIALS, seen.next_step - seen.step
+        self._tried_before = self.tried
         self._phase, self._trials = "first trials", Trials(plans, efficiencies, dense is not None, steps, delay)
-        self.tried.append(self._trials)
         self._log(seen, messages.tried(self._phase, plans))
         return self._turn(seen)
 
@@ -302,4 +307,7 @@ class Auto(Controller):
             self._watch,
         ) = AutoState.of(state)  # fmt: skip
         self._seconds, self._unrecorded = [], 0
-        self.tried = [*self.tried[:-1], self._trials] if self._trials.plans else self.tried
+
+
+def _no_trials() -> Trials:
+    return Trials([], [], has_dense=False, steps=0, delay=0)
