@@ -25,7 +25,6 @@ from gradwire.tuner.candidate_plans import (
     is_dense,
     may_be_dense,
     shortlist,
-    slots_of,
     ways_by,
     with_efficiencies,
 )
@@ -126,7 +125,7 @@ class Auto(Controller):
             self._phase = "resting"
             return plan
         # anew for other parameters, which tried plans lack, or where steps would count for another plan, or never come
-        if slots_of(plan) != slots_of(self.dense_plan or plan) or self._phase in ("resting", "profile", *COMPARING):
+        if set(plan.names) != set((self.dense_plan or plan).names) or self._phase in ("resting", "profile", *COMPARING):
             self._forget()
         self.dense_plan = plan
         return plan

@@ -49,7 +49,7 @@ def profiler_for(slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Pro
 
     def profile(request: ProfileRequest, trace: Trace, gradients: Sequence[Mapping[str, Tensor]]) -> Profiled:
         # compute: traced steps, slot by slot on the slowest rank
-        planned = {name for group in request.plan.groups for name in group.slots}
+        planned = set(request.plan.names)
         trained = [slot for slot in slots if slot.name in planned]
         times = ComputeTimes.of(trace.timelines(), trained).on_slowest(mesh, device)
         ordered = sorted(trained, key=lambda slot: times.ready_s[slot.name])
