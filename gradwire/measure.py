@@ -56,9 +56,9 @@ def bench(
     from gradwire.report.timing import summarize
 
     # the same steps as `gradwire bench`, on ranks that are started here
+    inside_hosts = {"gpus_per_host": gpus_per_host, "inside": inside, "latency_us": latency_us}
     others = {"different": different, "jitter": jitter, "slow_rank": slow_rank}
-    played = _played(hosts, link, play, gpus_per_host=gpus_per_host, inside=inside, latency_us=latency_us, **others)
-    ranks = played.cluster.ranks if played else 2 if hosts is None else hosts
+    played, ranks = _where(hosts, link, play, **inside_hosts, **others)
     setup = Setup(model=named(make), ranks=ranks, link=link, play=played)
     spec = setup.spec(texts_of("configurations", configurations), TimingOptions(steps, repeats, seed, device))
     return summarize([TimedSteps.from_line(line) for line in _run(job, spec, setup.cluster(device))])
@@ -85,7 +85,7 @@ def plan(
 ) -> "Plan":
     """The plan with the most progress per second for `make`'s model on `hosts` ranks (2) with a `link` each, or on a
     cluster to `play`, or with the objective "step" that of the shortest steps, to give to `attach`; found by training.
-    Where nothing beats DDP by itself it is `gw.NATIVE`, with which `attach` leaves DDP alone.
+    Where nothing clearly beats DDP by itself it is `gw.NATIVE`, with which `attach` leaves DDP alone.
 
     `make`, `play` and what belongs to it are as in `bench`, `candidates` as its configurations, by default those that
     need no tuning, and `fidelity` is what may be lost of dense training's progress, as in `Auto`. Raises ValueError for
@@ -100,29 +100,30 @@ def plan(
     from gradwire.lab.workloads import UserModel
     from gradwire.tuner.candidate_plans import check_wanted
 
+    inside_hosts = {"gpus_per_host": gpus_per_host, "inside": inside, "latency_us": latency_us}
     others = {"different": different, "jitter": jitter, "slow_rank": slow_rank}
-    played = _played(hosts, link, play, gpus_per_host=gpus_per_host, inside=inside, latency_us=latency_us, **others)
+    played, ranks = _where(hosts, link, play, **inside_hosts, **others)
     # what cannot be is refused before ranks are started
     texts = texts_of("candidates", candidates)
     check_wanted([candidate(text) for text in texts], fidelity, objective)
     own = UserModel(function=named(make))
-    ranks = 2 if hosts is None else hosts
     wanted = {"candidates": texts, "fidelity": fidelity, "objective": objective}
     wanted |= {"play": asdict(played) if played else None}
     spec = PlanSpec(task=own.name, options=[f"function={own.function}"], seed=seed, **wanted)
     cluster = LabCluster(1 if played else ranks, link_of(link), device)
-    spec.check(played.cluster.ranks if played else ranks)
+    spec.check(ranks)
     return Planned.from_line(_run(job, spec, cluster)[-1]).plan
 
 
-def _played(hosts: int | None, link: str, play: str | None, **options: Any) -> "PlaySpec | None":
-    """The cluster of which a rank is played, if one is given in place of hosts and a link."""
+def _where(hosts: int | None, link: str, play: str | None, **options: Any) -> "tuple[PlaySpec | None, int]":
+    """The cluster of which a rank is played, if one is given in place of hosts and a link, and the number of ranks."""
     from gradwire.lab.play_spec import PlaySpec
 
     check_type("hosts", hosts, (int,), "2")
     if play and (hosts is not None or link != "loopback"):
         raise ValueError(f"play={play!r} says ranks and link: leave hosts and link out")
-    return PlaySpec.of(play, **options)
+    played = PlaySpec.of(play, **options)
+    return played, played.cluster.ranks if played else 2 if hosts is None else hosts
 
 
 def _run(job: "Job", spec: "Spec", cluster: "LabCluster") -> list[dict[str, Any]]:

@@ -89,6 +89,11 @@ class Plan:
         """Whether the framework reduces by itself."""
         return not self.groups
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All its slots, by name, in the order in which they are sent."""
+        return tuple(name for group in self.groups for name in group.slots)
+
     def only(self, names: Collection[str]) -> "Plan":
         """The plan for these parameters alone."""
         groups = [replace(group, slots=tuple(n for n in group.slots if n in names)) for group in self.groups]
@@ -147,8 +152,7 @@ class Plan:
     def check(self, slots: Sequence[Slot]) -> None:
         """Raises ValueError, naming the parameter, where plan and model do not fit."""
         # every slot of the model is in one group, and in no other
-        planned = [name for group in self.groups for name in group.slots]
-        known = {slot.name for slot in slots}
+        planned, known = self.names, {slot.name for slot in slots}
         if self.native:
             return
         if twice := {name for name, count in Counter(planned).items() if count > 1}:

@@ -294,7 +294,7 @@ FAULTS = [
     Fault("runtime/host_exchange.py", "            part.keep(left, after, self.context.own_seed())\n",
           "            pass\n"),
     Fault("runtime/host_exchange.py", "        self._state.written(*self._state.buffers)\n", ""),
-    Fault("runtime/active_plan.py", "plan = plan.only(_names(plan) - waiting)", "plan = plan.only(_names(plan))"),
+    Fault("runtime/active_plan.py", "plan = plan.only(set(plan.names) - waiting)", "plan = plan.only(plan.names)"),
     Fault("runtime/active_plan.py", "            self.restore(before)\n", ""),
     Fault("runtime/active_plan.py", "        self._apply(native)\n", ""),
     Fault("runtime/active_plan.py", "self._remake, self._chosen = None, asked",

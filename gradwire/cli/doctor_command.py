@@ -95,10 +95,10 @@ class _Shown:
             print(report.section(check, findings), flush=True)
 
     def ended(self, check: str, finding: Finding, first_is_lost: bool) -> None:
-        self.found(check, [finding])
-        if first_is_lost and not self._leads:
+        if self._leads or first_is_lost:
             self._sections[check] = [finding]
-            print(report.section(check, [finding]), file=sys.stderr, flush=True)
+            out = sys.stdout if self._leads else sys.stderr
+            print(report.section(check, [finding]), file=out, flush=True)
 
     def end(self) -> int:
         """Prints the verdict; returns the exit code."""

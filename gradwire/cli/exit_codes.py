@@ -27,7 +27,7 @@ def run(arguments: list[str] | None) -> int:
         except typer.TyperException as mistake:
             return _fail(mistake.format_message(), 2)
         except NetworkUnavailable as mistake:
-            return _fail(f"{mistake}, or leave --link out, and ranks use loopback", 2)
+            return _fail(f"{mistake}{_without_links(wanted)}", 2)
         except (OSError, RankFailed) as failure:
             return _fail(str(failure), 1)
 
@@ -40,6 +40,14 @@ def _empty(arguments: list[str]) -> str | None:
         if argument.startswith("--") and argument.endswith("="):
             return argument[:-1]
     return None
+
+
+def _without_links(arguments: list[str]) -> str:
+    """What works where links cannot be emulated, as a clause; "" of a run that goes on, which has those that it had."""
+    if any(argument.startswith("--resume") for argument in arguments):
+        return ""
+    hosts = arguments[:1] == ["doctor"] and any(argument.startswith("--hosts") for argument in arguments)
+    return f", or give --link loopback{' and leave --hosts out' if hosts else ''}"
 
 
 @contextmanager

@@ -31,8 +31,9 @@ class Wanted:
 
     @property
     def nothing(self) -> bool:
-        given = vars(self) | vars(self.compared) | {"compared": None, "recipe": self.recipe != RecipeChanges()}
-        return not any(given.values()) and self.checkpoint_every is None
+        given = vars(self) | vars(self.compared) | {"compared": None}
+        given |= {"recipe": self.recipe != RecipeChanges(), "checkpoint_every": self.checkpoint_every is not None}
+        return not any(given.values())
 
     @property
     def training(self) -> Training:

@@ -209,7 +209,7 @@ class StepChoices(Choices):
         # the plan of those that are trained now
         planned = [slot for slot in slots if slot.name in parameters and slot.name not in sparse]
         plan, waiting = self.plan(parameters)(planned), {slot.name for slot in slots} - parameters.keys()
-        plan = plan.only({name for group in plan.groups for name in group.slots} - waiting)
+        plan = plan.only(set(plan.names) - waiting)
         # as the runtime of several ranks does
         plan.check(planned)
         check_sparse(sparse, planned, self.rows)

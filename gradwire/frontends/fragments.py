@@ -273,8 +273,7 @@ def fragments_of(
     plan: Plan, parts: Sequence[Sequence[str]], parameters: Mapping[str, Tensor], schedule: Schedule
 ) -> list[Fragment]:
     """The fragments, with their parameters in the plan's order."""
-    order = [name for group in plan.groups for name in group.slots]
-    return [Fragment({n: parameters[n] for n in order if n in part}, schedule) for part in map(set, parts)]
+    return [Fragment({n: parameters[n] for n in plan.names if n in part}, schedule) for part in map(set, parts)]
 
 
 def groups_of(plan: Plan, fragment: Collection[str]) -> list[int]:

@@ -103,9 +103,8 @@ class Rounds:
         # all ranks meet, and get a plan that has the new parameters
         self.runtime.follow(names)
         # fragments with the new parameters at their values, which are all replicas' own anchors
-        order = [name for group in self.runtime.plan.groups for name in group.slots]
         self.fragments = [
-            fragment.grown({name: local[name] for name in order if name in part})
+            fragment.grown({name: local[name] for name in self.runtime.plan.names if name in part})
             for fragment, part in zip(self.fragments, parts, strict=True)
         ]
         # the outer optimizer steps the new anchors, too, with the learning rate that it has now

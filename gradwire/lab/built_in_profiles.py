@@ -19,7 +19,7 @@ from gradwire.memories import NoMemory, Residual
 from gradwire.plans import Group, default_communicator
 from gradwire.schedule.costs import CostTable
 from gradwire.schedule.profile import Candidate, Profile, SlotTime, over_link
-from gradwire.schedule.simulate import Cluster, on_cluster
+from gradwire.schedule.simulate import Cluster, all_reduce
 from gradwire.tuner.rehearsal import expected
 
 MS = 1e-3
@@ -111,16 +111,15 @@ def profile(model: str) -> Profile:
         Candidate(way, _curve(encode_ms), _curve(decode_ms), expected(way)) for way, encode_ms, decode_ms in ways
     )
     # a third of an iteration is the forward pass, the rest the backward pass
-    plain = Profile(
+    return Profile(
         slots=_slots(tuple(tensors()), iteration_s * 2 / 3),
         forward_s=iteration_s / 3,
         optimizer_s=0.0,
         candidates=candidates,
-        collectives=over_link(candidates, *PCIE.network),
+        collectives=over_link(candidates, *PCIE.network) | {"AllReduce": all_reduce(*PCIE.network)},
         ranks=PCIE.ranks,
         device="cuda",
     )
-    return on_cluster(plain, PCIE)
 
 
 def _curve(milliseconds: float) -> CostTable:

@@ -51,10 +51,11 @@ def check_device(name: str) -> None:
 
 
 _BASES = {
-    "cast", "check_numbers", "codec", "common", "communicator", "compressor", "context_for", "controller", "decision",
-    "doublebuffer", "estimated", "groupcontext", "groupstate", "groupview", "lowrank", "memory", "message_numbers",
-    "multiround", "nativerequest", "observation", "parts", "predictable", "profilerequest", "reducecodec", "reduction",
-    "selective", "simplecodec", "slotstate", "sparse", "sparsifier", "stepview", "thresholded", "wire",
+    "cast", "check_numbers", "codec", "common", "communicator", "compressor", "context_for", "controller",
+    "decision", "doublebuffer", "estimatedthreshold", "fixedsizecompressor", "groupcontext", "groupstate",
+    "groupview", "lowrank", "memory", "message_numbers", "multiround", "nativerequest", "observation", "parts",
+    "profilerequest", "reducecodec", "reduction", "selective", "simplecodec", "slotstate", "sparse", "sparsifier",
+    "stepview", "thresholded", "wire",
 }  # fmt: skip
 """Exports that configurations may not use: base classes, and helpers for parts of one's own."""
 

@@ -17,8 +17,8 @@ from gradwire.tuner.trials import Tried
 _TIMELINES_NOTE = """Predicted from the profile before any step with this plan; measured is the median of the steps
 traced afterwards, each rank on a clock of its own that starts with its step."""
 
-BY_A_HOOK = "dense by a hook"
-_BY_A_HOOK_NOTE = f"""With the plan DDP reduces by itself, which has no spans: {BY_A_HOOK} is the same by Gradwire, for
+_BY_A_HOOK = "dense by a hook"
+_BY_A_HOOK_NOTE = f"""With the plan DDP reduces by itself, which has no spans: {_BY_A_HOOK} is the same by Gradwire, for
 illustration."""
 
 _EFFICIENCIES_NOTE = """Progress of a step that sends everything so, in dense steps, by its residual on the job's own
@@ -52,7 +52,7 @@ def write(folder: Path, title: str, planned: Planned, gpus: int = 1, cost: Train
 
 def both(planned: Planned) -> dict[str, Timeline]:
     """The predicted and the measured step."""
-    whose = f", {BY_A_HOOK}" if planned.plan.native else ""
+    whose = f", {_BY_A_HOOK}" if planned.plan.native else ""
     predicted = timeline(planned.profile, planned.shown)
     return {f"predicted{whose}": predicted, f"measured{whose}": planned.timeline}
 
@@ -63,7 +63,7 @@ def why(planned: Planned, gpus: int = 1, cost: TrainingCost | None = None) -> Te
     table = explain.explain(planned.shown, planned.timeline, _others(planned))
     native: list[list[str]] = []
     if planned.plan.native:
-        native = [["plan", f"{verdict(planned)} What follows is {BY_A_HOOK} of Gradwire's, for illustration."]]
+        native = [["plan", f"{verdict(planned)} What follows is {_BY_A_HOOK} of Gradwire's, for illustration."]]
     costs = [[cost.heading, cost.at(1e3 * _step_s(planned), gpus)]] if cost else []
     decided = [["decided", text] for text in planned.decisions]
     return replace(table, rows=[*native, *table.rows, *decided, *costs])
@@ -82,7 +82,7 @@ def verdict(planned: Planned) -> str:
     """The step with this plan, beside a dense one."""
     took = f"A step takes {figure(1e3 * _step_s(planned))} ms"
     if planned.plan.native:
-        return f"Leave DDP alone: dense is the fastest here. {took} with DDP by itself."
+        return f"Leave DDP alone: nothing is clearly faster here. {took} with DDP by itself."
     measured = replace(planned.profile, objective="progress")
     efficiency = plan_efficiency(measured.problem(), measured.choices(planned.plan))
     progress = times(efficiency * planned.gain)

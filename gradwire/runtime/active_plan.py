@@ -135,8 +135,8 @@ class ActivePlan:
             return made
         if self._chosen.native:
             return self._chosen
-        known = {name for group in self._chosen.groups for name in group.slots}
-        return Plan((*self._chosen.groups, *made.only({slot.name for slot in trained} - known).groups))
+        missing = {slot.name for slot in trained} - set(self._chosen.names)
+        return Plan((*self._chosen.groups, *made.only(missing).groups))
 
     def step_ended(self) -> None:
         """Puts in force the plan that follows from the step."""
@@ -211,7 +211,7 @@ class ActivePlan:
         it begins anew."""
         own = self._made_for(self.trained).only({slot.name for slot in self.trained})
         saved = self._load_saved(job or self._fresh)
-        same = _names(self.origin) == _names(own) and not self._control.changed(self.origin, own)
+        same = set(self.origin.names) == set(own.names) and not self._control.changed(self.origin, own)
         if job and (self.origin.native or same):
             return saved, native_of(job)
         # the user names another compressor, or trains other parameters: as after a replan
@@ -224,7 +224,7 @@ class ActivePlan:
         assert controller is not None
         # some may be frozen now, or not be reduced any more, but the model has them
         self.origin = origin_of(job)
-        named = _names(self.origin) - set(self._options.others)
+        named = set(self.origin.names) - set(self._options.others)
         self.origin.only(named).check([slot for slot in self._slots if slot.name in named])
         controller.begin(self.origin)
         plan = self._control.load(job)
@@ -244,7 +244,7 @@ class ActivePlan:
         # frozen parameters' slots leave the plan
         controller = self._options.controller
         waiting = {slot.name for slot in self._slots} - {slot.name for slot in self.trained}
-        plan = plan.only(_names(plan) - waiting)
+        plan = plan.only(set(plan.names) - waiting)
         # the model, the front end and the controller each refuse what they cannot follow
         plan.check(self.trained)
         self._options.fits(plan)
@@ -293,8 +293,3 @@ class ActivePlan:
         # rank 0's order holds on all ranks
         self._pipeline.agree(partial(self._pipeline.mesh.share, [order], order.device))
         return tuple(self._slots[slot].name for slot in order.tolist())
-
-
-def _names(plan: Plan) -> set[str]:
-    """The plan's parameters."""
-    return {name for group in plan.groups for name in group.slots}

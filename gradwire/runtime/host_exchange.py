@@ -1,5 +1,6 @@
 """The exchange of ranks that share hosts, dense inside a host and compressed between hosts; the exchanges of a plan."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -17,7 +18,9 @@ from gradwire.runtime.flags import flagged
 from gradwire.runtime.group_input import GroupInput
 from gradwire.runtime.row_exchange import RowExchange
 from gradwire.runtime.store import Store, StoredGroup
+from gradwire.slots import Slot
 from gradwire.torch_private.foreach import copy_each
+from gradwire.transports import Mesh
 
 
 class HostExchange(GroupExchange):
@@ -175,13 +178,24 @@ class SmallTensors:
 
 def exchanges_for(plan: Plan, store: Store, job: JobContext) -> list[GroupExchange]:
     """The exchanges of a plan's groups and of sparse gradients, for which the store is arranged."""
-    dense = HostExchange if job.mesh.host else ReplicaExchange
+    dense = _dense(job.mesh)
     # where there is a memory, a mean of any group that is not finite makes the step bad for all
     job = replace(job, keeps_state=lambda: store.keeps_state)
     return [
         (dense if index < len(plan.groups) else RowExchange)(group, index, stored, job)
         for index, (group, stored) in enumerate(zip(store.with_sparse_group(plan).groups, store.groups, strict=True))
     ]
+
+
+def exchange_of(group: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> GroupExchange:
+    """The exchange of a group by itself, with state of its own."""
+    store = Store(slots, device)
+    store.arrange(Plan((group,)))
+    return _dense(mesh)(group, 0, store.groups[0], JobContext(mesh, 0, Workspace(device)))
+
+
+def _dense(mesh: Mesh) -> type[HostExchange] | type[ReplicaExchange]:
+    return HostExchange if mesh.host else ReplicaExchange
 
 
 def _one(op: Collective) -> Reduction:

@@ -25,13 +25,12 @@ from gradwire.tuner.candidate_plans import (
     is_dense,
     may_be_dense,
     shortlist,
-    slots_of,
     ways_by,
     with_efficiencies,
 )
 from gradwire.tuner.phases import BEFORE_TRIALS, CHOOSING_STEPS, COMPARING, TIMED, TRACED, WARM, Phase, status
 from gradwire.tuner.saved import AutoState
-from gradwire.tuner.trials import STILL_CLOSE, Trials, change_to, is_unrecorded, step_s
+from gradwire.tuner.trials import MOST_UNRECORDED, STILL_CLOSE, Trials, change_to, is_unrecorded, step_s
 from gradwire.tuner.watch import LOOK_STEPS, WINDOW, StepTimeMonitor
 from gradwire.ways import Way
 
@@ -89,13 +88,18 @@ class Auto(Controller):
         self.dense_s, self.predicted_s = float("inf"), 0.0
         self.dense_plan: Plan | None = None
         self._phase: Phase = "begin"
-        self._trials, self._watch = Trials([], [], has_dense=False, steps=0, delay=0), StepTimeMonitor()
-        self.tried: list[Trials] = []
-        self._seconds, self._last_s = list[float](), 0.0
+        self._trials, self._watch = _no_trials(), StepTimeMonitor()
+        self._tried_before: list[Trials] = []  # in this run
+        self._seconds, self._unrecorded = list[float](), 0
+        self._last_s = 0.0
 
     @property
     def chosen(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._phase in ("watch", "looking again")
+
+    @property
+    def tried(self) -> list[Trials]:
+        return [*self._tried_before, *[self._trials] * bool(self._trials.plans)]
 
     @property
     def expected_s(self) -> float:
@@ -121,7 +125,7 @@ class Auto(Controller):
             self._phase = "resting"
             return plan
         # anew for other parameters, which tried plans lack, or where steps would count for another plan, or never come
-        if slots_of(plan) != slots_of(self.dense_plan or plan) or self._phase in ("resting", "profile", *COMPARING):
+        if set(plan.names) != set((self.dense_plan or plan).names) or self._phase in ("resting", "profile", *COMPARING):
             self._forget()
         self.dense_plan = plan
         return plan
@@ -136,6 +140,7 @@ class Auto(Controller):
             why = f"the state was measured by {self._measured_by}, and this is {own}: planning anew"
             self._decide_on(seen, why, logging.WARNING)
             self._forget()
+            self._trials, self.dense_s = _no_trials(), float("inf")  # they are that job's
         match self._phase:
             case "begin":
                 return self._time_dense(seen)
@@ -163,12 +168,16 @@ class Auto(Controller):
         assert self.dense_plan
         if self.measured and not seen.can_be_native:
             return self._ask_for_profile(seen, seen.plan)
-        self._phase, self._seconds = "dense", []
+        self._phase = "dense"
+        self._seconds, self._unrecorded = [], 0
         if seen.can_be_native:
             return NativeRequest(WARM + TIMED, WARM)
         return None if seen.plan == self.dense_plan else self.dense_plan
 
     def _dense_timed(self, seen: Observation) -> Change | None:
+        if is_unrecorded(seen) and self._unrecorded < MOST_UNRECORDED:  # it is timed as it will run
+            self._unrecorded += 1
+            return None
         self._seconds.append(step_s(seen))
         if not seen.plan.native and len(self._seconds) < WARM + TIMED:
             return None
@@ -203,8 +212,8 @@ class Auto(Controller):
         plans = list(dict.fromkeys([dense, *plans] if dense else plans))
         efficiencies = [efficiency_of_plan(self.measured, plan) for plan in plans]
         steps, delay = CHOOSING_STEPS - BEFORE_TRIALS, seen.next_step - seen.step
+        self._tried_before = self.tried
         self._phase, self._trials = "first trials", Trials(plans, efficiencies, dense is not None, steps, delay)
-        self.tried.append(self._trials)
         self._log(seen, messages.tried(self._phase, plans))
         return self._turn(seen)
 
@@ -296,5 +305,8 @@ class Auto(Controller):
             self._phase, self._trials, self.measured, self._measured_by, self.regime, self.dense_s, self.predicted_s,
             self._watch,
         ) = AutoState.of(state)  # fmt: skip
-        self._seconds = []
-        self.tried = [*self.tried[:-1], self._trials] if self._trials.plans else self.tried
+        self._seconds, self._unrecorded = [], 0
+
+
+def _no_trials() -> Trials:
+    return Trials([], [], has_dense=False, steps=0, delay=0)

@@ -224,11 +224,6 @@ def few_groups(plan: Plan, trained: Sequence[Slot]) -> Plan:
     return within_length(Plan(tuple(replace(way, slots=tuple(own)) for way, own in slots.items())), trained)
 
 
-def slots_of(plan: Plan) -> set[str]:
-    """The names of all its slots."""
-    return {name for group in plan.groups for name in group.slots}
-
-
 def is_dense(plan: Plan) -> bool:
     """Whether all its compressors are casts."""
     return all(group.compressor.is_cast for group in plan.groups)

@@ -23,13 +23,11 @@ from gradwire.collective import HOST
 from gradwire.controllers.requests import Profiled, ProfileRequest
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.host import computing_threads, kind_of, synchronize
-from gradwire.ops.workspace import Workspace
-from gradwire.plans import Group, Plan
-from gradwire.runtime.exchange import GroupExchange, JobContext, ReplicaExchange
+from gradwire.plans import Group
+from gradwire.runtime.exchange import GroupExchange
 from gradwire.runtime.group_input import GroupInput
-from gradwire.runtime.host_exchange import HostExchange
+from gradwire.runtime.host_exchange import exchange_of
 from gradwire.runtime.job_options import Profiler
-from gradwire.runtime.store import Store
 from gradwire.runtime.trace import Trace
 from gradwire.schedule import Affine, Candidate, CostTable, Profile, SlotTime, Timeline, theil_sen
 from gradwire.schedule.sent_bytes import wire_bytes
@@ -49,7 +47,7 @@ def profiler_for(slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Pro
 
     def profile(request: ProfileRequest, trace: Trace, gradients: Sequence[Mapping[str, Tensor]]) -> Profiled:
         # compute: traced steps, slot by slot on the slowest rank
-        planned = {name for group in request.plan.groups for name in group.slots}
+        planned = set(request.plan.names)
         trained = [slot for slot in slots if slot.name in planned]
         times = ComputeTimes.of(trace.timelines(), trained).on_slowest(mesh, device)
         ordered = sorted(trained, key=lambda slot: times.ready_s[slot.name])
@@ -122,7 +120,7 @@ def measure(way: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device)
     the others waited for it, and as among the slowest ranks that hold the same part of the model. All ranks call this
     together."""
     # a group of these slots, and noise for its gradient
-    exchange = _exchange(replace(way, slots=tuple(slot.name for slot in slots)), slots, mesh, device)
+    exchange = exchange_of(replace(way, slots=tuple(slot.name for slot in slots)), slots, mesh, device)
     layout = exchange.stored.layout
     noise = torch.randn(layout.numel, dtype=torch.float32, device=device).to(slots[0].dtype)
     # once, to know how often fits
@@ -137,13 +135,6 @@ def measure(way: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device)
     encode_s, decode_s = table[..., :_WIRE].amax(0).quantile(0.5, dim=0).tolist()
     wire_s, host_s = table[mesh.same_parts, ..., _WIRE:].amin(1).amax(0).quantile(0.5, dim=0).tolist()
     return ReductionTimes(layout.numel, wire_bytes(way, layout, mesh.replica.world), encode_s, wire_s, decode_s, host_s)
-
-
-def _exchange(group: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> GroupExchange:
-    store = Store(slots, device)
-    store.arrange(Plan((group,)))
-    kind = HostExchange if mesh.host else ReplicaExchange
-    return kind(group, 0, store.groups[0], JobContext(mesh, 0, Workspace(device)))
 
 
 def _reduce(

@@ -15,11 +15,10 @@ from gradwire.controllers.gain import efficiency_of
 from gradwire.controllers.recompress import with_options
 from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients
-from gradwire.ops.workspace import Workspace
-from gradwire.plans import Group, Plan
-from gradwire.runtime.exchange import JobContext, ReplicaExchange
+from gradwire.plans import Group
+from gradwire.runtime.exchange import GroupExchange
 from gradwire.runtime.group_input import GroupInput
-from gradwire.runtime.store import Store
+from gradwire.runtime.host_exchange import exchange_of
 from gradwire.schedule.profile import STEADY
 from gradwire.slots import Slot
 from gradwire.transports import Mesh, SizeRecorder
@@ -53,7 +52,8 @@ def share(way: Group, gradients: Sequence[Mapping[str, Tensor]]) -> float:
     # one group of all gradients, on a rank alone
     vectors = [torch.cat([each.flatten() for each in step.values()]) for step in gradients]
     slots = [Slot.of(name, each) for name, each in gradients[0].items()]
-    exchange = _alone(replace(way, slots=tuple(slot.name for slot in slots)), slots, vectors[0].device)
+    group, alone = replace(way, slots=tuple(slot.name for slot in slots)), Mesh.of(SizeRecorder(1))
+    exchange = exchange_of(group, slots, alone, vectors[0].device)
     whole = left = 0.0
     for step in range(STEPS):
         kept, sent = _send(exchange, vectors[step % len(vectors)], step)
@@ -84,14 +84,7 @@ def made_up() -> list[Tensor]:
     return [rows * ((vary(left) * values) @ vary(right)) * columns for _ in range(KINDS)]
 
 
-def _alone(group: Group, slots: Sequence[Slot], device: torch.device) -> ReplicaExchange:
-    """The group's exchange on the only rank."""
-    store = Store(slots, device)
-    store.arrange(Plan((group,)))
-    return ReplicaExchange(group, 0, store.groups[0], JobContext(Mesh.of(SizeRecorder(1)), 0, Workspace(device)))
-
-
-def _send(exchange: ReplicaExchange, gradient: Tensor, step: int) -> tuple[Tensor, Tensor]:
+def _send(exchange: GroupExchange, gradient: Tensor, step: int) -> tuple[Tensor, Tensor]:
     """One step: the part of gradient and residual that is left (n,), and the part that was sent."""
     sent = gradient.clone()
     # one rank alone: each collective gives back what it was sent

@@ -3,9 +3,9 @@
 import json
 from typing import NamedTuple, Self
 
-import torch
 from torch import Tensor
 
+from gradwire.checkpoint import letters, text_of
 from gradwire.schedule import Profile, Worker
 from gradwire.tuner.phases import Phase
 from gradwire.tuner.trials import Trials
@@ -34,12 +34,12 @@ class AutoState(NamedTuple):
             "numbers": [self.dense_s, self.predicted_s],
             "watch": vars(self.watch),
         }
-        return {"auto": torch.frombuffer(bytearray(json.dumps(known).encode()), dtype=torch.uint8)}
+        return {"auto": letters(json.dumps(known))}
 
     @classmethod
     def of(cls, state: dict[str, Tensor]) -> Self:
         """The inverse of `to_state`."""
-        known = json.loads(bytes(state["auto"].tolist()))
+        known = json.loads(text_of(state["auto"]))
         dense_s, predicted_s = known["numbers"]
         return cls(
             known["phase"],

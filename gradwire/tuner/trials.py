@@ -16,8 +16,8 @@ from gradwire.tuner.pairs import Ratio
 SETTLE, TRIED = 1, 3
 """Steps after a change of plan that do not count, and the steps of a turn that do."""
 MOST_UNRECORDED = 12
-"""Steps for which a turn waits at most until its plan is recorded, as it then runs: mostly 6, for DDP's new buckets
-stay from the third on, and then each kind of step has to come; some jobs record nothing."""
+"""Steps for which a plan's turn waits at most until the plan is recorded, as it then runs: mostly 6, for DDP's new
+buckets stay from the third on, and then each kind of step has to come; some jobs record nothing."""
 FAR, STILL_CLOSE = 1.5, 1.15
 """A plan drops out if in each round so far it took more than this many times as long as the best: FAR after the first
 round, STILL_CLOSE after a later one; for dense FAR, from the second round on. A turn's median varies by a tenth, and by
@@ -84,6 +84,8 @@ class Trials:
     """Index of the plan in force before this turn."""
     unrecorded: int = 0
     """Steps of this turn that did not count, for its plan was still to be recorded; they are not of `steps`."""
+    unrecordable: list[int] = field(default_factory=list)
+    """Indices of the plans for which a turn has waited in vain: later ones wait no more."""
 
     def __post_init__(self) -> None:
         self.alive = self.alive or list(range(len(self.plans)))
@@ -206,8 +208,10 @@ class Trials:
     def add(self, seconds: float, unrecorded: bool = False) -> bool:
         """Counts one more step of the plan in force, unless it is `unrecorded`; True when its turn is over."""
         # a plan is timed as it will run
-        if unrecorded and self.unrecorded < MOST_UNRECORDED:
+        if unrecorded and self.index not in self.unrecordable:
             self.unrecorded += 1
+            if self.unrecorded == MOST_UNRECORDED:
+                self.unrecordable.append(self.index)
             return False
         self.turn.append(seconds)
         # plain DDP gives one median of its steps; plans settle first

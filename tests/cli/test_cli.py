@@ -218,16 +218,42 @@ def test_mistakes_get_one_line_and_exit_code_2(
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (["train", "dense", "--task", "digits", "--link", "1gbit"], ", or give --link loopback"),
+        (["bench", "--suite", "acpsgd", "--hosts", "2", "--layers", "1", "--batch", "1"], ", or give --link loopback"),
+        (["doctor", "--link", "1gbit"], ", or give --link loopback"),
+        (["doctor", "--hosts=2", "--link", "1gbit"], ", or give --link loopback and leave --hosts out"),
+    ],
+)
 def test_a_link_that_may_not_be_made_is_a_mistake(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    advice: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """A suite has links of its own: there is none to leave out."""
+
     def refuse(network: Network) -> Network:
         raise NetworkUnavailable("no emulated network: Operation not permitted")
 
     monkeypatch.setattr(Network, "__enter__", refuse)
-    assert main(["train", "dense", "--task", "digits", "--link", "1gbit"]) == 2
-    advice = "or leave --link out, and ranks use loopback"
-    assert f"gradwire: no emulated network: Operation not permitted, {advice}\n" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert f"gradwire: no emulated network: Operation not permitted{advice}\n" in capsys.readouterr().err
+
+
+def test_a_run_that_goes_on_is_advised_no_other_link(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def resume(*given: object) -> None:
+        raise NetworkUnavailable("no emulated network: Operation not permitted")
+
+    monkeypatch.setattr(train_command, "resume", resume)
+    assert main(["train", "--resume", "runs/x"]) == 2
+    assert capsys.readouterr().err == "gradwire: no emulated network: Operation not permitted\n"
 
 
 def test_a_demo_without_links_goes_on_and_names_no_option(

@@ -10,6 +10,8 @@ import torch
 
 import gradwire as gw
 from gradwire import tuner
+from gradwire.frontends.handle import Handle
+from gradwire.lab.jobs import plan_job
 from gradwire.lab.jobs.bench_job import BenchSpec, bench
 from gradwire.lab.jobs.plan_job import Planned, PlanSpec, _played, plan
 from gradwire.lab.jobs.timed_model import TimedModel
@@ -18,8 +20,10 @@ from gradwire.lab.other_ranks import OtherRanks
 from gradwire.lab.play_spec import PlaySpec
 from gradwire.lab.played_cluster import PlayedCluster
 from gradwire.lab.workloads.make_task import make_task
+from gradwire.runtime.trace import Trace
 from gradwire.transports import Done, Mesh
 from gradwire.transports.card import CPU
+from gradwire.tuner.trials import MOST_UNRECORDED, SETTLE
 from tests.lab import test_played
 
 SPEC = PlaySpec.read("8@1gbit")
@@ -107,7 +111,7 @@ def test_ddp_by_itself_is_planned_and_predicted_as_it_was_measured_before_any_tr
     """No plan is worth its thread, and what trials teach is absurd."""
     monkeypatch.setattr(tuner.trials, "CLEARLY", 0.0)
     monkeypatch.setattr(tuner.trials, "FAR", inf)
-    monkeypatch.setattr(tuner.auto, "learnt", lambda profile, *_: replace(profile, forward_s=1e3))
+    monkeypatch.setattr(tuner.auto, "calibrated", lambda profile, *_: replace(profile, forward_s=1e3))
     options = [f"function={test_played.__file__}:make"]
     spec = PlanSpec(task="own", options=options, seed=0, candidates=["bf16"], play=asdict(PlaySpec.read("4@10gbit")))
     lines: list[dict[str, Any]] = []
@@ -118,6 +122,30 @@ def test_ddp_by_itself_is_planned_and_predicted_as_it_was_measured_before_any_tr
     assert planned.tried.keys() > {gw.NATIVE}
     assert {"encode", "wire"} <= {span.lane for span in planned.timeline.spans}
     assert planned.profile.forward_s < 1e3
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_a_chosen_plan_is_shown_once_it_is_recorded(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU it is from its seventh step on: steps took twice as long in the picture as in the decision."""
+    begun: list[int] = []
+    before: list[int] = []
+    trace = Handle.trace
+
+    def traced(handle: Handle, steps: int) -> Trace:
+        before.append(begun[-1] + 1)
+        return trace(handle, steps)
+
+    monkeypatch.setattr(
+        PlayedCluster, "wait_for_slowest", lambda self, alone_s, every, step, device: begun.append(step)
+    )
+    monkeypatch.setattr(Handle, "trace", traced)
+    monkeypatch.setattr(plan_job, "on_host", lambda device: not on_gpu)
+    options = [f"function={test_played.__file__}:make"]
+    spec = PlanSpec(task="own", options=options, seed=0, candidates=["bf16"], play=asdict(SPEC))
+    lines: list[dict[str, Any]] = []
+    plan(spec, Peers(0, 1, CPU, gw.SizeRecorder(world=1)), lines.append)
+    choosing = sum("step" in line for line in lines)
+    assert before == [choosing + plan_job.IN_FORCE + SETTLE + on_gpu * MOST_UNRECORDED]
 
 
 class _Settled(Exception):

@@ -382,7 +382,7 @@ def a_plan_is_shown_where_ddp_by_itself_is_faster() -> None:
         patch.setattr(tuner.auto, "WORTH_TRYING", 1e9)
         patch.setattr(tuner.trials, "CLEARLY", 0.0)
         patch.setattr(tuner.trials, "FAR", float("inf"))
-        patch.setattr(tuner.auto, "learnt", lambda profile, *_: replace(profile, forward_s=1e3))
+        patch.setattr(tuner.auto, "calibrated", lambda profile, *_: replace(profile, forward_s=1e3))
         plan_job.plan(spec, peers, lines.append)
     planned = plan_job.Planned.from_line(lines[-1])
     assert "DDP by itself" in planned.decisions[-1]

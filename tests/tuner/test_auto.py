@@ -192,11 +192,31 @@ def test_a_state_of_other_ranks_is_measured_anew(ranks: int, replicas: int):
     while saved.status != "choosing a plan (profile)":
         saved.decide(seen(4, 4))
     saved._phase, saved._trials = "first trials", Trials([DENSE], [1.0], has_dense=True, steps=50, delay=2)
+    saved._trials.rounds = [[0.1]]
     loaded.load_state_dict(saved.state_dict())
     assert loaded.decide(seen(ranks, replicas)) is None  # dense is in force
     same = (ranks, replicas) == (4, 4)
     assert loaded.status == f"choosing a plan ({'first trials' if same else 'dense'})"
     assert len(loaded.decisions) == (not same)
+    # what other ranks have tried is no part of this run's account
+    assert len(loaded.tried) == same
+    assert ("a dense step took" in loaded.account, "tried " in loaded.account) == (same, same)
+
+
+@pytest.mark.parametrize("rounds", [[], [[0.1]]])
+def test_a_state_that_is_refused_leaves_the_account_as_it_was(rounds: list[list[float | None]]):
+    """It is loaded, and where ranks do not agree, what was before is loaded again."""
+    other, own = Auto([gw.TopK(0.1)]), Auto([gw.TopK(0.1)])
+    for auto, took in ((other, [[0.2]]), (own, rounds)):
+        auto.begin(DENSE)
+        if took:
+            auto._trials = Trials([DENSE], [1.0], has_dense=True, steps=50, delay=2, rounds=took)
+    before, account = own.state_dict(), own.account
+    own.load_state_dict(other.state_dict())
+    assert "200 ms" in own.account
+    own.load_state_dict(before)
+    assert own.account == account
+    assert [trials.rounds for trials in own.tried] == [rounds] * bool(rounds)
 
 
 def test_a_job_that_was_saved_while_it_tried_plans_tries_the_others():

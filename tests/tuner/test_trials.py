@@ -9,12 +9,12 @@ import torch
 
 import gradwire as gw
 from benchmarks.scheduler.noisy_choices import NOISES, SLOWER, Machine, PlayedJob, chosen_by_pairs, shuffled
-from gradwire.controllers import StepView
+from gradwire.controllers import Observation, StepView
 from gradwire.plans import NATIVE, uniform
 from gradwire.tuner import CHOOSING_STEPS, messages
 from gradwire.tuner import trials as trials_module
 from gradwire.tuner.phases import BEFORE_TRIALS, TIMED, WARM
-from gradwire.tuner.trials import SETTLE, TRIED, Trials
+from gradwire.tuner.trials import MOST_UNRECORDED, SETTLE, TRIED, Trials
 from gradwire.tuner.watch import LOOK_AFTER, LOOK_STEPS
 from tests.support.harness import SMALL, slots_of
 
@@ -76,13 +76,40 @@ def test_steps_of_a_plan_that_is_still_to_be_recorded_do_not_count():
     assert trials.choice == 1
 
 
-def test_a_plan_that_is_never_recorded_is_timed_as_it_runs():
-    """Its gradients lie elsewhere at every step."""
-    trials, steps = trials_of(2), 0
-    while not trials.rounds:
+def test_a_plan_that_is_never_recorded_is_timed_as_it_runs_and_waited_for_once():
+    """Its gradients lie elsewhere at every step. A job that was saved meanwhile does not wait anew."""
+    trials, steps = trials_of(2), [0, 0, 0]
+    while (number := len(trials.rounds)) < 3:
         trials.add(0.1, unrecorded=True)
-        steps += 1
-    assert steps == 2 * (trials_module.MOST_UNRECORDED + SETTLE + TRIED)
+        trials = Trials.from_json(trials.to_json())
+        steps[number] += 1
+    # the first plan of a later round is in force already
+    turns = 2 * TRIED + SETTLE
+    assert steps == [2 * MOST_UNRECORDED + turns + SETTLE, turns, turns]
+
+
+def test_a_plan_that_is_recorded_is_waited_for_in_every_turn_beside_one_that_never_is():
+    """Behind another plan it is recorded anew."""
+    trials = trials_of(2)
+    while len(trials.rounds) < 3:
+        to_come = trials.index == 0 or (not trials.turn and trials.unrecorded < 6)
+        trials.add((0.1, 0.14 if to_come else 0.07)[trials.index], to_come)
+    assert trials.seconds(1) == [0.07] * 3
+
+
+def test_dense_steps_by_a_hook_are_timed_once_they_are_recorded():
+    """And as they run where they never are."""
+    for to_come in (6, 1000):
+        auto = gw.Auto([gw.TopK(0.1)])
+        auto.begin(PLANS[0])
+        taken = 0
+        while auto.status != "choosing a plan (profile)":
+            unrecorded = taken < to_come
+            sums = torch.tensor([0.2 if unrecorded else 0.1, 1.0, float(unrecorded)])
+            auto.decide(Observation(taken, taken + 2, PLANS[0], slots_of(SMALL), 0, 2, 2, sums))
+            taken += 1
+        assert taken == 1 + min(to_come - 1, MOST_UNRECORDED) + WARM + TIMED
+        assert auto.dense_s == pytest.approx(0.1 if to_come == 6 else 0.2)
 
 
 def test_auto_hears_of_each_rank_whose_step_is_still_to_be_recorded():

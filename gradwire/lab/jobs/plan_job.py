@@ -26,21 +26,21 @@ from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.make_task import make_task
 from gradwire.lab.workloads.to_device import to_device
 from gradwire.notation import read_rule, way_of
-from gradwire.ops.host import synchronize
+from gradwire.ops.host import on_host, synchronize
 from gradwire.plans import Plan
 from gradwire.schedule import Objective, Profile, Timeline
 from gradwire.transports import Mesh
 from gradwire.tuner import CHOOSING_STEPS, Auto
 from gradwire.tuner.candidate_plans import allowed, ways_by
-from gradwire.tuner.trials import SETTLE, Tried
+from gradwire.tuner.trials import MOST_UNRECORDED, SETTLE, Tried
 from gradwire.ways import Way
 
 SHOWN = 5
 """Traced steps, of which the median is shown."""
 IN_FORCE = 3
 """Steps after which a decision is in force."""
-MOST_STEPS = CHOOSING_STEPS + IN_FORCE + SETTLE + SHOWN + 1
-"""Planning ends sooner where fewer plans are tried."""
+MOST_STEPS = CHOOSING_STEPS + IN_FORCE + MOST_UNRECORDED + SETTLE + SHOWN + 1
+"""Planning ends sooner where fewer plans are tried, or nothing is recorded."""
 ALONE_STEPS = 6
 """Steps without messages that are timed, beside the first."""
 Late = Callable[[int, torch.device], None]
@@ -86,7 +86,7 @@ class Planned:
     """Result of a planning job."""
 
     plan: Plan
-    """The chosen plan; native where DDP by itself is the fastest."""
+    """The chosen plan; native where nothing is clearly faster than DDP by itself."""
     shown: Plan
     """That of the timeline: the chosen one or, as DDP by itself has no spans, dense by Gradwire's hook."""
     profile: Profile
@@ -172,7 +172,8 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
         # DDP by itself cannot be traced: dense steps by our hook are, for illustration
         assert controller.dense_plan
         handle.replan(controller.dense_plan)
-    for _ in range(SETTLE):
+    # show it as it then runs: on a GPU it is still to be recorded
+    for _ in range(SETTLE + (0 if on_host(peers.device) else MOST_UNRECORDED)):
         next(steps)
     # trace
     trace = handle.trace(SHOWN)
