@@ -98,7 +98,9 @@ class GradientHooks:
 
     def paused(self) -> AbstractContextManager[None]:
         """A context whose backward passes' gradients are neither sent nor kept."""
-        return paused(self._parameters.values(), self._accumulated, self.accumulate())
+        # another optimizer of the model may be averaging its own
+        held = self._trained.held() if self._trained else self._parameters
+        return paused(held.values(), self._accumulated, self.accumulate())
 
     def skip(self) -> None:
         """Takes back the last step."""

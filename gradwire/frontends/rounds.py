@@ -87,7 +87,7 @@ class Rounds:
 
     def paused(self) -> AbstractContextManager[None]:
         """A context whose backward passes' gradients are dropped."""
-        return paused(self._parameters.values(), set(), nullcontext())
+        return paused(self._trained.held().values(), set(), nullcontext())
 
     def skip(self) -> None:
         """Raises ValueError: an inner step is a rank's own."""

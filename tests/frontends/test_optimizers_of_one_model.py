@@ -1,6 +1,8 @@
 """Several optimizers of one model, where ranks differ in which of them a backward pass gives gradients."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -335,3 +337,27 @@ def test_parameters_that_nothing_averages_may_be_added_like_those_that_an_optimi
         optimizer.add_param_group({"params": [model.empty, model.numbers]})
         assert len(optimizer.param_groups) == 2
         optimizer.handle.detach()
+
+
+@pytest.mark.parametrize("kind", [gw.DistributedOptimizer, partial(gw.LocalSteps, inner_steps=2)])
+def test_what_another_optimizer_averages_while_one_is_paused_stays(kind: Callable[..., Any]):
+    """A generator's step in a GAN, whose critic has an optimizer of its own."""
+    transports, models = [Threads.group(2) for _ in range(2)], [Heads(), Heads()]
+
+    def train(rank: int) -> tuple[list[Tensor], list[Tensor | None]]:
+        model = models[rank]
+        generator = gw.DistributedOptimizer(
+            torch.optim.SGD(model.body.parameters(), 0.1), model, gw.FP32(), transport=transports[0][rank]
+        )
+        critic = kind(torch.optim.SGD(model.first.parameters(), 0.1), model, gw.FP32(), transport=transports[1][rank])
+        with critic.handle.paused():
+            loss_of(model, rank, rank).backward()
+        means = [p.grad for p in model.body.parameters() if p.grad is not None]
+        generator.step()
+        return means, [p.grad for p in model.first.parameters()]
+
+    alone = Heads()
+    torch.stack([loss_of(alone, rank, rank) for rank in range(2)]).mean().backward()
+    for means, dropped in raising(together(2, train)):
+        torch.testing.assert_close(means, [p.grad for p in alone.body.parameters()])
+        assert dropped == [None, None]
