@@ -1306,6 +1306,33 @@ def a_step_that_is_skipped_leaves_no_trace() -> None:
 
 
 @scenario(2)
+def micro_batches_that_were_not_sent_are_not_skipped_by_taking_back_the_step_before() -> None:
+    for make in skippable(gw.TopK(0.05)):
+        model, handle = make()
+        cross_entropy(model, 0).backward()
+        kept = handle.state_dict()
+        # a loss that is not finite in the first micro-batch of the next step
+        model.zero_grad()
+        with handle.accumulate():
+            cross_entropy(model, 1).backward()
+        model.zero_grad()
+        refused(ValueError, "of which nothing was sent; zero their gradients, without skip()", handle.skip)
+        after = handle.state_dict()
+        assert all(torch.equal(kept[key], after[key]) for key in kept)
+        # one that is thrown away is none of them, nor is one of a step whose last pass was reduced
+        cross_entropy(model, 1).backward()
+        with handle.paused():
+            cross_entropy(model, 2).backward()
+        handle.skip()
+        with handle.accumulate():
+            cross_entropy(model, 1).backward()
+        cross_entropy(model, 2).backward()
+        handle.skip()
+        assert handle.stats().skipped == 2
+        handle.detach()
+
+
+@scenario(2)
 def backward_passes_that_are_paused_leave_no_trace() -> None:
     for make in skippable(gw.TopK(0.05)):
         check_paused_passes_leave_no_trace(make, cross_entropy)
