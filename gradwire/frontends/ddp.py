@@ -246,6 +246,12 @@ class DDPFrontEnd:
         runtime.raise_error()
         if self._open:
             self._give_up(runtime)
+        # before the ranks wait for each other, as at the end of steps that a controller has asked for
+        if runtime.plan.native and is_joining(self.ddp):
+            runtime.refuse(
+                "under a native plan the ranks count DDP's steps, of which DDP.join() gives each another number; name "
+                "a compressor, such as gw.FP32()"
+            )
         # will DDP reduce the next backward pass? then its own step, if it made one, is over
         self._synchronising = self.ddp.require_backward_grad_sync  # DDP, too, decides that in forward
         if self._synchronising:
@@ -276,10 +282,6 @@ class DDPFrontEnd:
 
     def _go_native(self, runtime: Runtime) -> None:
         """Has DDP reduce by itself, before the next step accumulates, which DDP's new reducer must see."""
-        if is_joining(self.ddp):
-            runtime.refuse(
-                "the automatic plan counts steps, of which DDP.join() gives each rank another number; name a compressor"
-            )
         assert self._buckets is not None
         # a new reducer without our hook, in place of the old one
         self._native, self._buckets.one_by_one = True, False

@@ -349,6 +349,16 @@ def join_is_refused_where_the_plan_is_native() -> None:
     gw.attach(ddp, gw.FP32(), controller=Turns())
     with ddp.join():
         refused(RuntimeError, "name a compressor", lambda: train(ddp, 4))
+    # one that was native before, of a controller or of the user
+    controlled, own = (DistributedDataParallel(network()) for _ in range(2))
+    handle = gw.attach(controlled, gw.FP32(), controller=Turns())
+    train(controlled, 4)
+    assert handle.plan == gw.NATIVE
+    gw.attach(own, gw.NATIVE)
+    train(own, 2)
+    for each in (controlled, own):
+        with each.join():
+            refused(RuntimeError, "name a compressor, such as gw.FP32()", lambda each=each: train(each, 4))
 
 
 @scenario(2)
