@@ -199,16 +199,19 @@ class StepChoices(Choices):
         parameters: Mapping[str, nn.Parameter],
         slots: Sequence[Slot] = (),
         *,
+        trained: Collection[str] | None = None,
         sparse: Collection[str] = (),
         can_be_native: bool = False,
     ) -> None:
-        """Raises ValueError for what several ranks refuse, and for compressors of updates, which need several. The
-        `slots` are also those of parameters that are not trained now."""
+        """Raises ValueError for what several ranks refuse, and for compressors of updates, which need several. Of the
+        parameters those are `trained` now, by default all."""
         slots = slots or slots_of(parameters)
         warn_of(self.by_layer, slots)
         # the plan of those that are trained now
-        planned = [slot for slot in slots if slot.name in parameters and slot.name not in sparse]
-        plan, waiting = self.plan(parameters)(planned), {slot.name for slot in slots} - parameters.keys()
+        make, now = self.plan(parameters), parameters.keys() if trained is None else trained
+        dense = [slot for slot in slots if slot.name not in sparse]
+        planned = [slot for slot in dense if slot.name in now]
+        plan, waiting = make(planned), {slot.name for slot in slots} - {*now}
         plan = plan.only({name for group in plan.groups for name in group.slots} - waiting)
         # as the runtime of several ranks does
         plan.check(planned)
@@ -218,7 +221,8 @@ class StepChoices(Choices):
             raise ValueError(NO_NATIVE)
         check_means(plan, "one rank exchanges none")
         if (controller := self.controlled_by()) and not plan.native:
-            controller.check(plan)
+            # what it is for may be frozen now
+            controller.check(make(dense))
 
     def _fits(self, parameters: Mapping[str, nn.Parameter]) -> Callable[[Plan], None]:
         """A check that refuses a plan which parameters and weights do not fit."""

@@ -51,11 +51,10 @@ class ActivePlan:
         if options.controller:
             options.controller.meet(slots, agreement.replicas)
         # all ranks meet here: they begin with equal plans, or none begins
+        self.order, self._seen = (), list[int]()
         self.first = self.agreed(make)
-        # the order of the first backward pass, and whether a plan is made by it
+        # whether a plan is made by the order of the first backward pass
         self._remake = self._follow_order = options.follow_order
-        self._seen: list[int] = []
-        self.order = ()
 
     def work_with(self, steps: Steps, control: ControllerRunner, pipeline: Pipeline) -> None:
         """Puts the first plan in force."""
@@ -68,15 +67,16 @@ class ActivePlan:
         self._fresh = {name: tensor.detach().clone() for name, tensor in self.export().items()}
         steps.close()
 
-    def agreed(self, make: Callable[[], Plan]) -> Plan:
-        """The plan that `make` returns, once all ranks have the same. Raises ValueError, on all, where they do not."""
-        return self._agreement.on_plan(lambda: self._begin(make()), self._options.controller, self._names)
+    def agreed(self, make: Callable[[], Plan], asked: Plan | None = None) -> Plan:
+        """The plan that `make` returns, once all ranks have the same; a user has `asked` for it. Raises ValueError, on
+        all, where they do not."""
+        return self._agreement.on_plan(lambda: self._begin(make(), asked), self._options.controller, self._names)
 
     def agreed_instead(self, asked: Plan) -> Plan:
         """`agreed` for a plan that a user asks for; where it is refused, the controller goes on from the one before."""
         before = self.export()
         try:
-            return self.agreed(lambda: asked)
+            return self.agreed(lambda: asked, asked)
         except (ValueError, AbsentRanks):
             self.restore(before)
             raise
@@ -126,17 +126,17 @@ class ActivePlan:
         self.native_steps = None
         self._install(plan)
 
-    def _made_for(self, trained: Sequence[Slot]) -> Plan:
-        """The user's plan; slots that it lacks are planned as they would have been at first."""
+    def _made_for(self, trained: Sequence[Slot], asked: Plan | None = None) -> Plan:
+        """The user's plan, or the one that is `asked` for now; slots that it lacks are planned as they would have been at
+        first."""
         assert self._options.plan_for is not None
-        made = self._options.plan_for(self._in_order(trained))
+        made, chosen = self._options.plan_for(self._in_order(trained)), asked or self._chosen
         # a plan that a user installed keeps its groups; slots that it lacks get more, unless the framework reduces
-        if self._chosen is None:
+        if chosen is None:
             return made
-        if self._chosen.native:
-            return self._chosen
-        known = {name for group in self._chosen.groups for name in group.slots}
-        return Plan((*self._chosen.groups, *made.only({slot.name for slot in trained} - known).groups))
+        if chosen.native:
+            return chosen
+        return Plan((*chosen.groups, *made.only({slot.name for slot in trained} - _names(chosen)).groups))
 
     def step_ended(self) -> None:
         """Puts in force the plan that follows from the step."""
@@ -239,8 +239,8 @@ class ActivePlan:
         self._control.paused = self.follows_order
         self._install(plan)
 
-    def _begin(self, plan: Plan) -> Plan:
-        """The plan with which the controller begins, made from this one."""
+    def _begin(self, plan: Plan, asked: Plan | None = None) -> Plan:
+        """The plan with which the controller begins, made from this one, which a user may have `asked` for."""
         # frozen parameters' slots leave the plan
         controller = self._options.controller
         waiting = {slot.name for slot in self._slots} - {slot.name for slot in self.trained}
@@ -251,10 +251,15 @@ class ActivePlan:
         if plan.native and not self._options.can_be_native:
             raise ValueError(NO_NATIVE)
         if controller and not plan.native:
-            controller.check(plan)
+            controller.check(self._with_frozen(plan, asked))
         # the controller may begin with another plan than the user's
         self.origin = plan
         return controller.begin(plan) if controller else plan
+
+    def _with_frozen(self, plan: Plan, asked: Plan | None) -> Plan:
+        """The plan, with the groups that frozen parameters would have: what a controller is for may be among them."""
+        every = [slot for slot in self._slots if slot.name not in self._options.sparse]
+        return plan if every == self.trained else self._made_for(every, asked)
 
     def _install(self, plan: Plan) -> None:
         # a plan that a controller made was not checked before

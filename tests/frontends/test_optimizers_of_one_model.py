@@ -330,6 +330,17 @@ def step_often(optimizer: gw.LocalSteps) -> None:
         optimizer.step()
 
 
+def test_in_a_process_alone_a_controller_may_wait_for_what_is_frozen_as_among_several_ranks():
+    model = Heads()
+    for matrix in (model.body.weight, model.first.weight, model.second.weight):
+        matrix.requires_grad_(False)
+    inner = torch.optim.SGD(model.parameters(), 0.1)
+    alone = {"controller": gw.GraVAC(), "transport": Threads.group(1)[0]}
+    assert gw.DistributedOptimizer(inner, model, gw.TopK(0.1), **alone).handle.plan is None
+    with pytest.raises(ValueError, match=r"use attach\(ddp, TopK\(0.1\), controller=GraVAC"):
+        gw.DistributedOptimizer(inner, model, gw.BF16(), **alone)
+
+
 def test_parameters_that_nothing_averages_may_be_added_like_those_that_an_optimizer_held():
     model = WithMore()
     for kind in (gw.DistributedOptimizer, gw.LocalSteps):
