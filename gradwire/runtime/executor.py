@@ -26,13 +26,14 @@ from gradwire.ops.host import to_host
 from gradwire.runtime.graphs import CUDAGraphs, Graphs
 from gradwire.runtime.waits import Waits
 from gradwire.torch_private.foreach import memory_of
+from gradwire.transports.staged import Copied
 from gradwire.transports.transport import Lost
 
 T = TypeVar("T")
 
 
 class Event(Protocol):
-    """A moment on a clock, with the methods of a CUDA event: an event on a stream, or a `HostEvent`."""
+    """A moment on a clock, with the methods of a CUDA event: a `DeviceEvent` or a `HostEvent`. For any thread."""
 
     def query(self) -> bool:
         """Whether the clock has come to it."""
@@ -58,6 +59,28 @@ class HostEvent(float):
 
     def elapsed_time(self, end: float, /) -> float:
         return 1e3 * (end - self)
+
+
+class DeviceEvent:
+    """A moment on the current stream of a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._event = device, torch.cuda.Event(enable_timing=True)
+        self._event.record(torch.cuda.current_stream(device))
+
+    # a thread that asks CUDA without a device of its own makes a context on the first one
+
+    def query(self) -> bool:
+        with torch.cuda.device(self._device):
+            return self._event.query()
+
+    def synchronize(self) -> None:
+        with torch.cuda.device(self._device):
+            self._event.synchronize()
+
+    def elapsed_time(self, end: "DeviceEvent", /) -> float:
+        with torch.cuda.device(self._device):
+            return self._event.elapsed_time(end._event)
 
 
 EPOCH = HostEvent(0.0)
@@ -158,11 +181,7 @@ class Executor:
 
     def record_event(self) -> Event:
         """Now, on the current stream of the executor's device."""
-        if not self._cuda:
-            return HostEvent(time.perf_counter())
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self.device))
-        return event
+        return DeviceEvent(self.device) if self._cuda else HostEvent(time.perf_counter())
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
         """Keeps the memory of these tensors, allocated on another stream, until the worker's stream has used them."""
@@ -199,11 +218,11 @@ class Executor:
             self.waits.step_ends(copy)
         if not self._cuda:
             return lambda: copy
-        # reading it waits for the copy alone
-        event = torch.cuda.current_stream(self.device).record_event()
+        # reading it waits for the copy alone, on any thread
+        copied = Copied(self.device)
 
         def value() -> Tensor:
-            event.synchronize()
+            copied.wait()
             return copy
 
         return value
