@@ -88,8 +88,8 @@ EPOCH = HostEvent(0.0)
 Fence = Future[torch.Event | None]
 """A place in the worker's queue; once the worker has come to it, on a GPU it has the event there."""
 
-CLOSE_S = 2.0
-"""Seconds for which `close` waits for the thread."""
+CLOSE_S, POLL_S = 2.0, 0.005
+"""Seconds for which `close` waits for the thread, and for a stream that nobody watches; how often it asks."""
 
 
 class Executor:
@@ -242,24 +242,32 @@ class Executor:
 
     def synchronize(self) -> None:
         """Waits until the worker's stream is done. Raises `Lost` where collectives on it were aborted."""
-        self._finish_stream()
+        if self._stream:
+            self._stream.synchronize()
         if self.aborted:
             raise Lost("the collectives under way were aborted")
 
-    def _finish_stream(self) -> None:
-        if self._stream:
-            self._stream.synchronize()
-
-    def close(self) -> bool:
-        """Ends the thread once all tasks are done. Returns False where they are not after CLOSE_S. (A thread that is
-        still in torch when Python exits aborts the process.)"""
+    def close(self, watched: Callable[[], bool] = bool) -> bool:
+        """Ends the thread once all tasks are done, on a GPU with their work. Returns False where they are not after
+        CLOSE_S, beside the time for which another thread has `watched` the work and would end it if a rank is lost. (A
+        thread that is still in torch when Python exits aborts the process.)"""
         # the thread ends behind the tasks that were posted
         self._tasks.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_S)
         # work of the last task
-        self._finish_stream()
-        return threading.current_thread() is self._thread or not self._thread.is_alive()
+        ended = threading.current_thread() is self._thread or not self._thread.is_alive()
+        return ended and self._stream_ends(watched)
+
+    def _stream_ends(self, watched: Callable[[], bool]) -> bool:
+        until = time.monotonic() + CLOSE_S
+        while self._stream and not self._stream.query():
+            if watched():
+                until = time.monotonic() + CLOSE_S
+            elif time.monotonic() > until:
+                return False
+            time.sleep(POLL_S)
+        return True
 
     def _work(self) -> None:
         # the worker's own stream is current as long as the thread lives
