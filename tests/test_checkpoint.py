@@ -734,6 +734,15 @@ def test_a_controller_follows_a_collective_that_the_user_names(caplog: pytest.Lo
         assert len(caplog.messages) == (first != named)
 
 
+@every_controller
+def test_a_default_collective_of_other_ranks_is_no_other_way_to_send(make):
+    few, many = (uniform(SLOTS, gw.TopK(0.1), gw.Residual(), ranks=ranks) for ranks in (2, 64))
+    assert few.groups[0].communicator != many.groups[0].communicator
+    controller = make()
+    controller.meet(SLOTS, 64)
+    assert controller.changed(few, many) == {}
+
+
 def test_a_controller_goes_on_with_the_groups_of_the_state(caplog: pytest.LogCaptureFixture):
     with job(topk(0.1, groups=3), SLOTS, 2, controllers=[gw.WarmUp(0.5, steps=4) for _ in range(2)]) as running:
         running.step(draw(SLOTS, 2, 0))
