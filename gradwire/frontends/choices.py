@@ -25,8 +25,7 @@ from gradwire.ops.host import kind_of
 from gradwire.options import check_type, one_line
 from gradwire.plans import NATIVE, SIZES, Group, Plan
 from gradwire.rules import Rule
-from gradwire.runtime.active_plan import NO_NATIVE
-from gradwire.runtime.job_options import JobOptions
+from gradwire.runtime.job_options import NO_NATIVE, JobOptions
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
 from gradwire.transports import Mesh, Transport
@@ -201,10 +200,10 @@ class StepChoices(Choices):
         *,
         trained: Collection[str] | None = None,
         sparse: Collection[str] = (),
-        can_be_native: bool = False,
+        no_native: str = NO_NATIVE,
     ) -> None:
         """Raises ValueError for what several ranks refuse, and for compressors of updates, which need several. Of the
-        parameters those are `trained` now, by default all."""
+        parameters those are `trained` now, by default all; the plan may be native where `no_native` says no reason."""
         slots = slots or slots_of(parameters)
         warn_of(self.by_layer, slots)
         # the plan of those that are trained now
@@ -217,8 +216,8 @@ class StepChoices(Choices):
         plan.check(planned)
         check_sparse(sparse, planned, self.rows)
         self._fits(parameters)(plan)
-        if plan.native and not can_be_native:
-            raise ValueError(NO_NATIVE)
+        if plan.native and no_native:
+            raise ValueError(no_native)
         check_means(plan, "one rank exchanges none")
         if (controller := self.controlled_by()) and not plan.native:
             # what it is for may be frozen now

@@ -20,8 +20,11 @@ from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.steps import Steps
 from gradwire.slots import Slot
 
-NO_NATIVE = "a native plan leaves reducing to DDP, and here there is none; use FP32() instead"
-"""The refusal of a native plan by front ends without anything underneath that reduces."""
+ONLY_SPARSE = (
+    "all gradients are sparse, and there is nothing to compress; train a dense parameter as well, or leave the model "
+    "to DDP alone"
+)
+"""The refusal of a job whose plan would have no group."""
 _log = logging.getLogger("gradwire")
 
 
@@ -127,8 +130,8 @@ class ActivePlan:
         self._install(plan)
 
     def _made_for(self, trained: Sequence[Slot], asked: Plan | None = None) -> Plan:
-        """The user's plan, or the one that is `asked` for now; slots that it lacks are planned as they would have been at
-        first."""
+        """The user's plan, or the one that is `asked` for now; slots that it lacks are planned as they would have been
+        at first."""
         assert self._options.plan_for is not None
         made, chosen = self._options.plan_for(self._in_order(trained)), asked or self._chosen
         # a plan that a user installed keeps its groups; slots that it lacks get more, unless the framework reduces
@@ -228,8 +231,9 @@ class ActivePlan:
         self.origin.only(named).check([slot for slot in self._slots if slot.name in named])
         controller.begin(self.origin)
         plan = self._control.load(job)
-        if not self._options.can_be_native and (plan.native or isinstance(self._control.decided, NativeRequest)):
-            raise ValueError(NO_NATIVE)
+        why = self._options.no_native
+        if why and (plan.native or isinstance(self._control.decided, NativeRequest)):
+            raise ValueError(why)
         return plan
 
     def _replace(self, plan: Plan, follows: Callable[[list[Slot]], Plan] | None = None) -> None:
@@ -248,8 +252,8 @@ class ActivePlan:
         # the model, the front end and the controller each refuse what they cannot follow
         plan.check(self.trained)
         self._options.fits(plan)
-        if plan.native and not self._options.can_be_native:
-            raise ValueError(NO_NATIVE)
+        if plan.native and (why := self._options.no_native):
+            raise ValueError(why if self.trained else ONLY_SPARSE)
         if controller and not plan.native:
             controller.check(self._with_frozen(plan, asked))
         # the controller may begin with another plan than the user's

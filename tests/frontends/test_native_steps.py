@@ -73,7 +73,7 @@ def test_steps_that_settle_do_not_count():
     applied, request = [], gw.NativeRequest(4, settle=1)
     control: Any = SimpleNamespace(native_ended=lambda step, plan, seconds: applied.append(seconds))
     active: Any = ActivePlan.__new__(ActivePlan)
-    active._control, active._steps, active._options = control, SimpleNamespace(number=1), JobOptions(can_be_native=True)
+    active._control, active._steps, active._options = control, SimpleNamespace(number=1), JobOptions(no_native="")
     active._install = lambda plan: None
     active.plan = gw.NATIVE
     active._apply(request)

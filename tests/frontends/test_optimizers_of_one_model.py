@@ -294,6 +294,21 @@ def test_what_an_earlier_pass_has_left_of_a_sparse_gradient_counts_where_a_rank_
         torch.testing.assert_close(gradients, [p.grad for p in alone.parameters()])
 
 
+def test_where_all_but_sparse_gradients_is_frozen_there_is_nothing_to_compress():
+    transports, models = Threads.group(2), [Words(), Words()]
+
+    def train(rank: int) -> None:
+        model = models[rank]
+        gw.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), 0.1), model, gw.TopK(0.1), transport=transports[rank]
+        )
+        model.head.requires_grad_(False)
+        with pytest.raises(ValueError, match=r"^all gradients are sparse, .* train a dense parameter as well"):
+            model.loss(torch.tensor([rank, 2])).backward()
+
+    raising(together(2, train))
+
+
 class WithMore(nn.Module):
     """A model with an empty parameter, whole numbers, and a frozen one that no rank could send."""
 
