@@ -143,6 +143,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "torch's group": (attach(K, transport=object()), "such as transport=gw.ProcessGroup.own()"),
     "a scale": (attach(K, scaler=1024.0), "such as scaler=torch.amp.GradScaler()"),
     "a mesh's shape": (attach(K, mesh=(2, 4)), "such as mesh=init_device_mesh("),
+    "DDP's option": (attach(K, find_unused_parameters=True), "pass it to DistributedDataParallel(model, find_unused"),
     "elastic alone": (attach(elastic=True), "name a compressor, such as gw.TopK(0.01)"),
     "elastic as text": (attach(K, elastic="yes"), "elastic='yes' is no bool; pass one, such as elastic=True"),
     "a vote's memory": (attach(gw.SignSGD(), memory=R), "use memory=NoMemory(), or EFSignSGD() with Residual()"),

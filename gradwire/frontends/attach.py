@@ -94,6 +94,11 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
         raise ValueError("DDP(mixed_precision=...) takes the hook that Gradwire needs; use torch.autocast instead")
     if reduces_in_python(ddp):
         raise ValueError('DDP was made under optimize_ddp = "python_reducer", without buckets; make it without that')
+    if choices.find_unused_parameters and not ddp.find_unused_parameters:
+        raise ValueError(
+            "find_unused_parameters=True is DDP's own option; pass it to DistributedDataParallel(model, "
+            "find_unused_parameters=True)"
+        )
     # the parameters in DDP's buckets, which it chose when it was made
     managed, module = managed_by(ddp), module_in(ddp)
     front_end = DDPFrontEnd.of(ddp)
