@@ -31,7 +31,7 @@ def counted(lefts: list[int | None]) -> tuple[NativeSteps, list[list[float]]]:
     """What is left after each step is `lefts`; also the seconds that were passed on. The host takes no time."""
     passed_on, steps, left, ran = list[list[float]](), NativeSteps(), iter(lefts), 0
     runtime: Any = SimpleNamespace(
-        native_step_ended=lambda: next(left), native_ended=passed_on.append, mark=lambda: Event(0.1 * ran)
+        native_step_ended=lambda: next(left), native_ended=passed_on.append, record_event=lambda: Event(0.1 * ran)
     )
     steps.begin(runtime)
     for each in lefts:
