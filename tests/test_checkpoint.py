@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import product
@@ -26,6 +27,7 @@ from gradwire.runtime.executor import Executor
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.state_buffers import StateBuffers
 from gradwire.runtime.states import gather
+from gradwire.slots import Slot
 from tests.support.cases import CASES, FEW, Case, rows
 from tests.support.harness import (
     CPU,
@@ -732,6 +734,15 @@ def test_a_controller_follows_a_collective_that_the_user_names(caplog: pytest.Lo
         assert len(caplog.messages) == (first != named)
 
 
+@every_controller
+def test_a_default_collective_of_other_ranks_is_no_other_way_to_send(make):
+    few, many = (uniform(SLOTS, gw.TopK(0.1), gw.Residual(), ranks=ranks) for ranks in (2, 64))
+    assert few.groups[0].communicator != many.groups[0].communicator
+    controller = make()
+    controller.meet(SLOTS, 64)
+    assert controller.changed(few, many) == {}
+
+
 def test_a_controller_goes_on_with_the_groups_of_the_state(caplog: pytest.LogCaptureFixture):
     with job(topk(0.1, groups=3), SLOTS, 2, controllers=[gw.WarmUp(0.5, steps=4) for _ in range(2)]) as running:
         running.step(draw(SLOTS, 2, 0))
@@ -777,6 +788,46 @@ def test_a_controllers_state_fits_where_other_parameters_are_frozen(make, first:
         assert sorted(name for group in running.runtimes[0].plan.groups for name in group.slots) == sorted(after)
         if make is CONTROLLERS[0]:
             assert running.runtimes[0].plan == topk(0.1).only(after)
+
+
+@every_controller
+@pytest.mark.parametrize("later", [True, False], ids=["frozen later", "frozen at first"])
+def test_a_controller_waits_while_all_that_it_is_for_is_frozen(make, later: bool):
+    """Its user has named a compressor for it, and is not told to."""
+    names, dense = [slot.name for slot in SLOTS], [slot.name for slot in SLOTS if len(slot.shape) < 2]
+    steps = iter(range(40))
+
+    def mixed(slots: Sequence[Slot], ratio: float = 0.1) -> gw.Plan:
+        return uniform(slots, gw.TopK(ratio), gw.Residual(), dense=lambda slot: slot.name in dense)
+
+    def follow(running: Job, trained: list[str]) -> None:
+        raising(together(2, lambda rank: running.runtimes[rank].follow(trained)))
+
+    def step(running: Job, trained: list[str], count: int) -> None:
+        order = [names.index(name) for name in trained]
+        for _ in range(count):
+            for runtime, own in zip(running.runtimes, draw(SLOTS, 2, next(steps)), strict=True):
+                runtime.open_step()
+                hand_over(runtime, own, order)
+            running.finish()
+
+    first = names if later else dense
+    with job(mixed(SLOTS), SLOTS, 2, controllers=[make(), make()], trained=first, plan_for=mixed) as running:
+        if later:
+            step(running, names, 3)
+            follow(running, dense)
+        # through a window, a checkpoint and a plan that the user asks for
+        step(running, dense, 9)
+        assert {str(group.compressor) for group in running.runtimes[0].plan.groups} == {"FP32()"}
+        running.load(running.states())
+        running.install(mixed(SLOTS, 0.2))
+        step(running, dense, 3)
+        follow(running, names)
+        step(running, names, 6)
+        assert {"FP32()"} < {str(group.compressor) for group in running.runtimes[0].plan.groups}
+        # without anything for it no plan is taken
+        plain = uniform(SLOTS, gw.FP32())
+        assert all(isinstance(error, ValueError) for error in together(2, lambda r: running.runtimes[r].install(plain)))
 
 
 @every_controller

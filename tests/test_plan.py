@@ -210,7 +210,7 @@ PLAN, OTHER_SHAPE = uniform(SLOTS, TOP_K), slots_of(SMALL | {"scale": torch.empt
 OTHER = {
     "ratio": (uniform(SLOTS, gw.TopK(0.06)), SLOTS, {}, "plan"),
     "order": (uniform(SLOTS[::-1], TOP_K), SLOTS, {}, "plan"),
-    "native": (gw.NATIVE, SLOTS, {"can_be_native": True}, "plan"),
+    "native": (gw.NATIVE, SLOTS, {"no_native": ""}, "plan"),
     "shape": (uniform(SLOTS, TOP_K), OTHER_SHAPE, {}, "scale: (1,) torch.float32 with strides (1,) on rank"),
     "seed": (PLAN, SLOTS, {"seed": 1}, "seed: 0 on rank"),
     "controller": (PLAN, SLOTS, {"controller": gw.WarmUp(steps=20)}, "controller: none on rank"),
@@ -339,9 +339,7 @@ def test_slots_of_frozen_parameters_leave_the_plan():
 
 def test_a_native_plan_stays_where_other_parameters_are_trained():
     names = [slot.name for slot in SLOTS]
-    with job(
-        PLAN, SLOTS, 2, can_be_native=True, trained=names, plan_for=lambda slots: uniform(slots, TOP_K)
-    ) as running:
+    with job(PLAN, SLOTS, 2, no_native="", trained=names, plan_for=lambda slots: uniform(slots, TOP_K)) as running:
         running.install(gw.NATIVE)
         raising(together(2, lambda rank: running.runtimes[rank].follow(names[1:])))
         assert [runtime.plan for runtime in running.runtimes] == [gw.NATIVE] * 2

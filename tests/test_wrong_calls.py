@@ -125,6 +125,12 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "a large fidelity": (attach(fidelity=2), "use e.g. fidelity=0.01"),
     "fidelity as text": (attach(fidelity="0.01"), "fidelity='0.01' is no float; pass one, such as fidelity=0.01"),
     "no compressor": (attach(controller=gw.GraVAC()), "GraVAC needs a compressor to start from, such as gw.TopK(0.01)"),
+    "native and weighted": (attach(gw.NATIVE, weight=2.0), "which weight= rules out; leave that out, or use FP32()"),
+    "native and elastic": (attach(gw.NATIVE, elastic=True), "which elastic=True rules out; leave that out"),
+    "native and static": (
+        lambda: gw.attach(DistributedDataParallel(model(), static_graph=True), gw.NATIVE),
+        "which DDP(static_graph=True) rules out; leave that out",
+    ),
     "no compressor, as DDP reduces": (
         attach(gw.NATIVE, controller=gw.GraVAC()),
         "GraVAC needs a compressor to start from, such as gw.TopK(0.01)",
@@ -137,6 +143,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "torch's group": (attach(K, transport=object()), "such as transport=gw.ProcessGroup.own()"),
     "a scale": (attach(K, scaler=1024.0), "such as scaler=torch.amp.GradScaler()"),
     "a mesh's shape": (attach(K, mesh=(2, 4)), "such as mesh=init_device_mesh("),
+    "DDP's option": (attach(K, find_unused_parameters=True), "pass it to DistributedDataParallel(model, find_unused"),
     "elastic alone": (attach(elastic=True), "name a compressor, such as gw.TopK(0.01)"),
     "elastic as text": (attach(K, elastic="yes"), "elastic='yes' is no bool; pass one, such as elastic=True"),
     "a vote's memory": (attach(gw.SignSGD(), memory=R), "use memory=NoMemory(), or EFSignSGD() with Residual()"),

@@ -142,6 +142,9 @@ class GraVAC(Controller):
 
     def decide(self, seen: Observation) -> Plan | None:
         row = Observed(*(seen.sums.double() / seen.ranks).tolist())
+        # all that it chooses factors for is frozen now
+        if not row.elements:
+            return None
         self._window.add(row)
         # explore anew where the training has changed, else when a window is full
         rate = row.learning_rate

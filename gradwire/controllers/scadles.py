@@ -46,6 +46,7 @@ class ScaDLES(Controller):
         return self._inner.decisions
 
     def meet(self, slots: Sequence[Slot], replicas: int) -> None:
+        super().meet(slots, replicas)
         self._inner.meet(slots, replicas)
 
     def check(self, plan: Plan) -> None:

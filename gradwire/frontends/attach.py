@@ -6,6 +6,7 @@ from typing import Unpack
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.compressors import Compressor
 from gradwire.frontends.choices import StepChoices, device_of, parameters_of, slots_of
@@ -93,6 +94,11 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
         raise ValueError("DDP(mixed_precision=...) takes the hook that Gradwire needs; use torch.autocast instead")
     if reduces_in_python(ddp):
         raise ValueError('DDP was made under optimize_ddp = "python_reducer", without buckets; make it without that')
+    if choices.find_unused_parameters and not ddp.find_unused_parameters:
+        raise ValueError(
+            "find_unused_parameters=True is DDP's own option; pass it to DistributedDataParallel(model, "
+            "find_unused_parameters=True)"
+        )
     # the parameters in DDP's buckets, which it chose when it was made
     managed, module = managed_by(ddp), module_in(ddp)
     front_end = DDPFrontEnd.of(ddp)
@@ -104,16 +110,15 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
     # open a process group; with one rank nothing is sent, and DDP keeps its reducer
     mesh = choices.mesh(partial(ProcessGroup.own, ddp.process_group), device_of(parameters))
     sparse = sparse_in(module, parameters)
-    can_be_native = not (ddp.static_graph or choices.elastic or choices.weight is not None)
+    no_native = _no_native(ddp, choices)
     if mesh.ranks == 1 and not choices.elastic:
         choices.let_go(mesh)
-        choices.try_out(parameters, sparse=sparse, can_be_native=can_be_native)
+        choices.try_out(parameters, sparse=sparse, no_native=no_native)
         return Handle(None, front_end)
     choices = replace(choices, find_unused_parameters=ddp.find_unused_parameters)
     # the ranks meet over the store: they compare model, plan and options, or all of them raise
     runtime = choices.runtime(
-        "DDP", parameters, slots_of(parameters), mesh, others=others,
-        can_be_native=can_be_native,
+        "DDP", parameters, slots_of(parameters), mesh, others=others, no_native=no_native,
         weight=asked_in_backward(choices.weight), sparse=sparse,
     )  # fmt: skip
     # from here on gradients go to the runtime
@@ -124,12 +129,24 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
     return Handle(runtime, front_end, remark=front_end.left_alone)
 
 
+def _no_native(ddp: DistributedDataParallel, choices: StepChoices) -> str:
+    """Why a DDP cannot reduce by itself; "" where it can."""
+    ruled_out_by = {
+        "DDP(static_graph=True)": ddp.static_graph, "elastic=True": choices.elastic,
+        "weight=": choices.weight is not None,
+    }  # fmt: skip
+    option = next((option for option, given in ruled_out_by.items() if given), None)
+    if option is None:
+        return ""
+    return f"a native plan leaves reducing to DDP, which {option} rules out; leave that out, or use FP32() instead"
+
+
 def _attach_alone(model: nn.Module, choices: StepChoices) -> Handle:
     """The handle of a model without DDP in a process alone, where nothing is reduced."""
     if choices.transport is not None or world_size() > 1:
         raise ValueError(f"attach() takes a DistributedDataParallel, not {type(model).__name__}; wrap the model first")
     parameters, _ = parameters_of(model)
-    choices.try_out(parameters, sparse=sparse_in(model, parameters), can_be_native=True)
+    choices.try_out(parameters, sparse=sparse_in(model, parameters), no_native="")
     return Handle(None, NullFrontEnd(parameters.values()))
 
 

@@ -10,6 +10,7 @@ from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportU
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.frontends.paused import Accumulated
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private.autograd import in_backward
 from gradwire.torch_private.reducer import delayed_by, is_joining, module_in, parts_of
@@ -42,12 +43,14 @@ class Buckets:
     """The slot of the last gradient, which DDP has not copied to its bucket yet."""
     seen: set[int]
     """The slots whose gradients this backward pass has made, while places are not fixed."""
-    accumulated: set[int]
-    """The slots whose gradients were made by passes that DDP did not reduce."""
+    accumulated: Accumulated
+    """What passes that DDP did not reduce have left."""
 
-    def __init__(self, runtime: Runtime, slot: Mapping[Tensor, int], static_graph: bool) -> None:
+    def __init__(
+        self, runtime: Runtime, slot: Mapping[Tensor, int], static_graph: bool, accumulated: Accumulated
+    ) -> None:
         self.one_by_one = self.fixed = self.notes = False
-        self.late, self.seen, self.accumulated = None, set(), set()
+        self.late, self.seen, self.accumulated = None, set(), accumulated
         self._runtime, self._slot, self._static_graph = runtime, slot, static_graph
         self._places: dict[int, BucketPlace] = {}
         self._stayed = False
@@ -76,7 +79,7 @@ class Buckets:
     def end(self) -> None:
         """Ends the backward pass, and forgets which gradients it made."""
         self.seen.clear()
-        self.accumulated.clear()
+        self.accumulated.slots.clear()
 
     def forget(self) -> None:
         """Forgets where gradients lie, as DDP is about to have new buckets."""
@@ -160,7 +163,7 @@ class Buckets:
 
     def _has_accumulated(self, slot: int, parameter: Tensor) -> bool:
         """Whether the slot has a gradient of an earlier, accumulating pass."""
-        return slot in self.accumulated and parameter.grad is not None
+        return slot in self.accumulated.slots and parameter.grad is not None
 
 
 def reduce_dense(bucket: GradBucket, group: dist.ProcessGroup) -> Future[Tensor]:

@@ -25,8 +25,7 @@ from gradwire.ops.host import kind_of
 from gradwire.options import check_type, one_line
 from gradwire.plans import NATIVE, SIZES, Group, Plan
 from gradwire.rules import Rule
-from gradwire.runtime.active_plan import NO_NATIVE
-from gradwire.runtime.job_options import JobOptions
+from gradwire.runtime.job_options import NO_NATIVE, JobOptions
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
 from gradwire.transports import Mesh, Transport
@@ -199,26 +198,30 @@ class StepChoices(Choices):
         parameters: Mapping[str, nn.Parameter],
         slots: Sequence[Slot] = (),
         *,
+        trained: Collection[str] | None = None,
         sparse: Collection[str] = (),
-        can_be_native: bool = False,
+        no_native: str = NO_NATIVE,
     ) -> None:
-        """Raises ValueError for what several ranks refuse, and for compressors of updates, which need several. The
-        `slots` are also those of parameters that are not trained now."""
+        """Raises ValueError for what several ranks refuse, and for compressors of updates, which need several. Of the
+        parameters those are `trained` now, by default all; the plan may be native where `no_native` says no reason."""
         slots = slots or slots_of(parameters)
         warn_of(self.by_layer, slots)
         # the plan of those that are trained now
-        planned = [slot for slot in slots if slot.name in parameters and slot.name not in sparse]
-        plan, waiting = self.plan(parameters)(planned), {slot.name for slot in slots} - parameters.keys()
+        make, now = self.plan(parameters), parameters.keys() if trained is None else trained
+        dense = [slot for slot in slots if slot.name not in sparse]
+        planned = [slot for slot in dense if slot.name in now]
+        plan, waiting = make(planned), {slot.name for slot in slots} - {*now}
         plan = plan.only(set(plan.names) - waiting)
         # as the runtime of several ranks does
         plan.check(planned)
         check_sparse(sparse, planned, self.rows)
         self._fits(parameters)(plan)
-        if plan.native and not can_be_native:
-            raise ValueError(NO_NATIVE)
+        if plan.native and no_native:
+            raise ValueError(no_native)
         check_means(plan, "one rank exchanges none")
         if (controller := self.controlled_by()) and not plan.native:
-            controller.check(plan)
+            # what it is for may be frozen now
+            controller.check(make(dense))
 
     def _fits(self, parameters: Mapping[str, nn.Parameter]) -> Callable[[Plan], None]:
         """A check that refuses a plan which parameters and weights do not fit."""

@@ -16,7 +16,7 @@ from gradwire.frontends.buckets import Buckets, left_alone, reduce_dense
 from gradwire.frontends.distributed_checkpoint import ShardSpec, replicated_specs
 from gradwire.frontends.module_hooks import RegisteredHooks, trainable
 from gradwire.frontends.native_steps import NativeSteps
-from gradwire.frontends.paused import paused
+from gradwire.frontends.paused import Accumulated, paused
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.step_lock import GONE
 from gradwire.torch_private.autograd import in_backward, when_backward_ends
@@ -57,6 +57,7 @@ class DDPFrontEnd:
         self._managed: Collection[Tensor] = ()
         self._buckets: Buckets | None = None
         self._synchronising = self._open = False
+        self._accumulated = Accumulated()
         self._native, self._native_steps = False, NativeSteps()
         self._forward_hooks, self._gradient_hooks = RegisteredHooks(), RegisteredHooks()
 
@@ -103,7 +104,8 @@ class DDPFrontEnd:
         # a slot for every parameter, found by its tensor
         self.runtime, self._native, self._managed = runtime, False, managed
         self._slot = {parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
-        self._buckets = Buckets(runtime, self._slot, self.ddp.static_graph)
+        self._accumulated = Accumulated()
+        self._buckets = Buckets(runtime, self._slot, self.ddp.static_graph, self._accumulated)
         # hooks of the module see forward passes, those of the parameters see gradients
         before, after = self.ddp.register_forward_pre_hook, self.ddp.register_forward_hook
         self._forward_hooks.keep(before(self._forward_begins), after(self._forward_ends))
@@ -126,12 +128,12 @@ class DDPFrontEnd:
 
     def paused(self) -> AbstractContextManager[None]:
         """A context whose backward passes' gradients are neither sent nor kept."""
-        accumulated = self._buckets.accumulated if self._buckets else set[int]()
-        return paused(self.ddp.module.parameters(), accumulated, self.ddp.no_sync())
+        return paused(self.ddp.module.parameters(), self._accumulated, self.ddp.no_sync())
 
     def skip(self) -> None:
         """Takes back the last step. Where DDP reduces by itself, it has no state."""
         if self.runtime and not (self._native or self._native_steps.made):
+            self._accumulated.check_skip()
             self.runtime.skip()
 
     def placed(self) -> Mapping[str, ShardSpec]:
@@ -168,7 +170,7 @@ class DDPFrontEnd:
 
         def ready(parameter: Tensor) -> None:  # runs for each parameter and step: nothing else belongs here
             if not self._open and not self._backward_begins():
-                buckets.accumulated.add(slot)
+                buckets.accumulated.slots.add(slot)
                 return
             if buckets.notes:
                 became_ready(slot)
@@ -231,6 +233,7 @@ class DDPFrontEnd:
         self._open = runtime.open_step()
         if self._open:
             self._buckets.begin()
+            self._accumulated.since_step = False
         return self._open
 
     # Forward passes
@@ -243,10 +246,18 @@ class DDPFrontEnd:
         runtime.raise_error()
         if self._open:
             self._give_up(runtime)
+        # before the ranks wait for each other, as at the end of steps that a controller has asked for
+        if runtime.plan.native and is_joining(self.ddp):
+            runtime.refuse(
+                "under a native plan the ranks count DDP's steps, of which DDP.join() gives each another number; name "
+                "a compressor, such as gw.FP32()"
+            )
         # will DDP reduce the next backward pass? then its own step, if it made one, is over
         self._synchronising = self.ddp.require_backward_grad_sync  # DDP, too, decides that in forward
         if self._synchronising:
             self._native_steps.forward_begins(runtime)
+        else:  # on a GPU no hook may see its backward pass
+            self._accumulated.since_step = True
         # the plan has become native, or is not any more: DDP's reducer is swapped while it holds no gradient
         if runtime.plan.native and not self._native:
             self._go_native(runtime)
@@ -271,10 +282,6 @@ class DDPFrontEnd:
 
     def _go_native(self, runtime: Runtime) -> None:
         """Has DDP reduce by itself, before the next step accumulates, which DDP's new reducer must see."""
-        if is_joining(self.ddp):
-            runtime.refuse(
-                "the automatic plan counts steps, of which DDP.join() gives each rank another number; name a compressor"
-            )
         assert self._buckets is not None
         # a new reducer without our hook, in place of the old one
         self._native, self._buckets.one_by_one = True, False
@@ -291,9 +298,9 @@ class DDPFrontEnd:
     def _native_gradient_ready(self, runtime: Runtime, buckets: Buckets, slot: int, parameter: Tensor) -> None:
         if self._synchronising:
             self._native_steps.reduces(runtime)
-            buckets.accumulated.clear()
+            buckets.accumulated.slots.clear()
         else:
-            buckets.accumulated.add(slot)
+            buckets.accumulated.slots.add(slot)
 
     def _come_back(self) -> None:
         """Has DDP reduce by our hook again, with a new reducer, whose buckets are new."""

@@ -13,7 +13,7 @@ from gradwire.frontends.distributed_checkpoint import ShardSpec, replicated_spec
 from gradwire.frontends.gradient_access import GradientAccess
 from gradwire.frontends.module_hooks import ByModel, Hook, RegisteredHooks
 from gradwire.frontends.owners import own
-from gradwire.frontends.paused import paused
+from gradwire.frontends.paused import Accumulated, paused
 from gradwire.frontends.trained import TrainedParameters
 from gradwire.frontends.updates import UpdateWarning
 from gradwire.runtime.runtime import Runtime
@@ -55,8 +55,7 @@ class GradientHooks:
         self._parameters, self._model, self._places, self._find_unused = parameters, model, places, find_unused
         # kept for one step: which gradients have been accumulated, whether DDP synchronises in it, its backward pass
         self._runtime: Runtime | None = None
-        self._accumulated: set[int] = set()
-        self._synchronising = True
+        self._accumulated, self._synchronising = Accumulated(), True
         self._forward = self._notes = self._under_way = self._joins = False
         self._pass, self._update_warning = NO_PASS, UpdateWarning()
         self._registered = RegisteredHooks()
@@ -98,11 +97,14 @@ class GradientHooks:
 
     def paused(self) -> AbstractContextManager[None]:
         """A context whose backward passes' gradients are neither sent nor kept."""
-        return paused(self._parameters.values(), self._accumulated, self.accumulate())
+        # another optimizer of the model may be averaging its own
+        held = self._trained.held() if self._trained else self._parameters
+        return paused(held.values(), self._accumulated, self.accumulate())
 
     def skip(self) -> None:
         """Takes back the last step."""
         if self._runtime:
+            self._accumulated.check_skip()
             self._runtime.skip()
 
     def placed(self) -> Mapping[str, ShardSpec]:
@@ -135,7 +137,7 @@ class GradientHooks:
     def gradients_cleared(self) -> None:
         """Gives up a step whose backward pass failed: `zero_grad` was called, and a forward pass may not be seen."""
         if not in_backward():
-            self._accumulated.clear()
+            self._accumulated.slots.clear()
             self._give_up_failed()
             if self._under_way:
                 self.give_up()
@@ -181,7 +183,8 @@ class GradientHooks:
         if self._trained and not self._trained.holds(parameter):
             return
         if not self._synchronising or self._places.accumulates(parameter):
-            self._accumulated.add(slot)
+            self._accumulated.slots.add(slot)
+            self._accumulated.since_step = True
             return
         runtime = self._runtime
         assert runtime is not None
@@ -206,7 +209,7 @@ class GradientHooks:
     def check_averaged(self) -> None:
         """Raises RuntimeError where the wrapped optimizer holds a parameter whose gradient is this rank's alone."""
         if self._runtime and self._trained:
-            self._trained.check_averaged(self._runtime.slots[slot].name for slot in self._accumulated)
+            self._trained.check_averaged(self._runtime.slots[slot].name for slot in self._accumulated.slots)
 
     def _backward_begins(self, runtime: Runtime) -> None:
         if not in_backward():
@@ -227,7 +230,7 @@ class GradientHooks:
         runtime.open_step(until_backward_ends=True)
         self._pass = backward_pass()
         # a gradient of earlier micro-batches must belong to a slot that is still reduced, or would stay this rank's own
-        for slot in self._accumulated:
+        for slot in self._accumulated.slots:
             if not runtime.is_reduced(slot) and self._parameter(runtime, slot).grad is not None:
                 runtime.refuse(
                     f"parameter {runtime.slots[slot].name!r} was frozen between two micro-batches of a step; freeze it "
@@ -237,7 +240,7 @@ class GradientHooks:
         if not self._forward:  # the loss came from another method than forward
             runtime.forward_begins()
             runtime.forward_ends()
-        self._forward, self._under_way = False, True
+        self._forward, self._under_way, self._accumulated.since_step = False, True, False
 
     def _backward_ends(self) -> None:
         left = self._complete()
@@ -265,10 +268,10 @@ class GradientHooks:
         self._under_way = False
         # gradients of earlier micro-batches, for slots that this pass did not reach
         gradients = {
-            slot: self._places.gradient(self._parameter(runtime, slot)) if slot in self._accumulated else None
+            slot: self._places.gradient(self._parameter(runtime, slot)) if slot in self._accumulated.slots else None
             for slot in runtime.missing()
         }
-        self._accumulated.clear()
+        self._accumulated.slots.clear()
         unused = [slot for slot, gradient in gradients.items() if gradient is None]
         if unused and not self._find_unused:
             runtime.refuse(

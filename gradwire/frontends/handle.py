@@ -115,7 +115,8 @@ class Handle:
         All ranks call this, after the same backward pass and before the next one, as they decide by what is the same on
         all of them, such as the norm of `p.grad`; where some do not, all end with an error that names them. To skip a
         step twice is to skip it once, and one that was not finite is skipped already. Controllers have seen the step.
-        Raises ValueError inside a backward pass, before the first one, after `detach()`, and for local steps."""
+        Raises ValueError inside a backward pass, before the first one, behind passes that only accumulated, after
+        `detach()`, and for local steps."""
         self._attached.skip()
 
     def status(self) -> str:

@@ -7,7 +7,7 @@ from typing import NoReturn
 from torch import Tensor
 
 from gradwire import checkpoint
-from gradwire.frontends.paused import paused
+from gradwire.frontends.paused import Accumulated, paused
 from gradwire.plans import NATIVE, Plan
 from gradwire.runtime.row_memory import PLAIN_ROWS
 from gradwire.runtime.stats import Stats
@@ -30,7 +30,7 @@ class NullFrontEnd:
 
     def paused(self) -> AbstractContextManager[None]:
         """A context whose backward passes' gradients are dropped."""
-        return paused(self._parameters, set(), nullcontext())
+        return paused(self._parameters, Accumulated(), nullcontext())
 
     def skip(self) -> None:
         """Does nothing: no state was kept."""

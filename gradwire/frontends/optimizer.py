@@ -80,7 +80,7 @@ class DistributedOptimizer(Wrapper):
         runtime = None
         if mesh.ranks == 1 and not choices.elastic:
             choices.let_go(mesh)
-            choices.try_out(parameters, slots_of(trained.fit), sparse=sparse)
+            choices.try_out(trained.fit, trained=parameters.keys(), sparse=sparse)
         else:
             runtime = choices.runtime(
                 "DistributedOptimizer", trained.fit, slots_of(trained.fit), mesh, trained=parameters.keys(),

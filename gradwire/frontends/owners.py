@@ -2,7 +2,7 @@
 compress means. Before any optimizer steps a parameter, its job checks that the step's means have all come."""
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -52,13 +52,16 @@ def _guard_optimizers() -> None:
 
 
 def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    flags = list[Callable[[], Tensor]]()
     for job in [job for each in list(_JOBS) if (job := each()) and (job.error or not job.is_immediate)]:
         if not job.closed and _owns(job, optimizer):
             # the job has failed, and this rank has not all of the step: its error
             job.check_whole()
             # on a GPU the kernels may be queued before that is known
             if not job.is_immediate:
-                skip_where(optimizer, job.lost)
+                flags.append(job.lost)
+    if flags:
+        skip_where(optimizer, flags)
 
 
 def _owns(job: Runtime, optimizer: Optimizer) -> bool:

@@ -1,4 +1,4 @@
-"""Backward passes whose gradients are thrown away."""
+"""Backward passes whose gradients are not sent: they only accumulate, or are thrown away."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -6,13 +6,34 @@ from contextlib import AbstractContextManager, contextmanager
 from torch import Tensor
 
 
+class Accumulated:
+    """What passes that only accumulated have left for the next step."""
+
+    slots: set[int]
+    """The slots with gradients that are not reduced yet, as far as hooks have seen them."""
+    since_step: bool
+    """Such a pass has run since the last step was opened, whatever became of its gradients."""
+
+    def __init__(self) -> None:
+        self.slots, self.since_step = set(), False
+
+    def check_skip(self) -> None:
+        """Raises ValueError where the last step is not that of the passes that a user means to skip."""
+        if self.since_step:
+            raise ValueError(
+                "skip() takes back the last step, and the passes since then only accumulated, of which nothing was "
+                "sent; zero their gradients, without skip()"
+            )
+
+
 @contextmanager
 def paused(
-    parameters: Iterable[Tensor], accumulated: set[int], accumulates: AbstractContextManager[None]
+    parameters: Iterable[Tensor], accumulated: Accumulated, accumulates: AbstractContextManager[None]
 ) -> Iterator[None]:
     """A context, inside `accumulates`, whose backward passes find no `p.grad` and leave none behind; earlier gradients
-    come back. The same holds for `accumulated`, a front end's slots with gradients of earlier passes."""
-    before, slots = [(parameter, parameter.grad) for parameter in parameters], set(accumulated)
+    come back. The same holds for what a front end has noted as `accumulated`."""
+    before = [(parameter, parameter.grad) for parameter in parameters]
+    slots, since_step = set(accumulated.slots), accumulated.since_step
     # set aside what earlier passes accumulated
     for parameter, _ in before:
         parameter.grad = None
@@ -21,7 +42,8 @@ def paused(
             yield
     finally:
         # and put it back; gradients made inside are dropped
-        accumulated.clear()
-        accumulated.update(slots)
+        accumulated.slots.clear()
+        accumulated.slots.update(slots)
+        accumulated.since_step = since_step
         for parameter, gradient in before:
             parameter.grad = gradient

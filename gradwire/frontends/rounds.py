@@ -24,7 +24,7 @@ from gradwire.frontends.distributed_checkpoint import ShardSpec
 from gradwire.frontends.fragments import Fragment, Schedule, groups_of
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
-from gradwire.frontends.paused import paused
+from gradwire.frontends.paused import Accumulated, paused
 from gradwire.frontends.round_state import check_groups, check_progress
 from gradwire.frontends.values import local
 from gradwire.runtime.gradient_collector import StepFence
@@ -87,7 +87,7 @@ class Rounds:
 
     def paused(self) -> AbstractContextManager[None]:
         """A context whose backward passes' gradients are dropped."""
-        return paused(self._parameters.values(), set(), nullcontext())
+        return paused(self._trained.held().values(), Accumulated(), nullcontext())
 
     def skip(self) -> None:
         """Raises ValueError: an inner step is a rank's own."""

@@ -50,7 +50,7 @@ def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | Non
     check_free(trained.fit)
     now = trained.parameters()
     if mesh.size(0) == 1:
-        choices.try_out(now, planned_slots(trained.fit))
+        choices.try_out(trained.fit, planned_slots(trained.fit), trained=now.keys())
         # nothing to compress; a loaded residual goes into the next gradient
         choices = StepChoices(
             compressor=FP32(), transport=choices.transport, scaler=choices.scaler, seed=choices.seed,

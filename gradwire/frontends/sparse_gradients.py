@@ -9,6 +9,7 @@ from gradwire.compressors import Compressor, Quantized
 from gradwire.memories import NoMemory, Residual
 from gradwire.notation import read
 from gradwire.options import one_line
+from gradwire.runtime.active_plan import ONLY_SPARSE
 from gradwire.runtime.row_memory import PLAIN_ROWS, RowScheme
 from gradwire.slots import Slot
 from gradwire.transports import Mesh
@@ -40,7 +41,7 @@ def check_sparse(
     if rows is not None and not sparse:
         raise ValueError("rows= is for Embedding(sparse=True), and the model has none; leave it out")
     if sparse and not dense:
-        raise ValueError("all gradients are sparse, and there is nothing to compress; leave the model to DDP alone")
+        raise ValueError(ONLY_SPARSE)
 
 
 def row_way(rows: Compressor | str | None) -> RowScheme:

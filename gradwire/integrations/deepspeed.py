@@ -50,7 +50,7 @@ def attach(engine: Any, compressor: Compressor | Plan | str | None = None, **opt
     front_end = EngineGradients(own, trained, choices.find_unused_parameters)
     if mesh.ranks == 1:
         choices.let_go(mesh)
-        choices.try_out(parameters)
+        choices.try_out(trained.fit, trained=parameters.keys())
         runtime = None
     else:
         runtime = choices.runtime(

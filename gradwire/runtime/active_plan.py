@@ -20,8 +20,11 @@ from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.steps import Steps
 from gradwire.slots import Slot
 
-NO_NATIVE = "a native plan leaves reducing to DDP, and here there is none; use FP32() instead"
-"""The refusal of a native plan by front ends without anything underneath that reduces."""
+ONLY_SPARSE = (
+    "all gradients are sparse, and there is nothing to compress; train a dense parameter as well, or leave the model "
+    "to DDP alone"
+)
+"""The refusal of a job whose plan would have no group."""
 _log = logging.getLogger("gradwire")
 
 
@@ -51,11 +54,10 @@ class ActivePlan:
         if options.controller:
             options.controller.meet(slots, agreement.replicas)
         # all ranks meet here: they begin with equal plans, or none begins
+        self.order, self._seen = (), list[int]()
         self.first = self.agreed(make)
-        # the order of the first backward pass, and whether a plan is made by it
+        # whether a plan is made by the order of the first backward pass
         self._remake = self._follow_order = options.follow_order
-        self._seen: list[int] = []
-        self.order = ()
 
     def work_with(self, steps: Steps, control: ControllerRunner, pipeline: Pipeline) -> None:
         """Puts the first plan in force."""
@@ -68,15 +70,16 @@ class ActivePlan:
         self._fresh = {name: tensor.detach().clone() for name, tensor in self.export().items()}
         steps.close()
 
-    def agreed(self, make: Callable[[], Plan]) -> Plan:
-        """The plan that `make` returns, once all ranks have the same. Raises ValueError, on all, where they do not."""
-        return self._agreement.on_plan(lambda: self._begin(make()), self._options.controller, self._names)
+    def agreed(self, make: Callable[[], Plan], asked: Plan | None = None) -> Plan:
+        """The plan that `make` returns, once all ranks have the same; a user has `asked` for it. Raises ValueError, on
+        all, where they do not."""
+        return self._agreement.on_plan(lambda: self._begin(make(), asked), self._options.controller, self._names)
 
     def agreed_instead(self, asked: Plan) -> Plan:
         """`agreed` for a plan that a user asks for; where it is refused, the controller goes on from the one before."""
         before = self.export()
         try:
-            return self.agreed(lambda: asked)
+            return self.agreed(lambda: asked, asked)
         except (ValueError, AbsentRanks):
             self.restore(before)
             raise
@@ -126,17 +129,18 @@ class ActivePlan:
         self.native_steps = None
         self._install(plan)
 
-    def _made_for(self, trained: Sequence[Slot]) -> Plan:
-        """The user's plan; slots that it lacks are planned as they would have been at first."""
+    def _made_for(self, trained: Sequence[Slot], asked: Plan | None = None) -> Plan:
+        """The user's plan, or the one that is `asked` for now; slots that it lacks are planned as they would have been
+        at first."""
         assert self._options.plan_for is not None
-        made = self._options.plan_for(self._in_order(trained))
+        made, chosen = self._options.plan_for(self._in_order(trained)), asked or self._chosen
         # a plan that a user installed keeps its groups; slots that it lacks get more, unless the framework reduces
-        if self._chosen is None:
+        if chosen is None:
             return made
-        if self._chosen.native:
-            return self._chosen
-        missing = {slot.name for slot in trained} - set(self._chosen.names)
-        return Plan((*self._chosen.groups, *made.only(missing).groups))
+        if chosen.native:
+            return chosen
+        missing = {slot.name for slot in trained} - set(chosen.names)
+        return Plan((*chosen.groups, *made.only(missing).groups))
 
     def step_ended(self) -> None:
         """Puts in force the plan that follows from the step."""
@@ -228,8 +232,9 @@ class ActivePlan:
         self.origin.only(named).check([slot for slot in self._slots if slot.name in named])
         controller.begin(self.origin)
         plan = self._control.load(job)
-        if not self._options.can_be_native and (plan.native or isinstance(self._control.decided, NativeRequest)):
-            raise ValueError(NO_NATIVE)
+        why = self._options.no_native
+        if why and (plan.native or isinstance(self._control.decided, NativeRequest)):
+            raise ValueError(why)
         return plan
 
     def _replace(self, plan: Plan, follows: Callable[[list[Slot]], Plan] | None = None) -> None:
@@ -239,8 +244,8 @@ class ActivePlan:
         self._control.paused = self.follows_order
         self._install(plan)
 
-    def _begin(self, plan: Plan) -> Plan:
-        """The plan with which the controller begins, made from this one."""
+    def _begin(self, plan: Plan, asked: Plan | None = None) -> Plan:
+        """The plan with which the controller begins, made from this one, which a user may have `asked` for."""
         # frozen parameters' slots leave the plan
         controller = self._options.controller
         waiting = {slot.name for slot in self._slots} - {slot.name for slot in self.trained}
@@ -248,13 +253,18 @@ class ActivePlan:
         # the model, the front end and the controller each refuse what they cannot follow
         plan.check(self.trained)
         self._options.fits(plan)
-        if plan.native and not self._options.can_be_native:
-            raise ValueError(NO_NATIVE)
+        if plan.native and (why := self._options.no_native):
+            raise ValueError(why if self.trained else ONLY_SPARSE)
         if controller and not plan.native:
-            controller.check(plan)
+            controller.check(self._with_frozen(plan, asked))
         # the controller may begin with another plan than the user's
         self.origin = plan
         return controller.begin(plan) if controller else plan
+
+    def _with_frozen(self, plan: Plan, asked: Plan | None) -> Plan:
+        """The plan, with the groups that frozen parameters would have: what a controller is for may be among them."""
+        every = [slot for slot in self._slots if slot.name not in self._options.sparse]
+        return plan if every == self.trained else self._made_for(every, asked)
 
     def _install(self, plan: Plan) -> None:
         # a plan that a controller made was not checked before

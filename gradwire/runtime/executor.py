@@ -26,13 +26,14 @@ from gradwire.ops.host import to_host
 from gradwire.runtime.graphs import CUDAGraphs, Graphs
 from gradwire.runtime.waits import Waits
 from gradwire.torch_private.foreach import memory_of
+from gradwire.transports.staged import Copied
 from gradwire.transports.transport import Lost
 
 T = TypeVar("T")
 
 
 class Event(Protocol):
-    """A moment on a clock, with the methods of a CUDA event: an event on a stream, or a `HostEvent`."""
+    """A moment on a clock, with the methods of a CUDA event: a `DeviceEvent` or a `HostEvent`. For any thread."""
 
     def query(self) -> bool:
         """Whether the clock has come to it."""
@@ -60,13 +61,35 @@ class HostEvent(float):
         return 1e3 * (end - self)
 
 
+class DeviceEvent:
+    """A moment on the current stream of a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._event = device, torch.cuda.Event(enable_timing=True)
+        self._event.record(torch.cuda.current_stream(device))
+
+    # a thread that asks CUDA without a device of its own makes a context on the first one
+
+    def query(self) -> bool:
+        with torch.cuda.device(self._device):
+            return self._event.query()
+
+    def synchronize(self) -> None:
+        with torch.cuda.device(self._device):
+            self._event.synchronize()
+
+    def elapsed_time(self, end: "DeviceEvent", /) -> float:
+        with torch.cuda.device(self._device):
+            return self._event.elapsed_time(end._event)
+
+
 EPOCH = HostEvent(0.0)
 
 Fence = Future[torch.Event | None]
 """A place in the worker's queue; once the worker has come to it, on a GPU it has the event there."""
 
-CLOSE_S = 2.0
-"""Seconds for which `close` waits for the thread."""
+CLOSE_S, POLL_S = 2.0, 0.005
+"""Seconds for which `close` waits for the thread, and for a stream that nobody watches; how often it asks."""
 
 
 class Executor:
@@ -158,11 +181,7 @@ class Executor:
 
     def record_event(self) -> Event:
         """Now, on the current stream of the executor's device."""
-        if not self._cuda:
-            return HostEvent(time.perf_counter())
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self.device))
-        return event
+        return DeviceEvent(self.device) if self._cuda else HostEvent(time.perf_counter())
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
         """Keeps the memory of these tensors, allocated on another stream, until the worker's stream has used them."""
@@ -199,11 +218,11 @@ class Executor:
             self.waits.step_ends(copy)
         if not self._cuda:
             return lambda: copy
-        # reading it waits for the copy alone
-        event = torch.cuda.current_stream(self.device).record_event()
+        # reading it waits for the copy alone, on any thread
+        copied = Copied(self.device)
 
         def value() -> Tensor:
-            event.synchronize()
+            copied.wait()
             return copy
 
         return value
@@ -223,24 +242,32 @@ class Executor:
 
     def synchronize(self) -> None:
         """Waits until the worker's stream is done. Raises `Lost` where collectives on it were aborted."""
-        self._finish_stream()
+        if self._stream:
+            self._stream.synchronize()
         if self.aborted:
             raise Lost("the collectives under way were aborted")
 
-    def _finish_stream(self) -> None:
-        if self._stream:
-            self._stream.synchronize()
-
-    def close(self) -> bool:
-        """Ends the thread once all tasks are done. Returns False where they are not after CLOSE_S. (A thread that is
-        still in torch when Python exits aborts the process.)"""
+    def close(self, watched: Callable[[], bool] = bool) -> bool:
+        """Ends the thread once all tasks are done, on a GPU with their work. Returns False where they are not after
+        CLOSE_S, beside the time for which another thread has `watched` the work and would end it if a rank is lost. (A
+        thread that is still in torch when Python exits aborts the process.)"""
         # the thread ends behind the tasks that were posted
         self._tasks.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_S)
         # work of the last task
-        self._finish_stream()
-        return threading.current_thread() is self._thread or not self._thread.is_alive()
+        ended = threading.current_thread() is self._thread or not self._thread.is_alive()
+        return ended and self._stream_ends(watched)
+
+    def _stream_ends(self, watched: Callable[[], bool]) -> bool:
+        until = time.monotonic() + CLOSE_S
+        while self._stream and not self._stream.query():
+            if watched():
+                until = time.monotonic() + CLOSE_S
+            elif time.monotonic() > until:
+                return False
+            time.sleep(POLL_S)
+        return True
 
     def _work(self) -> None:
         # the worker's own stream is current as long as the thread lives

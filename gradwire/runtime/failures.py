@@ -121,11 +121,14 @@ class FailureVerdict:
 
     def end(self, error: BaseException) -> None:
         """Ends this rank's part with an error, which gets its reason."""
-        self._ended = True
+        detached, self._ended = self._ended, True
         reason = str(error) or type(error).__name__ if isinstance(error, Exception) else self._exit(error)
         # where no thread watches, a rank that computes leaves no mark: one that did not come is not known to be lost
         watched = not isinstance(error, AbsentRanks) or self._mesh.needs_polling
         match error:
+            case PeerFailed() if detached:
+                # the others know that this rank has gone; what it still waits for ends
+                self._abort(reason)
             case PeerFailed() if watched:
                 # another rank is the cause: leave a mark, then find out which, and let rank 0 hear that it may go
                 self._end_all(self._mark(), reason)
@@ -147,6 +150,9 @@ class FailureVerdict:
             if mark.fault:
                 self._mesh.store.set("verdict", json.dumps(Verdict(mark.fault)))
         # then all collectives under way end, here and on the other ranks
+        self._abort(reason)
+
+    def _abort(self, reason: str) -> None:
         with suppress(Exception):  # whatever else is broken
             self._mesh.abort(reason)
 

@@ -16,6 +16,9 @@ from gradwire.slots import Slot
 Profiler = Callable[[ProfileRequest, Trace, Sequence[Mapping[str, Tensor]]], Profiled]
 """Answers a controller's request from its traced steps, with a sample of each one's means; all ranks together."""
 
+NO_NATIVE = "a native plan leaves reducing to DDP, and here there is none; use FP32() instead"
+"""Why front ends refuse a native plan that have nothing underneath that reduces."""
+
 
 def _unscaled() -> Scalar | None:
     return None
@@ -36,8 +39,8 @@ class JobOptions:
     """Makes the plan for slots in the order in which rank 0's gradients become ready, once that is known."""
     find_unused: bool = False
     """After each step, ranks find out which slots had a gradient on no rank."""
-    can_be_native: bool = False
-    """The framework can reduce by itself."""
+    no_native: str = NO_NATIVE
+    """Why the framework cannot reduce by itself; "" where it can."""
     scale: Callable[[], Scalar | None] = _unscaled
     """The factor that losses are multiplied by."""
     weight: Callable[[], object] | None = None

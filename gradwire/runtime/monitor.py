@@ -37,6 +37,10 @@ class Monitor:
         self._thread = threading.Thread(target=self._watch, name="gradwire-monitor", daemon=True)
         self._thread.start()
 
+    def watches(self) -> bool:
+        """Whether the thread still looks, or is ending the job; asked on another one."""
+        return self._thread.is_alive() and threading.current_thread() is not self._thread
+
     def close(self) -> None:
         """Ends the thread."""
         self._closed.set()
@@ -92,10 +96,11 @@ def close_all(
     mesh that a user gave may then carry another job."""
     # the mark first: other ranks may be waiting for this one
     ending.detach()
+    # then this rank's threads, the one that looks for lost ranks last: others may be lost in the last step
+    done = executor.close(monitor.watches) if monitor else executor.close()
     if monitor:
         monitor.close()
-    # then this rank's threads
-    if done := executor.close():
+    if done:
         job.let_go()
     if mesh and done:
         mesh.close()

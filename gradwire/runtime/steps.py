@@ -201,11 +201,12 @@ class Steps:
 
     def settle(self) -> None:
         """Reads the last step's verdict, and commits or forgets. Waits for a GPU, which is long done."""
-        verdict, self._verdict = self._verdict, None
-        if verdict is None:
+        if self._verdict is None:
             return
-        # the first number is the step's, then one for each group, to name the one that was bad
-        whole, *each = verdict().isfinite().tolist()
+        # the first number is the step's, then one for each group, to name the one that was bad; a GPU that fails says
+        # so to whoever asks next as well
+        whole, *each = self._verdict().isfinite().tolist()
+        self._verdict = None
         for exchange in self._active:
             exchange.commit() if whole else exchange.forget()
         self._last = self._active if whole else ()

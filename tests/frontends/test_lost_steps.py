@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.checkpoint import unpack
+from gradwire.frontends.owners import own
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.failures import PeerFailed
 from gradwire.transports import Threads
@@ -310,6 +311,31 @@ def test_an_optimizer_that_nothing_checks_over_nccl(front_end: str, monkeypatch:
         whole = run(make, Loss(), fused=fused)
         losses = [loss for hears in moments for loss in inside(collectives(whole), "half", raises=False, hears=hears)]
         check_all(make, losses, whole, fused=fused)
+
+
+class Lost:
+    """The runtime of a job on a GPU."""
+
+    closed, error, is_immediate = False, None, False
+
+    def __init__(self, lost: float) -> None:
+        self.lost = lambda: torch.tensor(lost)
+
+    def check_whole(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("lost", [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0)])
+def test_one_optimizer_of_two_jobs_parameters_skips_what_either_has_lost(lost: tuple[float, float]):
+    jobs: Any = [Lost(each) for each in lost]
+    model = deepcopy(MODEL)
+    for layer, each in zip(model, jobs, strict=True):
+        own(layer.parameters(), each, "attach(ddp)")
+    optimizer, before = torch.optim.SGD(model.parameters(), 0.1, fused=True), deepcopy(model.state_dict())
+    model(torch.ones(1, 6)).sum().backward()
+    optimizer.step()
+    kept = [torch.equal(before[name], now) for name, now in model.state_dict().items()]
+    assert kept == [any(lost)] * len(kept)
 
 
 # Local steps: every inner step ends a round

@@ -31,7 +31,7 @@ def counted(lefts: list[int | None]) -> tuple[NativeSteps, list[list[float]]]:
     """What is left after each step is `lefts`; also the seconds that were passed on. The host takes no time."""
     passed_on, steps, left, ran = list[list[float]](), NativeSteps(), iter(lefts), 0
     runtime: Any = SimpleNamespace(
-        native_step_ended=lambda: next(left), native_ended=passed_on.append, mark=lambda: Event(0.1 * ran)
+        native_step_ended=lambda: next(left), native_ended=passed_on.append, record_event=lambda: Event(0.1 * ran)
     )
     steps.begin(runtime)
     for each in lefts:
@@ -73,7 +73,7 @@ def test_steps_that_settle_do_not_count():
     applied, request = [], gw.NativeRequest(4, settle=1)
     control: Any = SimpleNamespace(native_ended=lambda step, plan, seconds: applied.append(seconds))
     active: Any = ActivePlan.__new__(ActivePlan)
-    active._control, active._steps, active._options = control, SimpleNamespace(number=1), JobOptions(can_be_native=True)
+    active._control, active._steps, active._options = control, SimpleNamespace(number=1), JobOptions(no_native="")
     active._install = lambda plan: None
     active.plan = gw.NATIVE
     active._apply(request)

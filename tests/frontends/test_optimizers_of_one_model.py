@@ -1,6 +1,8 @@
 """Several optimizers of one model, where ranks differ in which of them a backward pass gives gradients."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -292,6 +294,21 @@ def test_what_an_earlier_pass_has_left_of_a_sparse_gradient_counts_where_a_rank_
         torch.testing.assert_close(gradients, [p.grad for p in alone.parameters()])
 
 
+def test_where_all_but_sparse_gradients_is_frozen_there_is_nothing_to_compress():
+    transports, models = Threads.group(2), [Words(), Words()]
+
+    def train(rank: int) -> None:
+        model = models[rank]
+        gw.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), 0.1), model, gw.TopK(0.1), transport=transports[rank]
+        )
+        model.head.requires_grad_(False)
+        with pytest.raises(ValueError, match=r"^all gradients are sparse, .* train a dense parameter as well"):
+            model.loss(torch.tensor([rank, 2])).backward()
+
+    raising(together(2, train))
+
+
 class WithMore(nn.Module):
     """A model with an empty parameter, whole numbers, and a frozen one that no rank could send."""
 
@@ -328,6 +345,17 @@ def step_often(optimizer: gw.LocalSteps) -> None:
         optimizer.step()
 
 
+def test_in_a_process_alone_a_controller_may_wait_for_what_is_frozen_as_among_several_ranks():
+    model = Heads()
+    for matrix in (model.body.weight, model.first.weight, model.second.weight):
+        matrix.requires_grad_(False)
+    inner = torch.optim.SGD(model.parameters(), 0.1)
+    alone = {"controller": gw.GraVAC(), "transport": Threads.group(1)[0]}
+    assert gw.DistributedOptimizer(inner, model, gw.TopK(0.1), **alone).handle.plan is None
+    with pytest.raises(ValueError, match=r"use attach\(ddp, TopK\(0.1\), controller=GraVAC"):
+        gw.DistributedOptimizer(inner, model, gw.BF16(), **alone)
+
+
 def test_parameters_that_nothing_averages_may_be_added_like_those_that_an_optimizer_held():
     model = WithMore()
     for kind in (gw.DistributedOptimizer, gw.LocalSteps):
@@ -335,3 +363,27 @@ def test_parameters_that_nothing_averages_may_be_added_like_those_that_an_optimi
         optimizer.add_param_group({"params": [model.empty, model.numbers]})
         assert len(optimizer.param_groups) == 2
         optimizer.handle.detach()
+
+
+@pytest.mark.parametrize("kind", [gw.DistributedOptimizer, partial(gw.LocalSteps, inner_steps=2)])
+def test_what_another_optimizer_averages_while_one_is_paused_stays(kind: Callable[..., Any]):
+    """A generator's step in a GAN, whose critic has an optimizer of its own."""
+    transports, models = [Threads.group(2) for _ in range(2)], [Heads(), Heads()]
+
+    def train(rank: int) -> tuple[list[Tensor], list[Tensor | None]]:
+        model = models[rank]
+        generator = gw.DistributedOptimizer(
+            torch.optim.SGD(model.body.parameters(), 0.1), model, gw.FP32(), transport=transports[0][rank]
+        )
+        critic = kind(torch.optim.SGD(model.first.parameters(), 0.1), model, gw.FP32(), transport=transports[1][rank])
+        with critic.handle.paused():
+            loss_of(model, rank, rank).backward()
+        means = [p.grad for p in model.body.parameters() if p.grad is not None]
+        generator.step()
+        return means, [p.grad for p in model.first.parameters()]
+
+    alone = Heads()
+    torch.stack([loss_of(alone, rank, rank) for rank in range(2)]).mean().backward()
+    for means, dropped in raising(together(2, train)):
+        torch.testing.assert_close(means, [p.grad for p in alone.body.parameters()])
+        assert dropped == [None, None]

@@ -140,7 +140,7 @@ def test_draws_and_turns_go_on_from_a_checkpoint_as_if_no_step_had_been_skipped(
 def test_no_step_before_the_frameworks_own_is_taken_back(scale: float, said: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Executor, "is_immediate", False)
     plan = plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather())
-    with job(plan, SLOTS, 2, can_be_native=True) as running:
+    with job(plan, SLOTS, 2, no_native="") as running:
         running.step(draw(SLOTS, 2, 0))
         running.step(draw(SLOTS, 2, 1, scale=scale))
         running.install(gw.NATIVE)

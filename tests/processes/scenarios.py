@@ -349,6 +349,16 @@ def join_is_refused_where_the_plan_is_native() -> None:
     gw.attach(ddp, gw.FP32(), controller=Turns())
     with ddp.join():
         refused(RuntimeError, "name a compressor", lambda: train(ddp, 4))
+    # one that was native before, of a controller or of the user
+    controlled, own = (DistributedDataParallel(network()) for _ in range(2))
+    handle = gw.attach(controlled, gw.FP32(), controller=Turns())
+    train(controlled, 4)
+    assert handle.plan == gw.NATIVE
+    gw.attach(own, gw.NATIVE)
+    train(own, 2)
+    for each in (controlled, own):
+        with each.join():
+            refused(RuntimeError, "name a compressor, such as gw.FP32()", lambda each=each: train(each, 4))
 
 
 @scenario(2)
@@ -1303,6 +1313,33 @@ def a_step_that_is_skipped_leaves_no_trace() -> None:
     model = network()
     optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters()), model, gw.TopK(0.05))
     refused(ValueError, "skip() takes back the last step, and there is none", optimizer.skip)
+
+
+@scenario(2)
+def micro_batches_that_were_not_sent_are_not_skipped_by_taking_back_the_step_before() -> None:
+    for make in skippable(gw.TopK(0.05)):
+        model, handle = make()
+        cross_entropy(model, 0).backward()
+        kept = handle.state_dict()
+        # a loss that is not finite in the first micro-batch of the next step
+        model.zero_grad()
+        with handle.accumulate():
+            cross_entropy(model, 1).backward()
+        model.zero_grad()
+        refused(ValueError, "of which nothing was sent; zero their gradients, without skip()", handle.skip)
+        after = handle.state_dict()
+        assert all(torch.equal(kept[key], after[key]) for key in kept)
+        # one that is thrown away is none of them, nor is one of a step whose last pass was reduced
+        cross_entropy(model, 1).backward()
+        with handle.paused():
+            cross_entropy(model, 2).backward()
+        handle.skip()
+        with handle.accumulate():
+            cross_entropy(model, 1).backward()
+        cross_entropy(model, 2).backward()
+        handle.skip()
+        assert handle.stats().skipped == 2
+        handle.detach()
 
 
 @scenario(2)

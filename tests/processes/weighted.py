@@ -158,7 +158,7 @@ def mistakes_with_weights_end_on_all_ranks() -> None:
     eager = "leave weight out"
     inner = torch.optim.SGD((model := network()).parameters(), lr=0.1)
     refused(ValueError, eager, lambda: gw.LocalSteps(inner, model, inner_steps=2, eager=True, weight=1))
-    native = "a native plan leaves reducing to DDP"
+    native = "a native plan leaves reducing to DDP, which weight= rules out; leave that out, or use FP32() instead"
     refused(ValueError, native, lambda: gw.attach(DistributedDataParallel(network()), gw.NATIVE, weight=1))
     # a number that is none, on one rank, in the course of training
     ddp = DistributedDataParallel(network())

@@ -3,13 +3,15 @@ that happens, the garbage is not taken for a mean, and no rank counts the step a
 
 The worker's thread plays the stream: an abort happens while it waits, and what the host had queued behind that runs."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain, combinations
 
 import pytest
 import torch
 
 import gradwire as gw
-from gradwire.runtime.executor import Executor
+from gradwire.runtime.executor import Executor, elapsed_s, is_over
 from gradwire.runtime.failures import PeerFailed
 from tests.support import harness
 from tests.support.harness import CPU, SMALL, draw, plan_of, raising, slots_of, together
@@ -130,6 +132,74 @@ def test_an_aborted_step_of_an_elastic_job_counts_on_all_or_none(case, monkeypat
         for rank, own in enumerate(left):
             counted = {int(state["step"]): state for state in own}[newest]
             torch.testing.assert_close(kept(counted), kept(states[newest - WHOLE][rank]), rtol=0, atol=0)
+
+
+class OneGPU:
+    """CUDA, of which each thread has a device; `asked` are those of the threads that ask an event something."""
+
+    def __init__(self) -> None:
+        self.current, self.asked = 0, list[int]()
+
+    @contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        before, self.current = self.current, device.index
+        yield
+        self.current = before
+
+    def current_stream(self, device: torch.device) -> "OneGPU":
+        return self
+
+    def record_event(self) -> "OneGPU":
+        return self
+
+    def Event(self, enable_timing: bool) -> "OneGPU":
+        return self
+
+    def record(self, stream: "OneGPU") -> None:
+        pass
+
+    def query(self) -> bool:
+        self.asked.append(self.current)
+        return True
+
+    def elapsed_time(self, end: "OneGPU") -> float:
+        self.asked.append(self.current)
+        return 2e3
+
+    def synchronize(self) -> None:
+        self.asked.append(self.current)
+
+
+def test_whichever_thread_asks_a_gpu_something_it_makes_no_context_on_another_one(monkeypatch):
+    executor, cuda = Executor(CPU), OneGPU()
+    monkeypatch.setattr(executor, "_cuda", True)
+    monkeypatch.setattr(executor, "device", torch.device("cuda:3"))
+    for name in ("device", "current_stream", "Event"):
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
+    value, start, end = executor.on_host(torch.ones(1)), executor.record_event(), executor.record_event()
+    assert (value(), elapsed_s(start, end), is_over(end)) == (torch.ones(1), 2.0, True)
+    assert {*cuda.asked} == {3}
+    assert len(cuda.asked) == 4
+    executor.close()
+
+
+def test_a_verdict_that_could_not_be_read_is_read_by_who_asks_next(monkeypatch):
+    monkeypatch.setattr(Executor, "is_immediate", False)
+    with harness.job(plan_of(SLOTS, *CASES[1]), SLOTS, WORLD) as running:
+        running.step(GRADS[0])
+        steps = running.runtimes[0]._steps
+        verdict, fails = steps._verdict, iter([True])
+
+        def read() -> torch.Tensor:
+            if next(fails, False):
+                raise RuntimeError("CUDA error")
+            return verdict()
+
+        steps._verdict = read
+        with pytest.raises(RuntimeError, match="CUDA error"):
+            steps.settle()
+        steps.settle()
+        assert steps.counted == 1
 
 
 def test_a_backward_pass_that_raised_is_the_reason_when_a_gpu_reads_the_verdict_later(monkeypatch):

@@ -1,5 +1,6 @@
 """A rank that is lost where no wait says so, as on NCCL: played by a transport of threads and by one of processes."""
 
+import json
 import re
 import signal
 import subprocess
@@ -15,12 +16,12 @@ import torch.distributed as dist
 
 import gradwire as gw
 from gradwire.collective import Collective
-from gradwire.runtime import monitor
-from gradwire.runtime.failures import PeerFailed, ReductionError
+from gradwire.runtime import executor, monitor
+from gradwire.runtime.failures import ExitReport, PeerFailed, ReductionError
 from gradwire.runtime.runtime import Runtime
 from gradwire.transports.heartbeat import Heartbeat
 from gradwire.transports.transport import Pending
-from tests.support.harness import SMALL, WAIT_S, draw, hand_over, job, slots_of, together
+from tests.support.harness import CPU, SMALL, WAIT_S, draw, hand_over, job, slots_of, together
 from tests.support.ranks import free_port
 from tests.support.warm import Forked
 
@@ -133,6 +134,43 @@ def test_that_another_rank_has_given_up_is_known_when_it_is_first_asked(tmp_path
         assert transport.lost(False) == "rank 1 was lost"
     finally:
         dist.destroy_process_group()
+
+
+class Stream:
+    """A GPU's, of whose work a collective is the last that ends when it is aborted."""
+
+    def __init__(self, aborted: threading.Event) -> None:
+        self._aborted = aborted
+
+    def query(self) -> bool:
+        return self._aborted.is_set()
+
+    def synchronize(self) -> None:
+        assert self._aborted.wait(5), "nobody aborted it"
+
+
+def test_a_rank_that_is_lost_in_the_last_step_is_noticed_while_the_job_is_closed(monkeypatch: pytest.MonkeyPatch):
+    with silent_job(monkeypatch) as (running, dead):
+        running.step(draw(SLOTS, 2, 0))
+        survivor, transport = running.runtimes[0], running.transports[0]
+        survivor._executor._stream = Stream(transport._aborted)
+        dead.set()
+        (error,) = together(1, lambda rank: survivor.close())
+        assert error is None
+        assert transport.said == "reducing ended: a rank was lost (1)"
+        assert ExitReport(*json.loads(survivor.mesh.store.get("ended/0", 0))).detached, "whatever came then"
+        assert survivor.mesh.store.add("ended", 0) == 1
+
+
+def test_a_stream_that_nobody_watches_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(executor, "CLOSE_S", 0.1)
+    never, looks = Stream(threading.Event()), iter([True] * 20)
+    for watched in (bool, lambda: next(looks, False)):
+        worker = executor.Executor(CPU)
+        worker._stream = never  # pyright: ignore[reportAttributeAccessIssue]
+        (done,) = together(1, lambda rank, worker=worker, watched=watched: worker.close(watched))
+        assert done is False
+    assert next(looks, None) is None, "as long as somebody watches"
 
 
 def test_slow_ranks_are_not_lost(monkeypatch: pytest.MonkeyPatch):

@@ -242,7 +242,7 @@ def test_local_steps_refuse_a_plan_that_groups_what_is_sent_at_different_times()
 
 def test_a_step_that_begins_while_the_plan_becomes_native_is_the_frameworks():
     """DDP has looked at the plan before; then another thread's call has had its turn."""
-    with job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2, can_be_native=True) as running:
+    with job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2, no_native="") as running:
         running.step(draw(SLOTS, 2, 0))
         running.install(gw.NATIVE)
         assert [runtime.open_step() for runtime in running.runtimes] == [False, False]

@@ -261,7 +261,7 @@ def native_steps(running: Job, steps: int) -> None:
 
 
 def test_auto_rests_while_a_user_has_ddp_reduce_and_begins_anew_with_the_next_plan():
-    first, second = (automatic_job(2, [gw.TopK(0.1)], can_be_native=True) for _ in range(2))
+    first, second = (automatic_job(2, [gw.TopK(0.1)], no_native="") for _ in range(2))
     train(first, range(1))
     assert first.runtimes[0]._active._control.decided is not None
     first.install(gw.NATIVE)
@@ -330,7 +330,7 @@ def test_a_plan_that_is_refused_while_plans_are_tried_leaves_the_account_whole()
 
 
 def test_a_native_turn_is_made_whole_again_after_a_resume():
-    first, second = (automatic_job(2, [gw.TopK(0.1)], can_be_native=True) for _ in range(2))
+    first, second = (automatic_job(2, [gw.TopK(0.1)], no_native="") for _ in range(2))
     train(first, range(2))
     native_steps(first, 3)
     second.load(first.states())
