@@ -101,9 +101,7 @@ class Choices:
         parts = self.memory, self.communicator
         return rules_of(self.rules, way_of(self.compressor, *parts) if self.compressor else None)  # pyright: ignore[reportArgumentType]
 
-    def plan(
-        self, parameters: Mapping[str, nn.Parameter], ranks: Callable[[], int] = lambda: 1
-    ) -> Callable[[list[Slot]], Plan]:
+    def plan(self, parameters: Mapping[str, nn.Parameter], ranks: Callable[[], int]) -> Callable[[list[Slot]], Plan]:
         """A function that makes the plan of some slots, given in the order in which they become ready, among so many
         ranks."""
         if plan := self.fixed_plan:
@@ -208,7 +206,8 @@ class StepChoices(Choices):
         warn_of(self.by_layer, slots)
         # the plan of those that are trained now
         planned = [slot for slot in slots if slot.name in parameters and slot.name not in sparse]
-        plan, waiting = self.plan(parameters)(planned), {slot.name for slot in slots} - parameters.keys()
+        plan = self.plan(parameters, lambda: 1)(planned)
+        waiting = {slot.name for slot in slots} - parameters.keys()
         plan = plan.only({name for group in plan.groups for name in group.slots} - waiting)
         # as the runtime of several ranks does
         plan.check(planned)
