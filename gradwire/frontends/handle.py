@@ -139,7 +139,8 @@ class Handle:
 
     def trace(self, steps: int = 1) -> Trace:
         """Records the next `steps` whole steps, asked for at any moment; `timelines()` of what this returns are there
-        once the forward pass after them has begun. Raises ValueError where nothing is reduced here."""
+        once the forward pass after them has begun. Raises ValueError where nothing is reduced here, and for local
+        steps."""
         return self._runtime.trace(steps)
 
     def state_dict(self, all_ranks: bool = False) -> StateDict:

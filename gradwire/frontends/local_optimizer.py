@@ -150,7 +150,7 @@ class LocalSteps(Wrapper):
         self._ranks = axes.replica.world
         runtime = Runtime(plan, replica.slots, axes, device, JobOptions(
             seed=choices.seed, others=replica.others, owns_mesh=choices.owns_mesh, planned=replica.planned,
-            values=values, trained=trained.keys(), plan_for=parts.plan,
+            values=values, trained=trained.keys(), plan_for=parts.plan, rounds=True,
             fits=with_weight_check(parts.check_fits, choices.weight), weight=weight_function(choices.weight),
             facts={
                 "front end": "LocalSteps", "inner_steps, delay, mix and eager": schedule,

@@ -162,7 +162,7 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
         }  # fmt: skip
         self._settings = JobOptions(
             seed=seed, others=own.others, facts=facts, planned=own.planned, elastic=True, voted=True,
-            fits=parts.check_fits,
+            fits=parts.check_fits, rounds=True,
         )  # fmt: skip
         self._step, self._inner_steps = 0, inner_steps
         has = ("anchors", "outer", "inner steps")
