@@ -193,3 +193,15 @@ def test_a_handle_that_was_detached_has_nothing_to_go_on_from(rendezvous):
     for given in (handle, None):
         with pytest.raises(ValueError, match=r"was detached, and its state is gone; call meet\(handle\), not"):
             rendezvous.meet(given)
+
+
+def test_a_second_handle_is_refused_for_the_state_of_one_alone_is_kept(rendezvous):
+    model = nn.Linear(8, 8)
+    rendezvous.meet()
+    goes_on(rendezvous, model)
+    second = gw.attach(DistributedDataParallel(nn.Linear(8, 8)), gw.TopK(0.1), elastic=True)
+    with pytest.raises(ValueError, match=r"another was resumed since meet\(\); wrap both models in one module, in one"):
+        rendezvous.resume(second)
+    second.detach()
+    rendezvous.meet()
+    goes_on(rendezvous, model)
