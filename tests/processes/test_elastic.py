@@ -185,6 +185,21 @@ def test_who_meets_without_a_handle_goes_on_from_the_one_that_was_resumed(rendez
     assert before["weight//residual"].any()
 
 
+def test_a_plan_that_was_installed_goes_on_with_what_only_it_can_keep(rendezvous):
+    model = nn.Linear(8, 8)
+    plan = gw.Plan((gw.Group(("weight", "bias"), gw.Dion(2), gw.Residual(), gw.AllReduce()),))
+    rendezvous.meet()
+    handle, _, ddp = goes_on(rendezvous, model)
+    handle.replan(plan)
+    ddp(torch.randn(4, 8)).sum().backward()
+    before = handle.state_dict()
+    rendezvous.meet()
+    handle, _, _ = goes_on(rendezvous, model)
+    assert handle.plan == plan
+    torch.testing.assert_close(handle.state_dict()["weight//residual"], before["weight//residual"], rtol=0, atol=0)
+    assert before["weight//residual"].any()
+
+
 def test_a_handle_that_was_detached_has_nothing_to_go_on_from(rendezvous):
     model = nn.Linear(8, 8)
     rendezvous.meet()
