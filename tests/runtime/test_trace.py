@@ -148,7 +148,7 @@ class Later:
     def __init__(self):
         self.marks = 0
 
-    def mark(self) -> at:
+    def record_event(self) -> at:
         self.marks += 1
         return at(self.marks)
 
