@@ -165,7 +165,7 @@ def test_a_state_fits_another_plan(case: Case, groups: int):
             assert all(torch.equal(old[key], new[key]) for key in tensors_of(old))
 
 
-@remembering
+@pytest.mark.parametrize("case", [case for case in REMEMBERING if not case.compressor.is_update], ids=str)
 def test_a_job_without_memory_sends_what_it_is_given(case: Case):
     with job(plan_for(case), SLOTS, 2) as running:
         running.step(draw(SLOTS, 2, 0))

@@ -35,7 +35,7 @@ def plan_of(rules: Any, compressor: Any = None, model: nn.Module | None = None, 
     parameters = dict((model or Model()).named_parameters())
     choices = StepChoices.of(compressor, rules=rules, **options)
     choices.check()
-    return choices.plan(parameters)(slots_of(parameters))
+    return choices.plan(parameters, lambda: 1)(slots_of(parameters))
 
 
 def slot(name: str, *shape: int) -> Slot:

@@ -69,6 +69,11 @@ class Compressor(Options, Recordable, ABC):
     for_shards: ClassVar[Literal["no", "with memory", "yes"]] = "no"
     """Whether `compress_shards` may send FSDP2's shards with it; "with memory": gradients with a memory only."""
 
+    @property
+    def decodes_means(self) -> bool:
+        """Whether what it decodes estimates the mean gradient; votes and updates do not."""
+        return not (self.is_update or self.sign_vote)
+
     def init_slot(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
         """The tensors of other than gradient size that this algorithm keeps for a (rows, columns) slot, equal on all
         ranks: see `GroupContext.slots`."""

@@ -102,9 +102,11 @@ class GraVAC(Controller):
         self._reference = Reference()
         self._origin = Plan(())
         self._marked_s: float | None = None
-        # losses of this step; and those read in the step before, whose memory a GPU may only now have read
-        self._losses: list[Scalar] = []
-        self._losses_read: list[Scalar] = []
+        # the sum of this step's losses, and their number; and the sum read in the step before, whose memory a GPU may
+        # only now have read
+        self._loss: Scalar = 0.0
+        self._loss_read: Scalar = 0.0
+        self._losses = 0
 
     def check(self, plan: Plan) -> None:
         least = self._reading.share(self._factors.least_gain)
@@ -115,14 +117,16 @@ class GraVAC(Controller):
         # gains and seconds were those of another plan
         self._factors.explore()
         self._window.rows.clear()
+        self._loss, self._losses = 0.0, 0
         self._begin_anew()
         return self._plan()
 
     def report(self, loss: float | Tensor) -> None:
         """Notes this step's training loss, before its backward pass, without waiting for a GPU; on all ranks, or on
         some."""
-        # from a GPU a copy, of the loss as it is now
-        self._losses.append(number_in(loss.detach().clone()) if isinstance(loss, Tensor) else float(loss))
+        # a sum, as there may be nobody to observe it; from a GPU a new tensor, of the loss as it is now
+        self._loss = self._loss + (number_in(loss.detach()) if isinstance(loss, Tensor) else float(loss))
+        self._losses += 1
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:
         # norms and elements of all groups
@@ -137,8 +141,8 @@ class GraVAC(Controller):
         # learning rate and loss
         numbers[6] = self.scheduler.get_last_lr()[0] if self.scheduler else 0.0
         if self._losses:
-            numbers[7], numbers[8] = sum(self._losses) / len(self._losses), 1
-        self._losses, self._losses_read = [], self._losses
+            numbers[7], numbers[8] = self._loss / self._losses, 1
+        self._loss_read, self._loss, self._losses = self._loss, 0.0, 0
 
     def decide(self, seen: Observation) -> Plan | None:
         row = Observed(*(seen.sums.double() / seen.ranks).tolist())

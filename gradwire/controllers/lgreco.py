@@ -229,7 +229,7 @@ def _check_choice(compressor: Compressor) -> None:
     """Raises ValueError for a compressor whose error on a layer is not to be compared."""
     if not sizes_follow_from_shapes(compressor):
         raise ValueError(f"{compressor} cannot predict its error on a layer; use e.g. choices=(gw.TopK(0.01),)")
-    if compressor.is_update or compressor.sign_vote:
+    if not compressor.decodes_means:
         raise ValueError(f"{compressor} makes no mean of gradients, which others are compared with; use PowerSGD(4)")
     # it sends what passes, whatever its ratio
     if has(compressor, "threshold"):

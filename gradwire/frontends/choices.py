@@ -100,9 +100,7 @@ class Choices:
         parts = self.memory, self.communicator
         return rules_of(self.rules, way_of(self.compressor, *parts) if self.compressor else None)  # pyright: ignore[reportArgumentType]
 
-    def plan(
-        self, parameters: Mapping[str, nn.Parameter], ranks: Callable[[], int] = lambda: 1
-    ) -> Callable[[list[Slot]], Plan]:
+    def plan(self, parameters: Mapping[str, nn.Parameter], ranks: Callable[[], int]) -> Callable[[list[Slot]], Plan]:
         """A function that makes the plan of some slots, given in the order in which they become ready, among so many
         ranks."""
         if plan := self.fixed_plan:
@@ -207,7 +205,7 @@ class StepChoices(Choices):
         slots = slots or slots_of(parameters)
         warn_of(self.by_layer, slots)
         # the plan of those that are trained now
-        make, now = self.plan(parameters), parameters.keys() if trained is None else trained
+        make, now = self.plan(parameters, lambda: 1), parameters.keys() if trained is None else trained
         dense = [slot for slot in slots if slot.name not in sparse]
         planned = [slot for slot in dense if slot.name in now]
         plan, waiting = make(planned), {slot.name for slot in slots} - {*now}

@@ -8,7 +8,7 @@ adds up its own.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -238,16 +238,28 @@ def _is_flat(key: str) -> bool:
     return bool(_name(key)) and SEPARATOR in key and not _is_small(key)
 
 
-def saved_in(checkpoint: str | Path | StorageReader) -> Saved:
-    """The tensors of a checkpoint's Gradwire state. Raises ValueError where it has none, or several."""
+def saved_in(checkpoint: str | Path | StorageReader, key: str | None) -> Saved:
+    """The tensors of a checkpoint's Gradwire state, of several that with this `key`. Raises ValueError where it has
+    none."""
     kinds = tensors_in(checkpoint)
     # a state is known by its description
     folders = {path[:-1] for path in kinds if path[-1] == ABOUT}
-    if len(folders) != 1:
-        raise ValueError(
-            f'the checkpoint has {len(folders)} Gradwire states; save one, {{"gradwire": handle.stateful()}}'
-        )
-    return {path[-1]: kind for path, kind in kinds.items() if path[:-1] in folders}
+    folder = folder_of(folders, key, "Gradwire states", '{"gradwire": handle.stateful()}')
+    return {path[-1]: kind for path, kind in kinds.items() if path[:-1] == folder}
+
+
+def folder_of(folders: Collection[tuple[str, ...]], key: str | None, states: str, saved: str) -> tuple[str, ...]:
+    """The folder of the only one of a checkpoint's `states`, or of that which was saved under a key. Raises ValueError
+    where there is none, or it is not clear which; one is `saved` so."""
+    keys = {".".join(folder): folder for folder in folders}
+    if not keys:
+        raise ValueError(f"the checkpoint has 0 {states}; save one, {saved}")
+    if key is None and len(keys) == 1:
+        return next(iter(folders))
+    if key not in keys:
+        names = ", ".join(map(repr, sorted(keys)))
+        raise ValueError(f"the checkpoint has {len(keys)} {states}, {names}; load stateful(path, key={min(keys)!r})")
+    return keys[key]
 
 
 def tensors_in(checkpoint: str | Path | StorageReader) -> dict[tuple[str, ...], TensorStorageMetadata]:

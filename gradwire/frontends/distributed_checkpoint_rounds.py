@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gradwire.checkpoint import key_of, letters, split, text_of
-from gradwire.frontends.distributed_checkpoint import DistributedState, Saved, ShardSpec, tensors_in
+from gradwire.frontends.distributed_checkpoint import DistributedState, Saved, ShardSpec, folder_of, tensors_in
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.rounds import Rounds
 from gradwire.frontends.values import is_sharded, local
@@ -219,18 +219,16 @@ def _check(saved: Saved, placed: Mapping[str, ShardSpec]) -> None:
             )
 
 
-def rounds_in(checkpoint: str | Path | StorageReader) -> dict[str, Saved]:
-    """The tensors of a checkpoint's local steps, by folder. Raises ValueError where it has none, or several."""
+def rounds_in(checkpoint: str | Path | StorageReader, key: str | None) -> dict[str, Saved]:
+    """The tensors of a checkpoint's local steps, of several those with this `key`, by folder. Raises ValueError where
+    it has none."""
     # the folder in which the state was saved, under whatever name
     kinds = tensors_in(checkpoint)
     roots = {path[:-2] for path in kinds if path[-2:] == (SHARED, ROUND)}
-    if len(roots) != 1:
-        raise ValueError(
-            f'the checkpoint has {len(roots)} states of local steps; save one, {{"local_steps": optimizer.stateful()}}'
-        )
+    root = folder_of(roots, key, "states of local steps", '{"local_steps": optimizer.stateful()}')
     # its tensors, by the folders inside
     folders: dict[str, dict[str, TensorStorageMetadata]] = {}
     for path, kind in kinds.items():
-        if path[:-2] in roots:
+        if path[:-2] == root:
             folders.setdefault(path[-2], {})[path[-1]] = kind
     return dict(folders)

@@ -31,16 +31,18 @@ def _only(state: StateDict, kept: Callable[[str], bool]) -> StateDict:
 
 def go_on(handle: Handle, common: StateDict, own: StateDict | None, rank: int, ranks: int) -> None:
     """Goes on from the state that all have in `common`, without memories, and from this rank's `own`, which a newcomer
-    lacks. All ranks call this together with a new `handle`: each loads its state, then the old plan is in force."""
+    lacks. All ranks call this together with a new `handle`, which has the plan of its options; then the old one is in
+    force."""
     first = unpack(common)
-    about = replace(first.about, rank=rank, ranks=ranks)
-    # all ranks together: the plan that the controller began with, where there is one, so that it goes on from that
+    about, plan = replace(first.about, rank=rank, ranks=ranks), Plan.from_json(first.about.plan)
+    # all ranks together: the plan that was in force, or that the controller began with, so that it goes on from that
     if "origin" in first.job:
         handle.replan(origin_of(first.job))
+    elif plan != handle.plan:
+        handle.replan(plan)
     # the common state, with the memories that each has kept
     handle.load_state_dict(_with_memories(replace(first, about=about), unpack(own).exported if own else {}))
-    # then the plan that was in force: the new handle has the one of its options
-    plan = Plan.from_json(about.plan)
+    # a controller that the new handle's options begin anew may be behind the plan that was in force
     if plan != handle.plan:
         handle.replan(plan)
 

@@ -11,6 +11,7 @@ from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.updates import check_means
 from gradwire.options import Options, check_type
 from gradwire.plans import Plan
+from gradwire.runtime.job_options import NO_NATIVE
 from gradwire.slots import Layout, Slot
 
 Fragments = int | Sequence[nn.Module]
@@ -99,7 +100,9 @@ class FragmentedModel:
         return Plan(tuple(dict.fromkeys(groups)))
 
     def check_fits(self, plan: Plan) -> None:
-        """Raises ValueError for a plan with a group of several fragments."""
+        """Raises ValueError for a plan with a group of several fragments, and for a native one."""
+        if plan.native:
+            raise ValueError(NO_NATIVE)
         for part in self.names:
             groups_of(plan, part)
 

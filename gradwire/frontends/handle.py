@@ -140,7 +140,8 @@ class Handle:
 
     def trace(self, steps: int = 1) -> Trace:
         """Records the next `steps` whole steps, asked for at any moment; `timelines()` of what this returns are there
-        once the forward pass after them has begun. Raises ValueError where nothing is reduced here."""
+        once the forward pass after them has begun. Raises ValueError where nothing is reduced here, and for local
+        steps."""
         return self._runtime.trace(steps)
 
     def state_dict(self, all_ranks: bool = False) -> StateDict:
@@ -160,14 +161,15 @@ class Handle:
         another rank's or another number of ranks', and for states that were not saved together."""
         self._runtime.load_state_dict(state)
 
-    def stateful(self, saved: str | Path | StorageReader | None = None) -> DistributedState:
+    def stateful(self, saved: str | Path | StorageReader | None = None, key: str | None = None) -> DistributedState:
         """The state of all ranks, for torch.distributed.checkpoint: `dcp.save({"gradwire": handle.stateful()}, ...)`
         keeps everything once, and any number of replicas and shards can load it, with what memories keep adding up to
         the same, when the checkpoint's path or reader is given as `saved`:
-        `dcp.load({"gradwire": handle.stateful(path)}, checkpoint_id=path)`.
+        `dcp.load({"gradwire": handle.stateful(path)}, checkpoint_id=path)`. Of several in one checkpoint, as of a
+        GAN's two models, it is the one that was saved under `key`.
 
-        Raises ValueError after `detach()`, and where the checkpoint has no such state, or several."""
-        return DistributedState(self._runtime, self._attached.placed(), {} if saved is None else saved_in(saved))
+        Raises ValueError after `detach()`, and where the checkpoint has no such state."""
+        return DistributedState(self._runtime, self._attached.placed(), {} if saved is None else saved_in(saved, key))
 
     def leave(self) -> list[StateDict]:
         """Ends the job at once, in whatever step it is; the other ranks' calls raise. For `gradwire.Rendezvous`.

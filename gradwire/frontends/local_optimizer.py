@@ -150,7 +150,7 @@ class LocalSteps(Wrapper):
         self._ranks = axes.replica.world
         runtime = Runtime(plan, replica.slots, axes, device, JobOptions(
             seed=choices.seed, others=replica.others, owns_mesh=choices.owns_mesh, planned=replica.planned,
-            values=values, trained=trained.keys(), plan_for=parts.plan,
+            values=values, trained=trained.keys(), plan_for=parts.plan, rounds=True,
             fits=with_weight_check(parts.check_fits, choices.weight), weight=weight_function(choices.weight),
             facts={
                 "front end": "LocalSteps", "inner_steps, delay, mix and eager": schedule,
@@ -236,17 +236,18 @@ class LocalSteps(Wrapper):
         inner = dict(state_dict)
         self._rounds.load_state_dict(inner.pop("local_steps", {}), inner)
 
-    def stateful(self, saved: str | Path | StorageReader | None = None) -> DistributedRounds:
+    def stateful(self, saved: str | Path | StorageReader | None = None, key: str | None = None) -> DistributedRounds:
         """The state of all replicas with their parameters, for torch.distributed.checkpoint, which would keep one
         rank's `state_dict`: `dcp.save({"local_steps": optimizer.stateful()}, ...)`, and with the checkpoint's path
         or reader `dcp.load({"local_steps": optimizer.stateful(path)}, checkpoint_id=path)`. On as many replicas as
-        before the training goes on bit for bit; on any other number, what memories keep adds up to the same.
+        before the training goes on bit for bit; on any other number, what memories keep adds up to the same. Of several
+        in one checkpoint it is the one that was saved under `key`.
 
-        Raises ValueError, on all ranks, for another model's state, where the checkpoint has none, or several, and with
-        `eager`, where nothing is shared."""
+        Raises ValueError, on all ranks, for another model's state, where the checkpoint has none, and with `eager`,
+        where nothing is shared."""
         if saved is not None:
             self._join()
-        return DistributedRounds(self._rounds, self._replica, {} if saved is None else rounds_in(saved))
+        return DistributedRounds(self._rounds, self._replica, {} if saved is None else rounds_in(saved, key))
 
 
 def _check_weight(choices: Choices, eager: bool) -> None:

@@ -91,10 +91,15 @@ class Rendezvous:
         equal on all ranks: optimizer, scheduler, scaler. Memories are those before the step that was given up, and
         newcomers begin with none.
 
-        Raises ValueError where `handle` is not elastic, and where a state has something else than tensors and
-        numbers."""
+        Raises ValueError where `handle` is not elastic, for a second handle, and where a state has something else than
+        tensors and numbers."""
         if self._generation is None or not handle.elastic:
             raise ValueError("call meet() first, and resume() with a handle that was made with elastic=True")
+        if self._resumed not in (None, handle):
+            raise ValueError(
+                "a Rendezvous keeps the state of one handle, and another was resumed since meet(); wrap both models in "
+                "one module, in one DDP"
+            )
         claims = self._generation.claims
         # the first rank has come furthest; from the very beginning there is nothing to go on from
         newest = claims[0]

@@ -20,6 +20,7 @@ from gradwire.compressors import FP32, Codec, Compressor, DoubleBuffer, GroupCon
 from gradwire.compressors.compressor import context_for
 from gradwire.frontends.values import is_sharded
 from gradwire.memories import RESIDUAL, Residual
+from gradwire.ops.host import stream_of
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.options import called_as, check_type
@@ -147,7 +148,7 @@ class _Comm:
         memory: Residual | None = None,
     ) -> None:
         self._codec, self._links, self._seed, self._memory = codec, links, seed, memory
-        self._contexts: dict[tuple[int, dist.ProcessGroup], GroupContext] = {}
+        self._contexts: dict[tuple[int, dist.ProcessGroup, int], GroupContext] = {}
         self._draws = count()
         self.wire_bytes = self.dense_bytes = 0
 
@@ -162,8 +163,9 @@ class _Comm:
 
     def _context(self, n: int, group: dist.ProcessGroup, device: torch.device) -> GroupContext:
         """The context for parts of n elements, with buffers that are kept."""
-        # once for each size and process group: buffers are kept
-        key = (n, group)
+        # buffers are kept, once for each size and process group, and for each stream: two of them are not in order, as
+        # those of FSDP's own all-gathers and of unshard(async_op=True)
+        key = (n, group, stream_of(device))
         if key not in self._contexts:
             # state and buffers of a rank alone, then this group's ranks
             fresh = context_for(Layout.vector(n), self._codec, device)

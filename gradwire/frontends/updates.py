@@ -40,8 +40,8 @@ class UpdateWarning:
         """Marks the gradient of that parameter, when the step is over."""
         gradient = None if self._opened is None else self._opened.grad
         if type(gradient) is Tensor:
-            no_means = any(group.compressor.is_update or group.compressor.sign_vote for group in plan.groups)
-            vars(gradient)[_VERSION] = writes_to(gradient) if no_means else None
+            means = all(group.compressor.decodes_means for group in plan.groups)
+            vars(gradient)[_VERSION] = None if means else writes_to(gradient)
 
 
 def check_means(plan: Plan, why: str) -> None:

@@ -14,7 +14,7 @@ from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
 from gradwire.frontends.choices import Choices, StepChoices, device_of
-from gradwire.frontends.fragments import Fragment, Schedule, fragments_of
+from gradwire.frontends.fragments import Fragment, FragmentedModel, Schedule
 from gradwire.frontends.given_rules import warn_of
 from gradwire.frontends.handle import FrontEnd
 from gradwire.frontends.keywords import Dense
@@ -149,17 +149,21 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
         choices = Choices.of(compressor, memory=memory, communicator=communicator, dense=dense, groups=groups)
         choices.check()
         self._replica = own = replica_of(model, manager)
-        # one fragment: all of the model
-        self._plan = partial(choices.plan(own.parameters), list(own.planned))
-        schedule = Schedule(inner_steps, 1)
-        (self._fragment,) = fragments_of(self._plan(), [tuple(own.parameters)], own.local, schedule)
+        # one fragment: all of the model; its plan is made anew for as many replicas as a quorum has
+        self._replicas = 1
+        parts = FragmentedModel(model, own, 1, choices.plan(own.parameters, lambda: self._replicas))
+        parts.cut()
+        self._plan = partial(parts.plan, list(own.planned))
+        parts.check_fits(plan := self._plan())
+        (self._fragment,) = parts.fragments(plan, Schedule(inner_steps, 1))
         self.outer = outer(list(self._fragment.anchors.values()))
         facts = {
             "front end": "torchft's local steps", "inner_steps": str(inner_steps), **outer_facts(self.outer),
         }  # fmt: skip
         self._settings = JobOptions(
-            seed=seed, others=own.others, facts=facts, planned=own.planned, elastic=True, voted=True
-        )
+            seed=seed, others=own.others, facts=facts, planned=own.planned, elastic=True, voted=True,
+            fits=parts.check_fits, rounds=True,
+        )  # fmt: skip
         self._step, self._inner_steps = 0, inner_steps
         has = ("anchors", "outer", "inner steps")
         self._exchange = QuorumExchange(manager, self._make, partial(least, own), state, has)
@@ -224,7 +228,7 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
         runtime.finish()
 
     def _make(self, mesh: Mesh) -> tuple[Runtime, FrontEnd]:
-        own = self._replica
+        own, self._replicas = self._replica, mesh.replica.world
         runtime = Runtime(self._plan, own.slots, mesh, device_of(own.parameters), self._settings)
         return runtime, _Shared(self._fragment)
 

@@ -45,6 +45,11 @@ def computing_threads(device: torch.device) -> int:
     return torch.get_num_threads() if on_host(device) else 0
 
 
+def stream_of(device: torch.device) -> int:
+    """The number of the stream on which a device's work is queued now; 0 for the host, which has none."""
+    return 0 if on_host(device) else torch.accelerator.current_stream(device).stream_id
+
+
 def synchronize(device: torch.device) -> None:
     """Waits until a device has done all its work."""
     if not on_host(device):

@@ -67,6 +67,8 @@ class JobOptions:
     """How these rows are sent."""
     elastic: bool = False
     """Ranks confirm at the end of each step that they have all of it: it counts on all that are left, or on none."""
+    rounds: bool = False
+    """Steps are rounds of local steps, without a forward or backward pass of their own."""
     voted: bool = False
     """A step then counts when `Runtime.commit` is called."""
     fits: Callable[[Plan], None] = _any_plan

@@ -260,7 +260,12 @@ class Runtime:
         return states
 
     def trace(self, steps: int) -> Trace:
-        """Records the next `steps` whole steps. Raises ValueError where the framework reduces by itself."""
+        """Records the next `steps` whole steps. Raises ValueError where the framework reduces by itself, and for rounds
+        of local steps."""
+        if self._options.rounds:
+            raise ValueError(
+                "local steps exchange nothing in backward to trace; use handle.summary() or torch.profiler"
+            )
         if self.plan.native:
             raise ValueError("DDP reduces by itself now, so there is nothing to trace; use torch.profiler")
         return self._recorder.trace(steps)

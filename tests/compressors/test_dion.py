@@ -57,3 +57,30 @@ def test_every_matrix_is_sent_as_factors(rank: float, factors: list[int]):
     elements = sum(SLOTS[i].numel for i in VECTORS)
     elements += sum(r * sum(SLOTS[i].matrix) for i, r in zip(MATRICES, factors, strict=True))
     assert gw.Dion(rank).group_bytes(Layout(tuple(SLOTS)), 0) == 4 * elements
+
+
+def test_momentum_is_not_sent_as_a_residual_by_another_compressor():
+    dense = plan_of(SLOTS, gw.FP32(), gw.NoMemory(), gw.AllReduce())
+    says = r"the memory of 'w' is the momentum of Dion\(.* which FP32\(\) would send as a gradient; keep Dion"
+    with start(gw.Dion(2)) as running:
+        running.step(draw(SLOTS, 2, 0))
+        states = running.states()
+        with pytest.raises(ValueError, match=says):
+            running.install(dense)
+        running.install(plan_of(SLOTS, gw.Dion(1), gw.Residual(), gw.AllReduce()))
+        running.step(draw(SLOTS, 2, 1))
+    with job(dense, SLOTS, 2, can_be_native=True) as other:
+        other.step(draw(SLOTS, 2, 0))
+        without = other.states()
+        with pytest.raises(ValueError, match=says):
+            other.load(states)
+        # nor where it has waited meanwhile
+        other.install(gw.NATIVE)
+        other.load(states)
+        with pytest.raises(ValueError, match=says):
+            other.install(dense)
+    # a residual was not sent yet, as gradients that come
+    with start(gw.Dion(2)) as running:
+        running.load(without)
+        with pytest.raises(ValueError, match=says):
+            running.install(dense)

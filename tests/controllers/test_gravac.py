@@ -1,5 +1,6 @@
 """GraVAC: the search alone, and at work on ranks whose clocks the tests wind."""
 
+import gc
 import logging
 import re
 from collections.abc import Callable
@@ -368,6 +369,29 @@ def test_a_loss_on_a_gpu_is_noted_as_it_was_without_waiting_for_it():
         controller.observe(StepView(0, [], 0, 0.0), numbers)
         assert not gpu.syncs
     assert real(numbers)[7:].tolist() == [3.5, 1]
+
+
+def test_losses_that_no_step_observes_take_no_memory_and_are_not_those_of_the_next_step():
+    controller = gw.GraVAC()
+    controller.meet(SLOTS, 2)
+    with pretended_cuda(), torch.no_grad():
+        numbers, loss = on_gpu(torch.zeros(controller.numbers)), on_gpu(torch.tensor(9.0))
+        # with one rank, after detach() and under a native plan nothing observes
+        controller.report(loss)
+        before = tensors_alive()
+        for _ in range(20):
+            controller.report(loss)
+        assert tensors_alive() == before
+        # a new plan's first step has its own loss alone
+        controller.begin(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()))
+        controller.report(on_gpu(torch.tensor(1.0)))
+        controller.observe(StepView(0, [], 0, 0.0), numbers)
+    assert real(numbers)[7:].tolist() == [1, 1]
+
+
+def tensors_alive() -> int:
+    gc.collect()
+    return sum(issubclass(type(each), Tensor) for each in gc.get_objects())
 
 
 def test_the_guard_knows_noise_from_a_rise():

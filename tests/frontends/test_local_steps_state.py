@@ -70,6 +70,13 @@ def test_what_was_thawed_goes_on_from_a_state_in_a_job_that_thaws_it_before_or_f
     check_goes_on(thawed(**options), other, resumed)
 
 
+def test_there_is_nothing_to_trace_in_local_steps():
+    optimizer = wrapped(network())
+    with pytest.raises(ValueError, match="local steps exchange nothing in backward to trace"):
+        optimizer.handle.trace()
+    optimizer.handle.detach()
+
+
 def test_the_outer_momenta_are_found_by_name_though_the_plan_has_another_order():
     names = [name for name, _ in network().named_parameters()]
     own, other = network(), network()

@@ -16,6 +16,7 @@ from gradwire.integrations.quorum_exchange import QuorumExchange
 from gradwire.runtime.failures import PeerFailed
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
+from tests.integrations.test_integrations import without_package
 from tests.support import harness
 from tests.support.harness import SMALL, draw, plan_of, raising, slots_of
 
@@ -177,6 +178,56 @@ def test_replicas_whose_controllers_differ_by_a_step_go_on_together(ratio: float
         assert exchange.runtime._active.origin == asked
         assert all(torch.equal(went_on[key], state[key]) for key in state if key.endswith("residual"))
         exchange.handle.leave()
+
+
+class TorchftOptimizer:
+    """torchft's, which keeps what it is given."""
+
+    def __init__(self, manager: Any, optim: torch.optim.Optimizer) -> None:
+        self.manager, self.optim = manager, optim
+
+
+@contextmanager
+def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """`gradwire.integrations.torchft`, whose replicas are threads."""
+    monkeypatch.setattr(quorum_exchange, "ProcessGroup", SimpleNamespace(beside=lambda parent: parent))
+    stands_in = SimpleNamespace(Optimizer=TorchftOptimizer)
+    with without_package("torchft", stands_in, "gradwire.integrations.torchft") as module:
+        yield module
+
+
+def local_steps(module: Any, transport: Any, compressor: gw.Compressor | gw.Plan) -> Any:
+    model = torch.nn.Linear(80, 60)
+    manager = Manager(lambda: None)
+    manager._pg.parent = transport
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    return module.FaultTolerantLocalSteps(manager, inner, model, compressor, inner_steps=2)
+
+
+def test_local_steps_refuse_compressors_that_make_no_means(monkeypatch: pytest.MonkeyPatch):
+    (transport,) = gw.Threads.group(1)
+    with adapter(monkeypatch) as module:
+        with pytest.raises(ValueError, match="makes updates of gradients, and local steps average movements"):
+            local_steps(module, transport, gw.Dion(2))
+        with pytest.raises(ValueError, match="a native plan leaves reducing to DDP"):
+            local_steps(module, transport, gw.NATIVE)
+        optimizer = local_steps(module, transport, gw.TopK(0.1))
+        names = tuple(name for group in optimizer.handle.plan.groups for name in group.slots)
+        with pytest.raises(ValueError, match="local steps average movements"):
+            optimizer.handle.replan(gw.Plan((gw.Group(names, gw.Dion(2), gw.Residual(), gw.AllReduce()),)))
+        optimizer.handle.leave()
+
+
+def test_local_steps_of_many_replicas_have_a_plan_for_many(monkeypatch: pytest.MonkeyPatch):
+    transports = gw.Threads.group(12)
+    with adapter(monkeypatch) as module:
+        made = raising(harness.together(12, lambda rank: local_steps(module, transports[rank], gw.Quantized(8))))
+        plans = {optimizer.handle.plan for optimizer in made}
+        (plan,) = plans
+        assert gw.ScatterReduce() in [group.communicator for group in plan.groups]
+        with pytest.raises(ValueError, match="local steps exchange nothing in backward to trace"):
+            made[0].handle.trace()
+        raising(harness.together(12, lambda rank: made[rank].handle.leave()))
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:

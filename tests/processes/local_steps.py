@@ -693,6 +693,11 @@ def a_distributed_checkpoint_that_does_not_fit_is_one_clear_line() -> None:
     plain = folder()
     dcp.save({"model": network().state_dict()}, checkpoint_id=plain)
     refused(ValueError, "has 0 states of local steps", lambda: optimizer.stateful(plain))
+    two = folder()
+    dcp.save({"a": optimizer.stateful(), "b": optimizer.stateful()}, checkpoint_id=two)
+    refused(ValueError, "has 2 states of local steps, 'a', 'b'; load stateful(path, key='a')",
+            lambda: optimizer.stateful(two))  # fmt: skip
+    dcp.load({"b": optimizer.stateful(two, key="b")}, checkpoint_id=two)
 
 
 @scenario(2)

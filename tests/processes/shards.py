@@ -540,6 +540,24 @@ def unsharded_models_have_distributed_checkpoints_as_well() -> None:
     refused(ValueError, "has 0 Gradwire states", lambda: handle.stateful(without_state()))
 
 
+@scenario(2)
+def of_two_states_in_a_distributed_checkpoint_the_key_says_which() -> None:
+    path, models = folder(), {key: DistributedDataParallel(network()) for key in "gdo"}
+    made = {key: gw.attach(models[key], gw.TopK(ratio)) for key, ratio in {"g": 0.1, "d": 0.3}.items()}
+    for key in made:
+        train(models[key], 2)
+    dcp.save({key: handle.stateful() for key, handle in made.items()}, checkpoint_id=path)
+    saved = {key: handle.state_dict() for key, handle in made.items()}
+    other = gw.attach(models["o"], gw.TopK(0.1))
+    for key in (None, "x"):
+        refused(ValueError, "has 2 Gradwire states, 'd', 'g'; load stateful(path, key='d')",
+                partial(other.stateful, path, key))  # fmt: skip
+    for key, state in saved.items():
+        dcp.load({key: other.stateful(path, key)}, checkpoint_id=path)
+        mine = other.state_dict()
+        assert all(torch.equal(mine[name], state[name]) for name in state if name.endswith("residual"))
+
+
 class Columns(nn.Module):
     """Two layers, which tensor parallelism cuts along the first dimension and along the second."""
 

@@ -185,6 +185,21 @@ def test_who_meets_without_a_handle_goes_on_from_the_one_that_was_resumed(rendez
     assert before["weight//residual"].any()
 
 
+def test_a_plan_that_was_installed_goes_on_with_what_only_it_can_keep(rendezvous):
+    model = nn.Linear(8, 8)
+    plan = gw.Plan((gw.Group(("weight", "bias"), gw.Dion(2), gw.Residual(), gw.AllReduce()),))
+    rendezvous.meet()
+    handle, _, ddp = goes_on(rendezvous, model)
+    handle.replan(plan)
+    ddp(torch.randn(4, 8)).sum().backward()
+    before = handle.state_dict()
+    rendezvous.meet()
+    handle, _, _ = goes_on(rendezvous, model)
+    assert handle.plan == plan
+    torch.testing.assert_close(handle.state_dict()["weight//residual"], before["weight//residual"], rtol=0, atol=0)
+    assert before["weight//residual"].any()
+
+
 def test_a_handle_that_was_detached_has_nothing_to_go_on_from(rendezvous):
     model = nn.Linear(8, 8)
     rendezvous.meet()
@@ -193,3 +208,15 @@ def test_a_handle_that_was_detached_has_nothing_to_go_on_from(rendezvous):
     for given in (handle, None):
         with pytest.raises(ValueError, match=r"was detached, and its state is gone; call meet\(handle\), not"):
             rendezvous.meet(given)
+
+
+def test_a_second_handle_is_refused_for_the_state_of_one_alone_is_kept(rendezvous):
+    model = nn.Linear(8, 8)
+    rendezvous.meet()
+    goes_on(rendezvous, model)
+    second = gw.attach(DistributedDataParallel(nn.Linear(8, 8)), gw.TopK(0.1), elastic=True)
+    with pytest.raises(ValueError, match=r"another was resumed since meet\(\); wrap both models in one module, in one"):
+        rendezvous.resume(second)
+    second.detach()
+    rendezvous.meet()
+    goes_on(rendezvous, model)

@@ -14,8 +14,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import gradwire as gw
 from gradwire.compressors import Codec
+from gradwire.frontends import shard_compression
 from gradwire.frontends.distributed_checkpoint import sharded_specs
-from gradwire.frontends.shard_compression import _check
+from gradwire.frontends.shard_compression import ShardAllGather, _check
 from gradwire.frontends.shard_gradients import ShardedGradients
 from gradwire.frontends.shards import planned_slots
 from gradwire.torch_private.fully_shard import is_cut
@@ -40,6 +41,19 @@ def test_scenario(name, world):
 def test_a_codec_that_cannot_send_shards_is_told_why(gradients: Codec, weights: Codec, reason: str) -> None:
     with pytest.raises(ValueError, match=f"{reason}.*; use gw.QSGD"):
         _check(gradients, weights, None)
+
+
+def test_collectives_of_two_streams_share_no_buffers(monkeypatch: pytest.MonkeyPatch):
+    """As FSDP's own all-gathers and unshard(async_op=True), which do not wait for each other."""
+    current = [3]
+    monkeypatch.setattr(shard_compression, "stream_of", lambda device: current[0], raising=False)
+    comm, group = ShardAllGather(gw.QSGD(), {}, 0), Mock(rank=lambda: 0, size=lambda: 2)
+    first = comm._context(8, group, torch.device("cpu")).buffers
+    current[0] = 4
+    second = comm._context(8, group, torch.device("cpu")).buffers
+    assert second is not first
+    current[0] = 3
+    assert comm._context(8, group, torch.device("cpu")).buffers is first
 
 
 @pytest.fixture
