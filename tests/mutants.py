@@ -150,6 +150,7 @@ FAULTS = [
     Fault("ops/reference/elias_fano.py", "(places - ranks[0, :m] << layout.low_bits)", "(places << layout.low_bits)"),
     Fault("ops/reference/factors.py", "factor.addcmul_(other, is_zero).mul_(scale)", "factor.mul_(scale)"),
     Fault("ops/reference/bits.py", "bitorder=\"little\"", "bitorder=\"big\""),
+    Fault("ops/reference/levels.py", "return most / top", "return most / code.top"),
     Fault("ops/reference/decoding.py", "(part.add_ if rank else part.copy_)(values)", "part.copy_(values)"),
     Fault("ops/reference/products.py", "from_.baddbmm_(left, right, alpha=-1)", "from_.baddbmm_(left, right)"),
     Fault("ops/reference/grid.py", "grid.gather(rows.sub_(sent), x)", "grid.gather(rows, x)"),
