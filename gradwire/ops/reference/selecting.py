@@ -15,7 +15,7 @@ def top_k(x: Tensor, k: int) -> Tensor:
     any (..., n).
 
     Fewer than k come back only where all others are zero, subnormal (below 1.2e-38) or NaN; on a GPU always k. Among
-    equal magnitudes the first win.
+    equal magnitudes the first win, on a CPU and in Triton; torch on a GPU takes any of them.
     """
     scratch = scratch_on(x.device)
     if x.device.type == "cpu":
