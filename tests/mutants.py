@@ -146,7 +146,7 @@ FAULTS = [
     Fault("ops/reference/largest.py", "slack * rank**0.5 + slack", "-slack * rank**0.5"),
     Fault("ops/reference/adding.py", "part.add_(old * decay)", "part.add_(old)"),
     Fault("ops/reference/entries.py", "level + 8 * (values < 0)", "level"),
-    Fault("ops/reference/entries.py", "(exponents[:7] + 0.5)", "(exponents[:7] + 0.75)"),
+    Fault("ops/reference/entries.py", "exponents[:7] + 0.5", "exponents[:7] + 0.75"),
     Fault("ops/reference/elias_fano.py", "(places - ranks[0, :m] << layout.low_bits)", "(places << layout.low_bits)"),
     Fault("ops/reference/factors.py", "factor.addcmul_(other, is_zero).mul_(scale)", "factor.mul_(scale)"),
     Fault("ops/reference/bits.py", "bitorder=\"little\"", "bitorder=\"big\""),

@@ -40,7 +40,7 @@ class _Terms:
     ) -> None:  # fmt: skip
         # gather the gradient's tensors, in torch
         source = gathered(next, gradient)
-        flag = scratch_on(next.device).tensor("nonfinite", (1,)) if nonfinite is None else nonfinite
+        flag = scratch_on(next.device).tensor("ignored", (1,)) if nonfinite is None else nonfinite
         self.tensors = next, next if old is None else old, next if source is None else source.view(-1), flag
         self.numbers = decay, weight
         self.has = {
