@@ -46,7 +46,7 @@ class Fault:
 
 
 AREAS = {
-    "compressors": ["laws", "oracles", "sparsifiers", "low_rank", "chunked", "nearest", "multi_level", "schedules",
+    "compressors": ["laws", "oracles", "sparsifiers", "low_rank", "chunked", "quantized", "multi_level", "schedules",
                     "dct_top_k", "demo", "dion"],
     "communicators": ["laws_collectives", "laws", "oracles", "partial", "chunked"],
     "wire": ["wire", "laws_collectives"],
@@ -154,7 +154,7 @@ FAULTS = [
     Fault("ops/reference/decoding.py", "(part.add_ if rank else part.copy_)(values)", "part.copy_(values)"),
     Fault("ops/reference/products.py", "from_.baddbmm_(left, right, alpha=-1)", "from_.baddbmm_(left, right)"),
     Fault("ops/reference/grid.py", "grid.gather(rows.sub_(sent), x)", "grid.gather(rows, x)"),
-    Fault("ops/reference/slices.py", "chosen -= np.arange(rows)[:, None] * length", "chosen -= length"),
+    Fault("ops/reference/row_top_k.py", "chosen -= np.arange(rows)[:, None] * length", "chosen -= length"),
     # ops: native
     Fault("ops/native/products.py", '_right("q", right, shape), subtract)', '_right("q", right, shape), not subtract)'),
     Fault("ops/native/selecting.py", "range(0, columns, step)", "range(0, columns - 1, step)"),
