@@ -46,7 +46,7 @@ class Fault:
 
 
 AREAS = {
-    "compressors": ["laws", "oracles", "sparsifiers", "low_rank", "chunked", "nearest", "multi_level", "schedules",
+    "compressors": ["laws", "oracles", "sparsifiers", "low_rank", "chunked", "quantized", "multi_level", "schedules",
                     "dct_top_k", "demo", "dion"],
     "communicators": ["laws_collectives", "laws", "oracles", "partial", "chunked"],
     "wire": ["wire", "laws_collectives"],
@@ -146,14 +146,15 @@ FAULTS = [
     Fault("ops/reference/largest.py", "slack * rank**0.5 + slack", "-slack * rank**0.5"),
     Fault("ops/reference/adding.py", "part.add_(old * decay)", "part.add_(old)"),
     Fault("ops/reference/entries.py", "level + 8 * (values < 0)", "level"),
-    Fault("ops/reference/entries.py", "(exponents[:7] + 0.5)", "(exponents[:7] + 0.75)"),
+    Fault("ops/reference/entries.py", "exponents[:7] + 0.5", "exponents[:7] + 0.75"),
     Fault("ops/reference/elias_fano.py", "(places - ranks[0, :m] << layout.low_bits)", "(places << layout.low_bits)"),
     Fault("ops/reference/factors.py", "factor.addcmul_(other, is_zero).mul_(scale)", "factor.mul_(scale)"),
     Fault("ops/reference/bits.py", "bitorder=\"little\"", "bitorder=\"big\""),
+    Fault("ops/reference/levels.py", "return most / top", "return most / code.top"),
     Fault("ops/reference/decoding.py", "(part.add_ if rank else part.copy_)(values)", "part.copy_(values)"),
     Fault("ops/reference/products.py", "from_.baddbmm_(left, right, alpha=-1)", "from_.baddbmm_(left, right)"),
     Fault("ops/reference/grid.py", "grid.gather(rows.sub_(sent), x)", "grid.gather(rows, x)"),
-    Fault("ops/reference/slices.py", "chosen -= np.arange(rows)[:, None] * length", "chosen -= length"),
+    Fault("ops/reference/row_top_k.py", "chosen -= np.arange(rows)[:, None] * length", "chosen -= length"),
     # ops: native
     Fault("ops/native/products.py", '_right("q", right, shape), subtract)', '_right("q", right, shape), not subtract)'),
     Fault("ops/native/selecting.py", "range(0, columns, step)", "range(0, columns - 1, step)"),

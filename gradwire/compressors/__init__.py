@@ -23,14 +23,14 @@ from gradwire.compressors.gaussian_k import GaussianK
 from gradwire.compressors.interleaved import Interleaved
 from gradwire.compressors.low_rank import LowRank
 from gradwire.compressors.multi_level import MultiLevel
-from gradwire.compressors.nearest import Quantized
 from gradwire.compressors.power_sgd import PowerSGD
-from gradwire.compressors.quantized import QSGD, TernGrad
+from gradwire.compressors.quantized import Quantized
 from gradwire.compressors.red_sync import RedSync
 from gradwire.compressors.reused import ReusedThreshold
 from gradwire.compressors.sidco import SIDCo
 from gradwire.compressors.sign import EFSignSGD, OneBit, SignSGD, Signum
 from gradwire.compressors.sparse import RandomK, Sparse, Sparsifier, TopK
+from gradwire.compressors.stochastic import QSGD, TernGrad
 
 __all__ = [
     "ACPSGD",

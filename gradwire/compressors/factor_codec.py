@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.compressors.compressor import Codec
 from gradwire.compressors.context import Parts
-from gradwire.compressors.nearest import Quantized
+from gradwire.compressors.quantized import Quantized
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.slots import Layout

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire.compressors.compressor import Codec, FixedSizeCompressor, MultiRound, ReduceCodec, Reduction
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.dense import FP32
-from gradwire.compressors.losses import energy_beyond_rank
+from gradwire.compressors.error_bounds import energy_beyond_rank
 from gradwire.ops.backend import Backend, backend_for
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.matrices import Batch, batches

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.compressors.compressor import Codec, Rowwise, Selective
 from gradwire.compressors.context import GroupContext, Parts
-from gradwire.compressors.losses import energy_beyond_top_k
+from gradwire.compressors.error_bounds import energy_beyond_top_k
 from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
 from gradwire.ops.lazy_sum import LazySum

@@ -31,9 +31,12 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors that are kept, by name or by key."""
-        made = (kept for kept in self._made.values() if type(kept) is Tensor)
-        return sum(tensor.nbytes for tensor in (*self._tensors.values(), *made))
+        """Bytes of all tensors that are kept, by name or by key, by themselves or in tuples and lists; memory of which
+        there are several views counts once. Any thread may ask."""
+        # as they are now: another thread may add to them
+        kept = [*self._tensors.values()], [*self._made.values()]
+        storages = (tensor.untyped_storage() for tensor in _tensors_in(kept))
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """The object that `make` returned when it was first called for `key`, such as a group's views."""
@@ -85,6 +88,15 @@ class Workspace:
 
 Contents = tuple[dict[str, Tensor], dict[Hashable, Any]]
 """A workspace's tensors, and the objects that `once` keeps."""
+
+
+def _tensors_in(kept: Any) -> Iterator[Tensor]:
+    """What is kept, if it is a tensor; or the tensors of a tuple or a list."""
+    if torch.is_tensor(kept):
+        yield kept
+    elif type(kept) in (tuple, list):
+        for each in kept:
+            yield from _tensors_in(each)
 
 
 class _OfThread(threading.local):

@@ -27,6 +27,8 @@ from gradwire.transports.mesh import GIVEN_UP
 
 SHOWN = 60
 """The characters of a value that an error shows."""
+FACTORS = (8, 97), (20, 110), (8, 4100)
+"""The shapes of matrices whose bases are compared: few rows, more, and long ones, each by a method of its own."""
 
 
 Facts = Mapping[str, str]
@@ -264,15 +266,18 @@ def _arithmetic(device: torch.device) -> str:
 
 
 def _checksum(device: torch.device) -> str:
-    """A checksum of matrix products, of a basis, and of random draws, all in float32 or float64."""
+    """A checksum of matrix products, of bases, and of random draws, all in float32 or float64."""
     # the same numbers everywhere, so that only the arithmetic can differ
-    matrix = uniform((8, 97), torch.Generator().manual_seed(0)).to(device)
-    # products, a basis and draws, as algorithms make them
+    generator = torch.Generator().manual_seed(0)
+    factors = [uniform(shape, generator).to(device) for shape in FACTORS]
+    matrix = factors[0]
+    # products, bases and draws, as algorithms make them
     square, thin = matrix @ matrix.T, matrix.new_empty(1, 97, 97)
     ops = backend_for(matrix)
     ops.multiply([[thin]], [matrix[None]], [matrix[None]], subtract=False)
-    ops.orthogonalize([matrix[None]])
+    for factor in factors:
+        ops.orthogonalize([factor[None]])
     draw = draws(64, Seed(0), device)
     # all of them to one number
-    numbers = torch.cat([matrix.flatten().double(), square.flatten().double(), thin.flatten().double(), draw])
+    numbers = torch.cat([each.flatten().double() for each in (*factors, square, thin, draw)])
     return f"{crc32(numbers.cpu().numpy().tobytes()):08x}"

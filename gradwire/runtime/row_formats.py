@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors import Compressor, Quantized
-from gradwire.compressors.nearest import NO_NOISE
+from gradwire.compressors.quantized import NO_NOISE
 from gradwire.ops.backend import backend_for
 from gradwire.ops.formats import Blocks, nearest
 from gradwire.ops.lazy_sum import LazySum

@@ -1,6 +1,8 @@
 """What front ends check and give back before a job runs."""
 
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from time import sleep
 
@@ -12,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import gradwire as gw
 from gradwire.frontends.choices import Choices, StepChoices, parameters_of
 from gradwire.ops import native
+from gradwire.ops.backend import backend_on
 from gradwire.runtime import meeting
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
@@ -114,6 +117,20 @@ def test_arithmetic_is_the_same_under_autocast():
     plain = meeting._arithmetic(CPU)
     with torch.autocast("cpu", torch.bfloat16):
         assert meeting._arithmetic(CPU) == plain
+
+
+@pytest.mark.parametrize(("rows", "length"), [(1, 1), (17, 1), (8, 4097)], ids=["all", "more rows", "long rows"])
+def test_arithmetic_has_bases_by_every_method(rows: int, length: int, monkeypatch: pytest.MonkeyPatch):
+    plain, ops = meeting._arithmetic(CPU), backend_on(CPU)
+
+    def otherwise(factors: Sequence[Tensor]) -> None:
+        ops.orthogonalize(factors)
+        for factor in factors:
+            if factor.shape[1] >= rows and factor.shape[2] >= length:
+                factor.mul_(1 + 2.0**-20)
+
+    monkeypatch.setattr(meeting, "backend_for", lambda x: replace(ops, orthogonalize=otherwise))
+    assert meeting._arithmetic(CPU) != plain
 
 
 def test_ranks_whose_arithmetic_differs_are_refused_where_all_must_compute_alike(monkeypatch: pytest.MonkeyPatch):

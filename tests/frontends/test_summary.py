@@ -10,7 +10,7 @@ from gradwire.frontends.handle import Handle
 from gradwire.frontends.summary import table
 from gradwire.ops import backend
 from gradwire.ops.backend import in_use
-from gradwire.ops.workspace import scratch_on
+from gradwire.ops.workspace import Workspace, scratch_on
 from gradwire.runtime.stats import Stats
 from tests.support.harness import CPU, draw, hosts, job, slots_of
 
@@ -51,13 +51,32 @@ def test_the_memory_held_has_what_kernels_keep_on_the_worker():
     def work(floats: int, keys: int) -> None:
         scratch_on(CPU).tensor("work", (floats,))
         scratch_on(CPU).once("table", lambda: torch.zeros(keys, dtype=torch.int64))
+        # in tuples and lists, too, and what is viewed twice counts once
+        whole = torch.zeros(2 * keys, dtype=torch.int64)
+        scratch_on(CPU).once("tables", lambda: [("name", whole[:keys]), ("other", whole[keys:])])
+        scratch_on(CPU).latest("last", 1, lambda: torch.zeros(keys, dtype=torch.int64))
 
     with job(PLAN, SLOTS, 2) as running:
         runtime = running.runtimes[0]
         running.step(draw(SLOTS, 2, seed=0))
         before = runtime.stats().held_bytes
         runtime._executor.call(lambda: work(1000, 50))
-        assert runtime.stats().held_bytes == before + 4 * 1000 + 8 * 50
+        assert runtime.stats().held_bytes == before + 4 * 1000 + 4 * 8 * 50
+
+
+def test_the_memory_held_is_counted_while_another_thread_adds_to_it():
+    scratch, grown = Workspace(CPU), torch.zeros(10)
+
+    class Growing(torch.Tensor):
+        """Has another table made when it is counted."""
+
+        def untyped_storage(self) -> torch.UntypedStorage:
+            scratch.once("more", lambda: grown)
+            scratch.tensor("other", (5,))
+            return grown.untyped_storage()
+
+    scratch.once("table", lambda: torch.zeros(10).as_subclass(Growing))
+    assert scratch.nbytes == 40
 
 
 def test_what_a_job_on_a_cpu_says_of_kernels_tries_no_gpu(monkeypatch: pytest.MonkeyPatch):

@@ -7,10 +7,14 @@ import torch
 
 import gradwire as gw
 from gradwire.compressors import Thresholded, context_for
+from gradwire.ops.backend import REFERENCE
+from gradwire.ops.formats import Blocks, Code
 from gradwire.ops.host import to_device, to_host
+from gradwire.ops.noise import Seed
 from gradwire.slots import Layout, Slot
 from tests.support.cases import CASES, FEW, Case, rows
 from tests.support.harness import SMALL, draw, hosts, slots_of
+from tests.support.kernel_cases import CODES, numbers
 from tests.support.lane import WORLD, Lane
 from tests.support.pretend_cuda import GPU, PretendedGPU, on_gpu, pretended_cuda, real
 
@@ -62,6 +66,20 @@ def test_copies_between_the_host_and_a_gpu_are_not_waited_for(gpu: PretendedGPU)
     assert torch.equal(real(there), torch.arange(3.0))
     assert torch.equal(to_host(there), torch.arange(3.0))
     assert counted(gpu) == (2, 0, 0)
+
+
+@pytest.mark.parametrize("code", CODES, ids=str)
+def test_codes_stand_for_the_same_bits_on_a_gpu(code: Code, gpu: PretendedGPU):
+    """Of two ranks one may compute by Triton, which divides as a CPU does, and the other by torch."""
+    layout = Blocks((5000, 77), code)
+    rows = torch.zeros(3, layout.nbytes, dtype=torch.uint8)
+    for rank, row in enumerate(rows):
+        x = numbers(5077, rank)
+        REFERENCE.add_quantise(x, x, None, 1.0, 1.0, [layout], row[None], keep=False, seeds=[Seed(rank)])
+    here, there = on_gpu(torch.empty(5077)), torch.empty(5077)
+    REFERENCE.sum_blocks(on_gpu(rows)[None], here, [layout])
+    REFERENCE.sum_blocks(rows[None], there, [layout])
+    assert torch.equal(real(here), there)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case in FEW], ids=str)

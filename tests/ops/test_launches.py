@@ -1,15 +1,22 @@
 """Whole exchanges with the kernels for GPUs, in Triton's interpreter: means, and how many launches they take."""
 
+from collections import Counter
+
 import pytest
 import torch
 
+from gradwire.ops.backend import REFERENCE
+from gradwire.ops.entries import Entries
+from gradwire.ops.formats import Blocks, nearest
+from gradwire.ops.noise import Seed
 from tests.support.cases import CASES, Case, rows
 from tests.support.harness import SMALL, draw, slots_of
 from tests.support.lane import WORLD, Lane
-from tests.support.pretend_cuda import GPU, pretended_cuda
+from tests.support.pretend_cuda import GPU, on_gpu, pretended_cuda
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is numpy, which warns of infinities
+from gradwire.ops.triton import TRITON  # noqa: E402
 from tests.support.triton_lane import with_triton  # noqa: E402
 
 SLOTS = slots_of(SMALL | {"wide.weight": torch.empty(131, 257), "wide.bias": torch.empty(131)})
@@ -66,3 +73,36 @@ def test_no_row_launches_more_than_it_may(case: Case):
             assert number <= first or 0 < launched <= case.launches[0], (
                 f"{launched} launches: {gpu.lines.most_common(24)}"
             )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_gradient_of_a_narrow_type_is_read_where_it_lies(dtype: torch.dtype):
+    n, layout = 3000, Entries(3000, 30)
+    with pretended_cuda() as gpu, torch.no_grad(), with_triton(gpu, computes=False):
+        next, nonfinite = on_gpu(torch.zeros(n)), on_gpu(torch.zeros(1))
+        payload = on_gpu(torch.zeros(1, layout.nbytes, dtype=torch.uint8))
+        launched = list[Counter[str]]()
+        for kind in (torch.float32, torch.float32, dtype):
+            gradient = on_gpu(torch.zeros(n, dtype=kind))
+            gpu.forget()
+            TRITON.add_in(next, None, gradient, 1.0, 0.5, nonfinite=nonfinite)
+            TRITON.add_select(next, None, gradient, 1.0, 0.5, [layout], payload, nonfinite=nonfinite)
+            launched.append(Counter(gpu.kernels))
+    assert launched[1]["add_kernel"] == 1
+    assert launched[1] == launched[2]
+
+
+def test_blocks_too_long_for_a_program_gather_the_gradient_once():
+    layout = Blocks((3000,), nearest(8, 1 << 14))
+    with pretended_cuda() as gpu, torch.no_grad(), with_triton(gpu):
+        next, nonfinite = on_gpu(torch.zeros(3000)), on_gpu(torch.zeros(1))
+        gradient = [on_gpu(torch.ones(1000)), on_gpu(torch.ones(2000))]
+        payload = on_gpu(torch.zeros(1, layout.nbytes, dtype=torch.uint8))
+        launched = list[Counter[str]]()
+        for kernels in (REFERENCE, REFERENCE, TRITON):
+            gpu.forget()
+            kernels.add_quantise(
+                next, None, gradient, 1.0, 0.5, [layout], payload, keep=True, seeds=[Seed(0)], nonfinite=nonfinite
+            )
+            launched.append(Counter(gpu.kernels))
+    assert launched[1] == launched[2]

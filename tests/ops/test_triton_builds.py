@@ -4,6 +4,8 @@ import os
 import re
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from gradwire.ops.triton.trial import TRIALS, tried  # noqa: E402
 
 
 def test_a_trial_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch):
-    """The reference's function replaces each wrong one, and no other."""
+    """The reference's functions replace each wrong one, and those that its trial is for, and no other."""
     cpu = torch.device("cpu")
     assert tried(cpu) == (TRITON, "")
     wrong: dict[str, Any] = {name: lambda rows, out, layouts: out.zero_() for name in ("sum_blocks", "sum_entries")}
@@ -40,6 +42,37 @@ def test_a_trial_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch):
 def test_every_function_is_tried():
     own = {each.name for each in fields(Backend) if getattr(TRITON, each.name) is not getattr(REFERENCE, each.name)}
     assert {function for each in TRIALS.values() for function in each.functions} == own
+
+
+def test_a_trial_that_fails_leaves_no_function_on_its_kernels(monkeypatch: pytest.MonkeyPatch):
+    launched: dict[str, set[str]] = defaultdict(set)
+    running = list[str]()
+    launch = launching.launch
+
+    def noted(kernel: Any, *arguments: Any, **constants: Any) -> None:
+        for name in running:
+            launched[name].add(kernel.__name__)
+        launch(kernel, *arguments, **constants)
+
+    def noting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted_call(*arguments: Any, **options: Any) -> Any:
+            running.append(name)
+            try:
+                return call(*arguments, **options)
+            finally:
+                running.pop()
+
+        return noted_call
+
+    monkeypatch.setattr(launching, "launch", noted)
+    own = [each.name for each in fields(Backend) if getattr(TRITON, each.name) is not getattr(REFERENCE, each.name)]
+    kernels = replace(TRITON, **{name: noting(name, getattr(TRITON, name)) for name in own})
+    x = torch.randn(2, trial.N, generator=torch.Generator().manual_seed(0))
+    for name, each in TRIALS.items():
+        noting(f"trial of {name}", each.run)(kernels, *x)
+    for name, each in TRIALS.items():
+        tries = launched[f"trial of {name}"]
+        assert {function for function in own if launched[function] & tries} <= set(each.functions), name
 
 
 def test_torch_computes_where_triton_cannot(monkeypatch: pytest.MonkeyPatch):

@@ -102,8 +102,9 @@ def sums_and_selection(capability: int) -> None:
     for scaled in (False, True):
         weight = {"weight": F if scaled else "fp32"}
         constants = {**ADDENDS, "SCALED": scaled, "SIZE": adding.SIZE}
-        for kept in (F, "*bf16"):
-            compiled(sums.add_kernel, ADDING | weight | {"old": kept, "n": "i32"}, constants, capability)
+        for kind in (F, "*bf16"):
+            both = {"old": kind, "gradient": kind}
+            compiled(sums.add_kernel, ADDING | weight | both | {"n": "i32"}, constants, capability)
         constants, more = {**ADDENDS, "SCALED": scaled}, {"zeros": WORDS, "words": "i32"}
         compiled(largest.add_list_kernel, ADDING | weight | LISTS | more, constants, capability)
         more, constants = {"step": "i32", "rank": "i32"}, constants | {"SAMPLE": selecting.SAMPLE}

@@ -110,6 +110,15 @@ def name_of(func: Any) -> str:
     return func._schema.name.split("::")[1]
 
 
+def as_product(func: Any, args: Any) -> tuple[Any, Any]:
+    """A division by a number as torch computes it on a GPU: times the reciprocal (BinaryDivTrueKernel.cu)."""
+    divided, number = args
+    dtype = torch.float64 if divided.dtype == torch.float64 else torch.float32
+    product = getattr(torch.ops.aten, name_of(func).replace("div", "mul"))
+    inverse = 1 / torch.tensor(float(number), dtype=dtype)
+    return getattr(product, func._overloadname), (divided, float(inverse))
+
+
 class Call:
     """One operation, as torch dispatches it."""
 
@@ -134,6 +143,13 @@ class Call:
         return not self.is_view and self.name not in LAUNCHES_NOTHING and self.result_is_here
 
     @property
+    def divides_by_number(self) -> bool:
+        """Whether a GPU's tensor is divided by a number of the host's."""
+        if self.name not in ("div", "div_") or "rounding_mode" in self.kwargs:
+            return False
+        return bool(self.here) and not isinstance(self.args[1], OnGPU)
+
+    @property
     def non_blocking(self) -> bool:
         """Whether a copy between the host and the GPU asks not to be waited for."""
         return bool(self.kwargs.get("non_blocking") or any(self.args[2:]))
@@ -144,7 +160,9 @@ class Call:
         return mapped(real, self.args), kwargs | ({"device": CPU} if self.to is not None else {})
 
     def result(self) -> Any:
-        args, kwargs = self.on_cpu()
+        func, args, kwargs = self.func, *self.on_cpu()
+        if self.divides_by_number:
+            func, args = as_product(func, args)
         pinned, result_is_here = self.kwargs.get("pin_memory", False), self.result_is_here
         owners = {id(tensor.held): tensor for tensor in self.here}
 
@@ -158,7 +176,7 @@ class Call:
             passed_in = any(leaf is tensor for tensor in self.elsewhere)
             return OnGPU(leaf) if result_is_here and not passed_in else leaf
 
-        return mapped(owned, self.func(*args, **kwargs))
+        return mapped(owned, func(*args, **kwargs))
 
 
 class PretendedGPU(TorchDispatchMode):

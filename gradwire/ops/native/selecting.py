@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradwire.ops.native.addresses import address, refused
 from gradwire.ops.native.library import library, scratch
-from gradwire.ops.reference.slices import COLUMNS
+from gradwire.ops.reference.row_top_k import COLUMNS
 from gradwire.ops.tiles import TILE
 from gradwire.ops.vectors import LONGEST
 

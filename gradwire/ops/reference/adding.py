@@ -39,21 +39,25 @@ def _add_in(next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, 
     for start, end in tile_bounds(next):
         part = next[start:end]
         before, new = (None if x is None else x[start:end] for x in (old, source))
-        if before is not None:  # a narrower one rounds to float32, too
+        # in float32: with narrower ones, too, the sum would round to fewer bits
+        if before is not None:
             before = before.float()
+        if new is not None and new.dtype != torch.float32:
+            new = part.copy_(new)
         _add(part, before, new, decay, weight)
         finite = both(finite, finite_in(part))
     return finite
 
 
 def gathered(next: Tensor, gradient: Gradient) -> Tensor | None:
-    """The gradient as a float32 vector (n,); where it is none yet, it is gathered in `next`."""
-    if gradient is None or (isinstance(gradient, Tensor) and gradient.dtype == torch.float32):
+    """The gradient as one vector (n,), of any type; several tensors are gathered in `next`."""
+    placed = list(placed_parts(gradient, len(next)))
+    if gradient is None or isinstance(gradient, Tensor):
         return gradient
     # zeros where there is none; all others in one call
     targets: list[Tensor] = []
     sources: list[Tensor] = []
-    for start, part, length in placed_parts(gradient, len(next)):
+    for start, part, length in placed:
         if part is None:
             next[start : start + length].zero_()
         else:

@@ -10,7 +10,7 @@ from gradwire.ops.formats import Blocks, Code
 from gradwire.ops.noise import Noise, Seed
 from gradwire.ops.reference.bits import pack_codes, pack_signs, unpack_codes, unpack_signs
 from gradwire.ops.reference.finite import Finite, both, finite_in
-from gradwire.ops.reference.levels import levels
+from gradwire.ops.reference.levels import levels, steps_of
 from gradwire.ops.tiles import tiles
 
 
@@ -47,7 +47,7 @@ def dequantise(scales: Tensor, codes: Tensor, code: Code, shape: tuple[int, ...]
 
 def value_of_one(scales: Tensor, code: Code) -> Tensor:
     """What a code of 1 stands for, by each of these scales."""
-    return scales.float() if code.scale_bytes == 2 else scales / code.top
+    return scales.float() if code.scale_bytes == 2 else steps_of(scales, code)
 
 
 def scales_in(payloads: Tensor, layout: Blocks) -> Tensor:

@@ -88,7 +88,7 @@ def _values(payloads: Tensor, layout: Entries, indices: Tensor) -> Tensor:
 def _pack_levels(payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
     # scale each group by its largest magnitude
     filled = values != 0
-    indices, (levels, edges) = indices * filled, levels_and_edges(payloads.device)
+    indices, (levels, edges) = indices * filled, levels_and_edges(payloads.device).split([8, 7])
     scales = _pack_scales(payloads, layout, indices, values)
     # the nearest level
     level = (values.abs()[..., None] < scales[..., None] * edges).sum(2)
@@ -112,23 +112,23 @@ def _pack_scales(payloads: Tensor, layout: Entries, indices: Tensor, values: Ten
     return scales.copy_(most.clamp_(max=LARGEST)).gather(1, group).float()
 
 
-def levels_and_edges(device: torch.device) -> tuple[Tensor, Tensor]:
-    """The 8 levels, and the 7 edges half-way between them on a logarithmic scale."""
+def levels_and_edges(device: torch.device) -> Tensor:
+    """The 8 levels, and the 7 edges half-way between them on a logarithmic scale, (15,)."""
 
-    def make() -> tuple[Tensor, Tensor]:
+    def make() -> Tensor:
         # in float64, so that rounding to float32 is the same everywhere
         exponents = torch.arange(8, dtype=torch.float64, device="cpu")
-        levels, edges = torch.exp2(-0.75 * exponents), torch.exp2(-0.75 * (exponents[:7] + 0.5))
-        return to_device(levels.float(), device), to_device(edges.float(), device)
+        both = torch.exp2(-0.75 * torch.cat([exponents, exponents[:7] + 0.5]))
+        return to_device(both.float(), device)
 
-    return scratch_on(device).once("levels", make)
+    return scratch_on(device).once("levels and edges", make)
 
 
 def _pairs(device: torch.device) -> Tensor:
     """The values of each byte's two codes, (256, 2)."""
 
     def make() -> Tensor:
-        levels, _ = levels_and_edges(torch.device("cpu"))
+        levels = levels_and_edges(torch.device("cpu"))[:8]
         both, codes = torch.cat([levels, -levels]), torch.arange(256, dtype=torch.int64, device="cpu")
         return to_device(torch.stack([both[codes & 15], both[codes >> 4]], 1), device)
 

@@ -1,6 +1,7 @@
 """Quantisation in blocks on a GPU: all blocks are rows of one matrix, so that the number of launches does not depend on
 the parts."""
 
+from collections.abc import Sequence
 from itertools import accumulate
 from math import ceil
 
@@ -31,12 +32,7 @@ class Grid:
         self._elements = _with_gaps(list(layout.lengths), [count * code.block for count in blocks])
         sizes = [ceil(length * code.bits / 8) for length in layout.lengths]
         self.bytes = _with_gaps(sizes, [count * code.block * code.bits // 8 for count in blocks])
-        # elements of each row
-        widths = [code.block] * layout.count
-        for last, length in zip(accumulate(blocks), layout.lengths, strict=True):
-            if length % code.block:
-                widths[last - 1] = length % code.block
-        self.widths = to_device(torch.tensor(widths, dtype=torch.int64, device="cpu"), device)
+        self.widths = scratch_on(device).once(("widths", layout), lambda: _widths(layout, blocks, device))
         """(count,) int64: the elements of each row."""
 
     def spread(self, x: Tensor) -> Tensor:
@@ -74,6 +70,15 @@ class Grid:
 def _with_gaps(used: list[int], whole: list[int]) -> list[int]:
     """The size that each part uses, and the size that it leaves free, in turn."""
     return [size for pair in zip(used, map(int.__sub__, whole, used), strict=True) for size in pair]
+
+
+def _widths(layout: Blocks, blocks: Sequence[int], device: torch.device) -> Tensor:
+    """The elements of each row, (count,) int64, where parts have so many `blocks`."""
+    widths = [layout.code.block] * layout.count
+    for last, length in zip(accumulate(blocks), layout.lengths, strict=True):
+        if length % layout.code.block:
+            widths[last - 1] = length % layout.code.block
+    return to_device(torch.tensor(widths, dtype=torch.int64, device="cpu"), device)
 
 
 def grid_of(layout: Blocks, device: torch.device) -> Grid:

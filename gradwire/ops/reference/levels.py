@@ -5,6 +5,7 @@ from torch import Tensor
 
 from gradwire.ops.formats import Code
 from gradwire.ops.noise import Noise
+from gradwire.ops.workspace import scratch_on
 
 BELOW_ONE = 1 - 2.0**-21
 """Keeps the largest element at its level: two roundings up and the most noise would make 128 of 127."""
@@ -17,7 +18,7 @@ def levels(part: Tensor, scales: Tensor, code: Code, noise: Noise | None) -> Ten
     most = part.abs().amax(1, keepdim=True)
     # nearest: scale, round
     if code.kind == "nearest":
-        scales.copy_((most / code.top).clamp_(max=LARGEST))
+        scales.copy_(steps_of(most, code).clamp_(max=LARGEST))
         return (part * _unless_infinite(1 / scales.float())).clamp_(-code.top, code.top).round_()
     assert noise is not None
     # shared exponent: scale, add noise that takes no whole number to another one, round
@@ -32,6 +33,13 @@ def levels(part: Tensor, scales: Tensor, code: Code, noise: Noise | None) -> Ten
     numbers = part * _unless_infinite(1 / most * (code.top * BELOW_ONE))
     noise.add_to(numbers)
     return numbers.round_()
+
+
+def steps_of(most: Tensor, code: Code) -> Tensor:
+    """most / top, the same bits everywhere."""
+    # by a number of the host's, torch on a GPU would multiply by the reciprocal
+    top = scratch_on(most.device).once(("top", code.top), lambda: most.new_full((), code.top))
+    return most / top
 
 
 def _powers_of_two(most: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from gradwire.ops.reference import largest, slices
+from gradwire.ops.reference import largest, row_top_k
 from gradwire.ops.workspace import scratch_on
 
 
@@ -15,7 +15,7 @@ def top_k(x: Tensor, k: int) -> Tensor:
     any (..., n).
 
     Fewer than k come back only where all others are zero, subnormal (below 1.2e-38) or NaN; on a GPU always k. Among
-    equal magnitudes the first win.
+    equal magnitudes the first win, on a CPU and in Triton; torch on a GPU takes any of them.
     """
     scratch = scratch_on(x.device)
     if x.device.type == "cpu":
@@ -40,7 +40,7 @@ def top_k_each(matrices: Sequence[Tensor], k: int, axis: int) -> Sequence[Tensor
     magnitudes win; on a GPU all matrices in one call.
     """
     if matrices[0].device.type == "cpu":
-        largest_of = slices.top_k_rows if axis == 1 else slices.top_k_columns
+        largest_of = row_top_k.top_k_rows if axis == 1 else row_top_k.top_k_columns
         return [largest_of(_sound(matrix), k, scratch_on(matrix.device)) for matrix in matrices]
     # a GPU: all matrices at once
     chosen = torch.stack(list(matrices)).abs_().topk(k, dim=1 + axis, sorted=False).indices

@@ -40,7 +40,7 @@ class _Terms:
     ) -> None:  # fmt: skip
         # gather the gradient's tensors, in torch
         source = gathered(next, gradient)
-        flag = scratch_on(next.device).tensor("nonfinite", (1,)) if nonfinite is None else nonfinite
+        flag = scratch_on(next.device).tensor("ignored", (1,)) if nonfinite is None else nonfinite
         self.tensors = next, next if old is None else old, next if source is None else source.view(-1), flag
         self.numbers = decay, weight
         self.has = {
@@ -98,14 +98,14 @@ def add_quantise(
 ) -> bool:  # fmt: skip
     """See the reference, which does long blocks; all parts in one launch. One seed is enough for all, for an element's
     noise depends on its index. Bytes between and behind scales and codes stay as they were."""
-    terms = _Terms(next, old, gradient, decay, weight, nonfinite)
-    # where the blocks of each program lie
     code, device = layouts[0].code, payloads.device
     rows, width, warps = shape_of(code)
     if width > LONGEST:
         return reference.adding.add_quantise(
             next, old, gradient, decay, weight, layouts, payloads, keep=keep, seeds=seeds, nonfinite=nonfinite
         )
+    # add up, and find where the blocks of each program lie
+    terms = _Terms(next, old, gradient, decay, weight, nonfinite)
     table = table_of(layouts, payloads.stride(0), rows * code.block, device)
     word, salt = seeds[0].on(device) if code.has_noise else (table, 0)
     launching.launch(

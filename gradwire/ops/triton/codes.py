@@ -91,7 +91,7 @@ def in_steps(x, at, most, scales, row, known, word, salt, KIND: tl.constexpr, TO
     scales."""
     if KIND == NEAREST:
         # the nearest code, with a scale of 16 bits
-        short = upper_half(tl.minimum(most / TOP, LARGEST))
+        short = upper_half(tl.minimum(tl.div_rn(most, TOP * 1.0), LARGEST))
         tl.store(scales.to(tl.pointer_type(tl.int16)) + row, short.to(tl.int16), known)
         step = (short << 16).to(tl.float32, bitcast=True)
         number = x * unless_infinite(1 / step)[:, None]
@@ -107,7 +107,7 @@ def in_steps(x, at, most, scales, row, known, word, salt, KIND: tl.constexpr, TO
     else:
         # a number with noise of up to one step
         tl.store(scales + row, most, known)
-        step = most / TOP
+        step = tl.div_rn(most, TOP * 1.0)  # as it is decoded
         noise = (hashed(at, word, salt) | 1).to(tl.float32) * 2.0**-32  # odd: as many above zero as below
         number = x * unless_infinite(1 / most * (TOP * BELOW_ONE))[:, None] + noise
     return number, step

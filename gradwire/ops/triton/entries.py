@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.entries import GROUP, EliasFano, Entries
-from gradwire.ops.host import to_device
 from gradwire.ops.reference.decoding import whole
 from gradwire.ops.reference.entries import levels_and_edges
 from gradwire.ops.triton import launching
@@ -67,7 +66,7 @@ def _pack(
         pack_levels_kernel, count * (edges.shape[1] - 1), words, words.stride(0), layout.places_at // 4,
         (layout.places_at + places.upper_bytes) // 4, layout.values_at // 4, indices, chosen, chosen if take else sent,
         values.ne(0).cumsum(1, dtype=torch.int32), torch.searchsorted(indices, edges, out_int32=True),
-        _levels(words.device), chosen.stride(0), m, layout.n, TAKE=take, LOW=places.low_bits, SIZE=TOGETHER,
+        levels_and_edges(words.device), chosen.stride(0), m, layout.n, TAKE=take, LOW=places.low_bits, SIZE=TOGETHER,
     )  # fmt: skip
 
 
@@ -92,15 +91,6 @@ def _pack_places(
     )  # fmt: skip
 
 
-def _levels(device: torch.device) -> Tensor:
-    """The 8 levels, and the 7 edges between them, (15,)."""
-
-    def make() -> Tensor:
-        return to_device(torch.cat(levels_and_edges(torch.device("cpu"))), device)
-
-    return scratch_on(device).once("levels and edges", make)
-
-
 def sum_entries(payloads: Tensor, out: Output, layouts: Sequence[Entries]) -> None:
     """See the reference; parts of the same layout in as many launches as one. There is one part, or one rank. Whether
     these are payloads is not checked; nothing is written outside `out`."""
@@ -117,7 +107,7 @@ def _sum(rows: Tensor, out: Tensor, layout: Entries, ranks: int) -> None:
     sizes = spans_of(low)
     spans = programs_for(layout.n, sizes["SPAN"] << low)
     launching.launch(
-        sum_kernel, len(out) * spans, out, payloads, _levels(out.device), payloads.stride(0),
+        sum_kernel, len(out) * spans, out, payloads, levels_and_edges(out.device), payloads.stride(0),
         *_ends(payloads[:, upper_at:], words, spans, sizes["SPAN"]), upper_at, words, low_words, layout.k, layout.n,
         ranks, spans, BITS=layout.value_bits, LOW=low, **sizes, **ROUNDED,
     )  # fmt: skip
@@ -150,7 +140,7 @@ def _unpack(payloads: Tensor, layout: Entries | EliasFano, dtype: torch.dtype) -
     indices = torch.empty(len(rows), layout.k, dtype=torch.int64, device=rows.device)
     found = torch.empty(indices.shape, dtype=dtype, device=rows.device)
     launching.launch(
-        unpack_kernel, len(rows) * programs_for(layout.k, SIZE), indices, found, rows, _levels(rows.device),
+        unpack_kernel, len(rows) * programs_for(layout.k, SIZE), indices, found, rows, levels_and_edges(rows.device),
         rows.stride(0), _ends(rows[:, upper_at:], words)[0], upper_at, words, low_words, layout.k, layout.n,
         words.bit_length(), BITS=layout.value_bits, LOW=layout.places.low_bits, SIZE=SIZE,
     )  # fmt: skip

@@ -32,7 +32,7 @@ class Trial(NamedTuple):
     run: Callable[[Backend, Tensor, Tensor], Tensor]
     """Computes with a backend and two vectors (N,); all numbers of the result are to be right."""
     functions: tuple[str, ...]
-    """The functions of `Backend` that it tries."""
+    """The functions of `Backend` that launch the kernels that it tries."""
 
 
 def tried(device: torch.device) -> tuple[Backend, str]:
@@ -231,14 +231,20 @@ def _draws(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     return (hashed_draws if kernels is REFERENCE else kernels.draws)(N, seed, old.device)
 
 
+ENTRIES = (
+    "add_select", "top_k", "pack_entries", "move_entries", "pack_indices", "sum_entries", "unpack_entries",
+    "unpack_indices",
+)  # fmt: skip
+"""Functions that share kernels: where one is wrong, all may be."""
+
 TRIALS = {
     "sums": Trial(_sums, ("add_in", "mask_zeros")),
     "rounding": Trial(_rounded, ("round_stochastically",)),
     "codes": Trial(_codes, ("add_quantise", "sum_blocks")),
     "codes with noise": Trial(_noise, ("add_quantise", "sum_blocks")),
-    "entries": Trial(_entries, ("add_select", "sum_entries", "unpack_entries")),
-    "packing": Trial(_packed, ("pack_entries", "move_entries", "pack_indices", "unpack_indices")),
-    "the largest elements": Trial(_largest, ("top_k",)),
+    "entries": Trial(_entries, ENTRIES),
+    "packing": Trial(_packed, ENTRIES),
+    "the largest elements": Trial(_largest, ENTRIES),
     "slices": Trial(_slices, ("top_k_each", "largest_first", "move_slices", "sum_slices")),
     "words": Trial(_words, ("pack_words", "unpack_words")),
     "casts": Trial(_casts, ("cast_parts",)),
