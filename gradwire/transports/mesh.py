@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -200,7 +201,10 @@ class Mesh:
     def abort(self, reason: str) -> None:
         """Aborts all transports at once, for on NCCL one may wait for another, or for the group's timeout. Returns
         after ABORT_S even then."""
-        run_bounded([partial(transport.abort, reason) for transport in self.axes.values()], ABORT_S)
+        calls = [partial(transport.abort, reason) for transport in self.axes.values()]
+        for call in run_bounded(calls, ABORT_S):
+            with suppress(Exception):
+                call()  # the process ends
         self.let_go()
 
     def close(self) -> None:

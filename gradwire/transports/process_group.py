@@ -29,7 +29,7 @@ from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.connections import Connections, connections_of, let_go
 from gradwire.transports.gathering import counted, meet
 from gradwire.transports.heartbeat import Heartbeat, raise_alarm
-from gradwire.transports.mesh import Mesh
+from gradwire.transports.mesh import ABORT_S, Mesh
 from gradwire.transports.staged import Staging
 from gradwire.transports.torch_store import TorchStore
 from gradwire.transports.transport import Pending, Transport
@@ -246,7 +246,7 @@ class ProcessGroup(Transport):
         if held and (self._apart or dist.is_initialized()):
             # end what is under way, without waiting for threads that wait for other ranks
             self._connections.shut_down()
-            abort_group(held[0])
+            self._end(abort_group, held[0], ABORT_S)
             let_go(held)
 
     def close(self) -> None:
@@ -256,11 +256,14 @@ class ProcessGroup(Transport):
             self._staging.close()
         if group is None or not (self._apart or dist.is_initialized()):
             return
-        if self._queues:
-            # its end waits for the other ranks; where garbage collection closes it, these may train on
-            run_bounded([partial(close_group, group)], CLOSE_S)
-        else:
-            close_group(group)
+        self._end(close_group, group, CLOSE_S)
+
+    def _end(self, end: Callable[[dist.ProcessGroup], None], group: dist.ProcessGroup, seconds: float) -> None:
+        # NCCL's end waits for the other ranks; where garbage collection closes it, these may train on
+        if not self._queues:
+            end(group)
+        elif run_bounded([partial(end, group)], seconds):
+            forked.keep_for_ever(group)  # the process ends
 
     def after_fork(self) -> None:
         """Drops the group in a forked child: it is the parent's."""
