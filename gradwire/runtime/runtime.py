@@ -90,7 +90,7 @@ class Runtime:
         )
         self._step_lock = StepLock(weakref.proxy(self), collector)
         self._failure = FailureVerdict(
-            self.mesh, self.hosts, collector.step_s, watch.paused_s if watch else float, collector.status
+            self.mesh, self.hosts, collector.step_s, watch.paused_s if watch else lambda _: 0.0, collector.status
         )
         self._end = forked.finalize(self, close_all, self._failure, watch, self._executor, self.mesh, own_mesh)
         forked.register(failing)

@@ -139,6 +139,11 @@ class Mesh:
         """How long a rank waits for another one."""
         return min(transport.timeout_s for transport in self.axes.values())
 
+    @property
+    def gives_up_s(self) -> float:
+        """How long a rank may not run until the others go on without it."""
+        return min(transport.gives_up_s for transport in self.axes.values())
+
     def start(self, op: Collective) -> Pending:
         """Starts `op` on its axis. Raises `Lost`, as all that follow do, where another rank is the reason."""
         with of_others():

@@ -156,6 +156,11 @@ class ProcessGroup(Transport):
         return made
 
     @property
+    def gives_up_s(self) -> float:
+        # over NCCL its beats are missed
+        return silent_s(self.look_s) if self._queues else self.timeout_s
+
+    @property
     def carrier(self) -> object:
         # another transport of the same group would use the same tags
         return self._group or self
@@ -286,12 +291,20 @@ class ProcessGroup(Transport):
                 return self._beside.get("failure", 0)
             return None
         # NCCL: beat, then look for an alarm, an error of NCCL's own, or a silent partner
-        self.silent = silent = self._heart.silent(SILENT_S, waits)
+        self.silent = silent = self._heart.silent(self.gives_up_s, waits)
         if self._heart.alarmed:
             return self._beside.first("failure", "a rank has raised the alarm")
         if (group := self._group) and (error := error_of(group)):
             return f"NCCL reports {error} on rank {self.rank}; NCCL_DEBUG=WARN has it say more"
-        return None if silent is None else f"a rank was lost ({silent} has given no sign of life for {SILENT_S:.0f} s)"
+        if silent is None:
+            return None
+        return f"a rank was lost ({silent} has given no sign of life for {self.gives_up_s:.0f} s)"
+
+
+def silent_s(look_s: float) -> float:
+    """How long a rank may give no sign of life where ranks look every `look_s` seconds: for three looks at least. A
+    rank that looks later than half of this was stopped itself, as all would seem to be if they looked more rarely."""
+    return max(SILENT_S, 3 * look_s)
 
 
 def world_or(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
