@@ -97,7 +97,7 @@ class Runtime:
         self._hand_on_calls()
         # the first plan is in force; then connections, which all ranks make together
         self._reduced.follow(self._active.trained)
-        self._executor.call(partial(self._active.work_with, self._steps, control, self._pipeline))
+        self._call(partial(self._active.work_with, self._steps, control, self._pipeline))
         self._call(partial(self._pipeline.open, device))
 
     def _hand_on_calls(self) -> None:
