@@ -34,8 +34,9 @@ def go_on(handle: Handle, common: StateDict, own: StateDict | None, rank: int, r
     lacks. All ranks call this together with a new `handle`: each loads its state, then the old plan is in force."""
     first = unpack(common)
     about = replace(first.about, rank=rank, ranks=ranks)
-    # all ranks together: the plan that the controller began with, where there is one, so that it goes on from that
-    if "origin" in first.job:
+    # all ranks together: the plan that the controller began with, where there is one, so that it goes on from that; a
+    # job without one keeps what an earlier job's controller has left
+    if handle.controlled and "origin" in first.job:
         handle.replan(origin_of(first.job))
     # the common state, with the memories that each has kept
     handle.load_state_dict(_with_memories(replace(first, about=about), unpack(own).exported if own else {}))

@@ -57,6 +57,7 @@ class Runtime:
     ) -> None:
         self.slots, self.mesh, self._options = list(slots), mesh.for_job(), options
         self.sparse, self.rows, self.elastic = options.sparse, options.rows, options.elastic
+        self.controlled = options.controller is not None
         # the error and counters, which are needed from the beginning
         self._first_error = failing = FirstError(partial(Runtime._end_job, weakref.proxy(self)))
         self.fail, self.raise_error, self.refuse = failing.fail, failing.raise_known, failing.refuse
