@@ -249,7 +249,7 @@ class Runtime:
         another model's state, another rank's, one not saved with the others', or none, or where `check` does."""
         with self.between_steps("load_state_dict()"), self._first_error.fail_job_on():
             read = self._states.read(state, check)
-            self._call(partial(self._states.take, read))
+            self._call(partial(self._states.take, *read))
 
     def leave(self) -> list[checkpoint.StateDict]:
         """Ends the job at once, on all ranks. Returns the state after the last whole step; then that after the next
