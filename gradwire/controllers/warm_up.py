@@ -69,22 +69,23 @@ class WarmUp(Controller):
                 f"WarmUp changes a sparsifier's ratio, and {plan.groups[0].compressor} has none; "
                 "use e.g. attach(ddp, DGC(0.001), controller=WarmUp())"
             )
-        if max(ratios) == 1:
+        if min(ratios) == 1:
             raise ValueError(
                 "the compressor sends all already, with ratio=1, and nothing warms up; "
                 "use e.g. attach(ddp, TopK(0.01), controller=WarmUp())"
             )
         for group in plan.groups if self.dense else ():
-            if has(group.compressor, "ratio") and group.memory.wants_sparse:
+            if self._warms(group) and group.memory.wants_sparse:
                 raise ValueError(
                     f"the first dense={self.dense} steps send all, of which DGCMemory keeps no momentum; "
                     "use WarmUp(dense=0)"
                 )
-        # which falls
-        if self.start <= max(ratios):
+        # which falls, where not all is sent
+        most = max(ratio for ratio in ratios if ratio < 1)
+        if self.start <= most:
             raise ValueError(
-                f"start={self.start} sends no more than the compressor's ratio={max(ratios)}; "
-                f"use e.g. WarmUp(start={min(1.0, 4 * max(ratios)):g})"
+                f"start={self.start} sends no more than the compressor's ratio={most}; "
+                f"use e.g. WarmUp(start={min(1.0, 4 * most):g})"
             )
 
     def begin(self, plan: Plan) -> Plan:
@@ -104,7 +105,9 @@ class WarmUp(Controller):
         if self._first:
             return Decision(self._done, "the plan" if plan == self._origin else f"{self.bits} bits")
         ratios = {_ratio(group.compressor) for group in plan.groups if has(group.compressor, "ratio")}
-        return Decision(self._done, f"ratio {max(ratios):.3g}", factor=1 / max(ratios))
+        # groups that send all at all times do not count
+        most = max(ratios - {1.0} or ratios)
+        return Decision(self._done, f"ratio {most:.3g}", factor=1 / most)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"done": torch.tensor(self._done, dtype=torch.int64, device="cpu")}
@@ -129,7 +132,7 @@ class WarmUp(Controller):
         """Whether the schedule is for this group."""
         if self._first:
             return group.memory.error_feedback and not group.compressor.is_cast
-        return has(group.compressor, "ratio")
+        return has(group.compressor, "ratio") and _ratio(group.compressor) < 1
 
     def _ratio_now(self, final: float) -> float:
         """The ratio after the steps done so far, for a compressor of this ratio."""

@@ -35,8 +35,9 @@ def go_on(handle: Handle, common: StateDict, own: StateDict | None, rank: int, r
     force."""
     first = unpack(common)
     about, plan = replace(first.about, rank=rank, ranks=ranks), Plan.from_json(first.about.plan)
-    # all ranks together: the plan that was in force, or that the controller began with, so that it goes on from that
-    if "origin" in first.job:
+    # all ranks together: the plan that the controller began with, where there is one, so that it goes on from that; a
+    # job without one keeps what an earlier job's controller has left, and has the plan that was in force
+    if handle.controlled and "origin" in first.job:
         handle.replan(origin_of(first.job))
     elif plan != handle.plan:
         handle.replan(plan)

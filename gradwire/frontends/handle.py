@@ -91,6 +91,11 @@ class Handle:
         """Whether the job can lose ranks, and get new ones: see `gradwire.Rendezvous`."""
         return self._runtime.elastic
 
+    @property
+    def controlled(self) -> bool:
+        """Whether a controller changes the plan."""
+        return self._runtime.controlled
+
     def stats(self) -> Stats:
         """Bytes, ratios and seconds so far, of this rank; of local steps, a step is an inner one. At any moment."""
         stats = self._runtime.stats()

@@ -49,7 +49,7 @@ class NullRuntime:
     memories added up, for the next job of several ranks."""
 
     plan = None
-    elastic = False
+    elastic = controlled = False
     sparse, rows = (), PLAIN_ROWS
     slots: Sequence[Slot] = ()
 

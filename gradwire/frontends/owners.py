@@ -24,15 +24,24 @@ def check_free(parameters: Mapping[str, Tensor], beside: str = "") -> None:
     """Raises ValueError, naming the call that works, for a parameter that a job averages which was not detached, but
     for jobs of the kind `beside`."""
     for name, parameter in parameters.items():
-        if (entry := _OWNERS.get(parameter)) is None:
-            continue
-        # a job that was closed, or collected with its model, owns nothing any more
-        runtime, kind = entry[0](), entry[1]
-        if runtime is not None and not runtime.closed and kind != beside:
+        if (kind := _owner(parameter)) and kind != beside:
             raise ValueError(
                 f"parameter {name!r} is averaged by {kind} already; call detach() of its handle first, or where a "
                 "model has several optimizers, wrap each of them with parameters of its own"
             )
+
+
+def is_owned(parameter: Tensor) -> bool:
+    """Whether a job averages it, and was not detached."""
+    return _owner(parameter) is not None
+
+
+def _owner(parameter: Tensor) -> str | None:
+    if (entry := _OWNERS.get(parameter)) is None:
+        return None
+    # a job that was closed, or collected with its model, owns nothing any more
+    runtime, kind = entry[0](), entry[1]
+    return None if runtime is None or runtime.closed else kind
 
 
 def own(parameters: Iterable[Tensor], runtime: Runtime, kind: str) -> None:

@@ -19,7 +19,7 @@ from gradwire.frontends.distributed_checkpoint import ShardSpec, sharded_specs
 from gradwire.frontends.gradient_hooks import GradientHooks
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.module_hooks import Hook, RegisteredHooks
-from gradwire.frontends.owners import check_free
+from gradwire.frontends.owners import check_free, is_owned
 from gradwire.frontends.shard_gradients import ShardedGradients, local_of
 from gradwire.frontends.trained import Check, TrainedParameters
 from gradwire.frontends.values import is_sharded, share_values, values_of
@@ -152,7 +152,7 @@ class ShardsFrontEnd:
         """Raises RuntimeError, after `unhook`, where replicas would drift apart unnoticed."""
         if not torch.is_grad_enabled():
             return
-        if not any(map(has_gradient_hooks, self._parameters.values())):
+        if not any(map(is_owned, self._parameters.values())):
             raise RuntimeError("detach() ended the exchange between replicas; call attach() again before training")
         # another front end reduces them now
         self._registered.remove()

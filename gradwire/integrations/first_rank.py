@@ -56,5 +56,5 @@ def load_read(handle: Handle, first: bool, read: Callable[[], StateDict | None],
             state = read()
         except Exception as failed:  # also those of a framework that fetches files
             error = str(failed) or type(failed).__name__
-    if not load_first(handle, state, error) and checkpoint:
+    if not load_first(handle, state, error) and checkpoint and first:
         _log.warning("%s has no %s; training goes on without that checkpoint's memories", checkpoint, FILE)

@@ -32,9 +32,8 @@ from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.trace import Trace
 from gradwire.slots import Slot
 from gradwire.transports import Pending
+from gradwire.transports.gathering import PATIENCE_S
 
-PATIENCE_S = 60.0
-"""Seconds for which a rank waits at most for rank 0's decision in the store."""
 _OURS = ("plan", "origin", "native", "decided")
 """Keys that `ControllerRunner.export` adds to those of a controller's state."""
 

@@ -8,6 +8,7 @@ from time import monotonic, sleep
 from typing import NamedTuple
 
 from gradwire.transports import Mesh
+from gradwire.transports.gathering import PATIENCE_S
 
 
 def rank_at(rank: int, host: str) -> str:
@@ -50,6 +51,9 @@ class ReductionError(RuntimeError):
 class PeerFailed(ReductionError):
     """An error that another rank caused. Its reason is known once all others that are left have ended, too."""
 
+    ranks: Sequence[int] = ()
+    """The ranks that did not come to a meeting, where that is the error."""
+
     def __init__(self, what: str, why: str) -> None:
         super().__init__(f"{what}: {why}")
         self._what = what
@@ -79,12 +83,14 @@ class ExitReport(NamedTuple):
     left: bool
     """It has left for another group."""
     paused_s: float
-    """How long its process did not run, lately."""
+    """How long its process did not run, until a moment before."""
     detached: bool = False
     """It has detached, or its process has ended."""
     step: int = 0
     doing: str = ""
     exchanged_s: float = 0.0
+    absent: Sequence[int] = ()
+    """The ranks that did not come to a meeting with it."""
 
 
 class Verdict(NamedTuple):
@@ -114,7 +120,7 @@ class FailureVerdict:
 
     def __init__(
         self, mesh: Mesh, hosts: Callable[[], Sequence[str]], step_s: Callable[[], float],
-        paused_s: Callable[[], float], status: Callable[[], RankStatus] = RankStatus,
+        paused_s: Callable[[float], float], status: Callable[[], RankStatus] = RankStatus,
     ) -> None:  # fmt: skip
         self._mesh, self._hosts, self._step_s, self._paused_s = mesh, hosts, step_s, paused_s
         self._status, self._ended, self._marks, self._round = status, False, 0, 0
@@ -125,21 +131,23 @@ class FailureVerdict:
         reason = str(error) or type(error).__name__ if isinstance(error, Exception) else self._exit(error)
         # where no thread watches, a rank that computes leaves no mark: one that did not come is not known to be lost
         watched = not isinstance(error, AbsentRanks) or self._mesh.needs_polling
+        mark = self._mark()
         match error:
             case PeerFailed() if detached:
                 # the others know that this rank has gone; what it still waits for ends
                 self._abort(reason)
             case PeerFailed() if watched:
                 # another rank is the cause: leave a mark, then find out which, and let rank 0 hear that it may go
-                self._end_all(self._mark(), reason)
-                self._leave_store(self._mesh.ranks - 1 - self._blame(error))
+                mark = mark._replace(absent=error.ranks)
+                self._end_all(mark, reason)
+                self._leave_store(self._mesh.ranks - 1 - self._blame(error, mark))
             case RankLeft():
                 # the user of this rank has ended its part
-                self._end_all(self._mark()._replace(left=True), reason)
+                self._end_all(mark._replace(left=True), reason)
                 self._leave_store(0)
             case _:
                 # this rank is the cause: its fault is the verdict at once
-                self._end_all(self._mark()._replace(fault=reason), reason)
+                self._end_all(mark._replace(fault=reason), reason)
                 self._leave_store(self._mesh.ranks - 1)
 
     def _end_all(self, mark: ExitReport, reason: str) -> None:
@@ -191,7 +199,7 @@ class FailureVerdict:
     def _patience_s(self) -> float:
         return min(self._mesh.timeout_s, OTHERS_S + self._step_s())
 
-    def _blame(self, error: PeerFailed) -> int:
+    def _blame(self, error: PeerFailed, mark: ExitReport) -> int:
         """Gives the error the reason on which all agree; returns how many ranks are lost."""
         rank = self._mesh.rank
         try:
@@ -202,7 +210,7 @@ class FailureVerdict:
             verdict = Verdict(f"{f'{self._named([0])}, or ' if rank else ''}the store's host, was lost")
         # the others were gone before this rank came
         if rank in verdict.lost:  # the others went on without this one
-            verdict = Verdict(self._paused({rank: self._mark()}) or verdict.why, verdict.lost)
+            verdict = Verdict(self._paused({rank: mark}) or verdict.why, verdict.lost)
         if verdict.why:
             error.blame(verdict.why)
         return len(verdict.lost)
@@ -260,8 +268,12 @@ class FailureVerdict:
         """The reason, from the marks of all ranks; None where a rank has left, as its user asked."""
         if any(mark.left for mark in marks):
             return None
-        by_rank = dict(enumerate(marks))
-        return self._detached(by_rank) or self._paused(by_rank) or self._late(by_rank)
+        by_rank, timeout_s = dict(enumerate(marks)), self._mesh.gives_up_s
+        # of ranks that did not come, which each error names: what has kept them, if that is known
+        if absent := {rank for mark in marks for rank in mark.absent}:
+            by_rank, timeout_s = {rank: by_rank[rank] for rank in absent}, min(timeout_s, PATIENCE_S)
+            return self._detached(by_rank) or self._paused(by_rank, timeout_s / 2)
+        return self._detached(by_rank) or self._paused(by_rank, timeout_s / 2) or self._late(by_rank)
 
     def _detached(self, marks: Mapping[int, ExitReport]) -> str | None:
         gone = [rank for rank, mark in marks.items() if mark.detached and mark.doing != ELSEWHERE]
@@ -269,10 +281,11 @@ class FailureVerdict:
             return None
         return f"{self._named(gone)} has detached, or its process has ended, after {marks[gone[0]].step} steps"
 
-    def _paused(self, marks: Mapping[int, ExitReport]) -> str | None:
+    def _paused(self, marks: Mapping[int, ExitReport], at_least_s: float = 0.0) -> str | None:
+        """Blames the rank that was paused for the longest time, where that is a part of the others' time limit."""
         rank = max(marks, key=lambda rank: marks[rank].paused_s)
         seconds = marks[rank].paused_s
-        return f"{self._named([rank])} did not run for {seconds:.0f} s" if seconds else None
+        return f"{self._named([rank])} did not run for {seconds:.0f} s" if seconds > at_least_s else None
 
     def _late(self, marks: Mapping[int, ExitReport]) -> str | None:
         """Blames the ranks for which others have waited in the exchange of a step until their time was over."""
@@ -289,7 +302,7 @@ class FailureVerdict:
 
     def _mark(self) -> ExitReport:
         step, doing, exchanged_s = self._status()
-        return ExitReport(None, False, self._paused_s(), False, step, doing, exchanged_s)
+        return ExitReport(None, False, self._paused_s(self._patience_s), False, step, doing, exchanged_s)
 
     def _named(self, ranks: Sequence[int]) -> str:
         hosts = self._hosts()

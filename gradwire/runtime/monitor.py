@@ -30,6 +30,8 @@ class Monitor:
     def __init__(self, mesh: Mesh, executor: Executor) -> None:
         self._mesh, self._executor, self._closed = mesh, executor, threading.Event()
         self._period_s = period_s(mesh.ranks * len(mesh.axes))
+        for transport in mesh.axes.values():
+            transport.look_s = self._period_s
         # since when this thread waits, and the last pause of this process: its end and its seconds
         self._waits_since: float | None = None
         self._pause = (0.0, 0.0)
@@ -47,12 +49,13 @@ class Monitor:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def paused_s(self) -> float:
-        """Seconds for which this process did not run, where that could end the collectives now under way; else 0."""
+    def paused_s(self, within_s: float) -> float:
+        """Seconds for which this process did not run, where that ended so long ago or less, or since this thread last
+        looked; else 0."""
         # the caller may have woken before the thread
         self._note_pause()
         ended_s, seconds = self._pause
-        return seconds if monotonic() - ended_s < self._mesh.timeout_s else 0.0
+        return seconds if monotonic() - ended_s < within_s + self._period_s else 0.0
 
     def _note_pause(self) -> None:
         now, since = monotonic(), self._waits_since

@@ -57,6 +57,7 @@ class Runtime:
     ) -> None:
         self.slots, self.mesh, self._options = list(slots), mesh.for_job(), options
         self.sparse, self.rows, self.elastic = options.sparse, options.rows, options.elastic
+        self.controlled = options.controller is not None
         # the error and counters, which are needed from the beginning
         self._first_error = failing = FirstError(partial(Runtime._end_job, weakref.proxy(self)))
         self.fail, self.raise_error, self.refuse = failing.fail, failing.raise_known, failing.refuse
@@ -90,14 +91,14 @@ class Runtime:
         )
         self._step_lock = StepLock(weakref.proxy(self), collector)
         self._failure = FailureVerdict(
-            self.mesh, self.hosts, collector.step_s, watch.paused_s if watch else float, collector.status
+            self.mesh, self.hosts, collector.step_s, watch.paused_s if watch else lambda _: 0.0, collector.status
         )
         self._end = forked.finalize(self, close_all, self._failure, watch, self._executor, self.mesh, own_mesh)
         forked.register(failing)
         self._hand_on_calls()
         # the first plan is in force; then connections, which all ranks make together
         self._reduced.follow(self._active.trained)
-        self._executor.call(partial(self._active.work_with, self._steps, control, self._pipeline))
+        self._call(partial(self._active.work_with, self._steps, control, self._pipeline))
         self._call(partial(self._pipeline.open, device))
 
     def _hand_on_calls(self) -> None:
@@ -248,7 +249,7 @@ class Runtime:
         another model's state, another rank's, one not saved with the others', or none, or where `check` does."""
         with self.between_steps("load_state_dict()"), self._first_error.fail_job_on():
             read = self._states.read(state, check)
-            self._call(partial(self._states.take, read))
+            self._call(partial(self._states.take, *read))
 
     def leave(self) -> list[checkpoint.StateDict]:
         """Ends the job at once, on all ranks. Returns the state after the last whole step; then that after the next

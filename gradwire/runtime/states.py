@@ -1,7 +1,7 @@
 """State dicts of a job: saved, gathered from all ranks, and loaded."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -20,6 +20,9 @@ from gradwire.runtime.meeting import Agreement
 from gradwire.runtime.steps import Steps
 from gradwire.slots import Slot
 from gradwire.transports import Mesh
+
+Held = Mapping[str, Collection[str]]
+"""By parameter the kinds of state of gradient size that some rank has."""
 
 
 class States:
@@ -60,10 +63,10 @@ class States:
         own = checkpoint.unpack(self.save())
         return gather(own, self._slots, self._mesh, self._agreement, self._steps.executor.device)
 
-    def read(self, state: checkpoint.StateDict, check: Callable[[], object]) -> checkpoint.Unpacked:
-        """This rank's part of a state that all ranks load together; changes nothing yet. Raises ValueError, on all
-        ranks, where one of them cannot load it, or what `check` looks at, or where their states do not belong together.
-        """
+    def read(self, state: checkpoint.StateDict, check: Callable[[], object]) -> tuple[checkpoint.Unpacked, Held]:
+        """This rank's part of a state that all ranks load together, and what any of them loads; changes nothing yet.
+        Raises ValueError, on all ranks, where one of them cannot load it, or what `check` looks at, or where their
+        states do not belong together."""
         # loading is tried: a controller that has loaded is put back where ranks disagree
         before, read = self._plans.export(), list[checkpoint.Unpacked]()
 
@@ -84,10 +87,11 @@ class States:
             self._plans.restore(before)
             raise
 
-    def _alike(self, own: checkpoint.Unpacked) -> checkpoint.Unpacked:
+    def _alike(self, own: checkpoint.Unpacked) -> tuple[checkpoint.Unpacked, Held]:
         """This rank's part, without those `COMMON` tensors that are not equal on all ranks that reduce a group
         together, as when other ranks lead the hosts than did before. All these ranks begin such a tensor anew."""
-        facts = self._agreement.gather("load_state_dict()", {"common": json.dumps(_common(own))})
+        kept = json.dumps(_kept(own, self._slots))
+        facts = self._agreement.gather("load_state_dict()", {"common": json.dumps(_common(own)), "kept": kept})
         # the ranks that differ in their place on the axis "replica" alone
         places = [self._mesh.place(rank) | {REPLICA: 0} for rank in range(self._mesh.ranks)]
         mine = places[self._mesh.rank]
@@ -98,16 +102,16 @@ class States:
             name: {key: tensor for key, tensor in tensors.items() if (name, key) not in unlike}
             for name, tensors in own.exported.items()
         }
-        return replace(own, exported=exported)
+        return replace(own, exported=exported), _held({its["kept"] for its in facts}, self._slots)
 
-    def take(self, read: checkpoint.Unpacked) -> None:
+    def take(self, read: checkpoint.Unpacked, held: Held) -> None:
         """Goes on from the state that was read."""
         self._plans.load(read)
         with self._steps.changing:
             # the last step is final, and counted, before its number goes: nothing of it comes into the loaded state
             self._steps.close()
             self._steps.number, self._steps.counted = read.step, read.step - read.about.skipped
-            self._steps.store.load(read.exported)
+            self._steps.store.load(read.exported, held)
             self._steps.recordings.clear()
 
 
@@ -149,6 +153,21 @@ def _common(own: Unpacked) -> list[tuple[str, str, str]]:
         for key, tensor in tensors.items()
         if key.startswith(GROUP + COMMON)
     ]
+
+
+def _kept(own: Unpacked, slots: Sequence[Slot]) -> dict[str, str]:
+    """By kind of state of gradient size a 1 or 0 for each slot: whether this rank has it."""
+    return {
+        kind: "".join("01"[kind in own.exported.get(slot.name, {})] for slot in slots) for kind in sorted(_kinds(own))
+    }
+
+
+def _held(kept: Collection[str], slots: Sequence[Slot]) -> Held:
+    """What some rank has, of all that ranks have said by `_kept`."""
+    ranks = [json.loads(each) for each in kept]
+    return {
+        slot.name: {kind for own in ranks for kind, has in own.items() if has[i] == "1"} for i, slot in enumerate(slots)
+    }
 
 
 def _kinds(own: Unpacked) -> list[str]:

@@ -139,7 +139,7 @@ class Store:
         self.groups: list[StoredGroup] = []
         # whether any rank may have state of gradient size; the same on all, which have the same plans and load together
         self.keeps_state = False
-        # by slot: the kinds of state of gradient size that some plan has written, the same on all ranks
+        # by slot: the kinds of state of gradient size that a plan has written or a rank loaded; on all ranks alike
         self._index, self._written = {slot.name: i for i, slot in enumerate(slots)}, [set[str]() for _ in slots]
         self._buffers = StateBuffers(self.slots, device)
         # of plans before this one: small state by slot, and that of its group
@@ -193,13 +193,16 @@ class Store:
         }
         return {slot.name: self._export_slot(i, padded, *now.get(i, ((), {}, {}))) for i, slot in enumerate(self.slots)}
 
-    def load(self, exported: Exported) -> None:
-        """Takes over what `export` returned. What it lacks is as it was at first: no memory, and small tensors as a
-        compressor begins with. A slot's small tensor of another size takes the rows that both have."""
+    def load(self, exported: Exported, held: Mapping[str, Collection[str]]) -> None:
+        """Takes over what `export` returned; `held`: by parameter the kinds of state of gradient size that some rank
+        loads. What it lacks is as it was at first: no memory, and small tensors as a compressor begins with. A slot's
+        small tensor of another size takes the rows that both have."""
         self.keeps_state = True
         loaded = [self._load_rows(i, exported.get(slot.name, {})) for i, slot in enumerate(self.slots)]
-        kinds = [[kind for kind in tensors if "/" not in kind] for tensors in loaded]
-        # places and buffers for all that the state has
+        for slot, written in zip(self.slots, self._written, strict=True):
+            written.update(held.get(slot.name, ()))
+        # places and buffers for all that some rank has
+        kinds = [() if i in self.sparse else held.get(slot.name, ()) for i, slot in enumerate(self.slots)]
         self._buffers.hold([i for i, own in enumerate(kinds) if own])
         for kind in {kind for own in kinds for kind in own}:
             self._buffers.need(kind)

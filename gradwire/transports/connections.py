@@ -2,7 +2,6 @@
 
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import Any
 import torch
 
 from gradwire.torch_private.process_groups import backend_of
+from gradwire.transports import forked
 from gradwire.transports.batch_threads import in_batch
+from gradwire.transports.bounded_calls import on_thread
 
 OPEN = Path("/proc/self/fd")
 
@@ -74,7 +75,8 @@ def connections_of(like: Any) -> Iterator[Connections]:
 def let_go(held: list[Any]) -> None:
     """Drops the last references to groups that were ended, without waiting. A gloo group's end waits for its threads,
     and these for messages under way, some of which only the timeout ends."""
-    threading.Thread(target=held.clear, name="gradwire let go", daemon=True).start()
+    if not on_thread(held.clear):
+        forked.keep_for_ever(held)  # the process ends, and closes what is left
 
 
 def _sockets() -> Iterator[tuple[str, int]]:

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -138,6 +139,11 @@ class Mesh:
         """How long a rank waits for another one."""
         return min(transport.timeout_s for transport in self.axes.values())
 
+    @property
+    def gives_up_s(self) -> float:
+        """How long a rank may not run until the others go on without it."""
+        return min(transport.gives_up_s for transport in self.axes.values())
+
     def start(self, op: Collective) -> Pending:
         """Starts `op` on its axis. Raises `Lost`, as all that follow do, where another rank is the reason."""
         with of_others():
@@ -200,7 +206,10 @@ class Mesh:
     def abort(self, reason: str) -> None:
         """Aborts all transports at once, for on NCCL one may wait for another, or for the group's timeout. Returns
         after ABORT_S even then."""
-        run_bounded([partial(transport.abort, reason) for transport in self.axes.values()], ABORT_S)
+        calls = [partial(transport.abort, reason) for transport in self.axes.values()]
+        for call in run_bounded(calls, ABORT_S):
+            with suppress(Exception):
+                call()  # the process ends
         self.let_go()
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.connections import Connections, connections_of, let_go
 from gradwire.transports.gathering import counted, meet
 from gradwire.transports.heartbeat import Heartbeat, raise_alarm
-from gradwire.transports.mesh import Mesh
+from gradwire.transports.mesh import ABORT_S, Mesh
 from gradwire.transports.staged import Staging
 from gradwire.transports.torch_store import TorchStore
 from gradwire.transports.transport import Pending, Transport
@@ -156,6 +156,11 @@ class ProcessGroup(Transport):
         return made
 
     @property
+    def gives_up_s(self) -> float:
+        # over NCCL its beats are missed
+        return silent_s(self.look_s) if self._queues else self.timeout_s
+
+    @property
     def carrier(self) -> object:
         # another transport of the same group would use the same tags
         return self._group or self
@@ -246,7 +251,7 @@ class ProcessGroup(Transport):
         if held and (self._apart or dist.is_initialized()):
             # end what is under way, without waiting for threads that wait for other ranks
             self._connections.shut_down()
-            abort_group(held[0])
+            self._end(abort_group, held[0], ABORT_S)
             let_go(held)
 
     def close(self) -> None:
@@ -256,11 +261,14 @@ class ProcessGroup(Transport):
             self._staging.close()
         if group is None or not (self._apart or dist.is_initialized()):
             return
-        if self._queues:
-            # its end waits for the other ranks; where garbage collection closes it, these may train on
-            run_bounded([partial(close_group, group)], CLOSE_S)
-        else:
-            close_group(group)
+        self._end(close_group, group, CLOSE_S)
+
+    def _end(self, end: Callable[[dist.ProcessGroup], None], group: dist.ProcessGroup, seconds: float) -> None:
+        # NCCL's end waits for the other ranks; where garbage collection closes it, these may train on
+        if not self._queues:
+            end(group)
+        elif run_bounded([partial(end, group)], seconds):
+            forked.keep_for_ever(group)  # the process ends
 
     def after_fork(self) -> None:
         """Drops the group in a forked child: it is the parent's."""
@@ -283,12 +291,20 @@ class ProcessGroup(Transport):
                 return self._beside.get("failure", 0)
             return None
         # NCCL: beat, then look for an alarm, an error of NCCL's own, or a silent partner
-        self.silent = silent = self._heart.silent(SILENT_S, waits)
+        self.silent = silent = self._heart.silent(self.gives_up_s, waits)
         if self._heart.alarmed:
             return self._beside.first("failure", "a rank has raised the alarm")
         if (group := self._group) and (error := error_of(group)):
             return f"NCCL reports {error} on rank {self.rank}; NCCL_DEBUG=WARN has it say more"
-        return None if silent is None else f"a rank was lost ({silent} has given no sign of life for {SILENT_S:.0f} s)"
+        if silent is None:
+            return None
+        return f"a rank was lost ({silent} has given no sign of life for {self.gives_up_s:.0f} s)"
+
+
+def silent_s(look_s: float) -> float:
+    """How long a rank may give no sign of life where ranks look every `look_s` seconds: for three looks at least. A
+    rank that looks later than half of this was stopped itself, as all would seem to be if they looked more rarely."""
+    return max(SILENT_S, 3 * look_s)
 
 
 def world_or(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

@@ -6,13 +6,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from threading import Thread
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch.distributed as dist
 
 from gradwire.torch_private.process_groups import default_store
+from gradwire.transports.bounded_calls import on_thread
 from gradwire.transports.forked import FORKED
 
 T = TypeVar("T")
@@ -97,9 +97,10 @@ class TorchStore:
         if self._pid != os.getpid():
             raise RuntimeError(FORKED)
         # ask on another thread, for the client may never come back
-        answer: Future[T] = Future()
+        question = partial(call, f"{self._prefix}/{key}")
         if self._store not in TorchStore._silent:
-            Thread(target=_answer, args=(answer, call, f"{self._prefix}/{key}"), daemon=True).start()
+            if not (answer := on_thread(question)):  # the process ends: torch's own timeout has to do
+                return question()
             with suppress(TimeoutError):
                 return answer.result(timeout_s)
             # no answer: until it comes, later calls would find the client busy
@@ -110,13 +111,6 @@ class TorchStore:
 
 def _heard(store: Any, _: Future[Any]) -> None:
     TorchStore._silent.discard(store)
-
-
-def _answer(answer: Future[T], call: Callable[[str], T], key: str) -> None:
-    try:
-        answer.set_result(call(key))
-    except BaseException as error:
-        answer.set_exception(error)
 
 
 def _address(store: Any) -> str:

@@ -77,8 +77,15 @@ class Transport(ABC):
     """How many jobs have begun on it."""
     needs_polling: bool = False
     """A wait may not notice a lost rank, as on NCCL, where all return at once. Then `lost` is asked every second."""
+    look_s: float = 1.0
+    """How often `lost` is asked: less often where ranks are thousands, who ask one store."""
     silent: int | None = None
     """The rank without a sign of life, where `lost` has found one."""
+
+    @property
+    def gives_up_s(self) -> float:
+        """How long a rank may not run until the others, which wait for it, go on without it."""
+        return self.timeout_s
 
     @property
     def carrier(self) -> object:
@@ -112,6 +119,6 @@ class Transport(ABC):
 
     def lost(self, waits: bool) -> str | None:
         """The reason why the collectives under way will not end; None while they may. Asked where the transport
-        `needs_polling`, every second or so, on a thread of its own; `waits`: whether this rank has waited for others
-        for some time."""
+        `needs_polling`, every `look_s` seconds, on a thread of its own; `waits`: whether this rank has waited for
+        others for some time."""
         return None

@@ -136,6 +136,20 @@ def test_the_papers_warm_up():
     assert shares == pytest.approx([0.25, 0.0629, 0.0158, 0.00398, 0.001], rel=0.01)
 
 
+def test_what_sends_all_anyway_warms_up_no_more_and_the_rest_does():
+    first, second = (gw.Group((slot.name,), gw.TopK(1.0), gw.Residual(), gw.AllGather()) for slot in SLOTS)
+    plan = gw.Plan((first, replace(second, compressor=gw.TopK(0.01))))
+    running = Job(plan, SLOTS, 2, controllers=[gw.WarmUp(0.16, steps=4) for _ in range(2)])
+    ratios = []
+    for number in range(6):
+        ratios.append(settings(running))
+        run(running, range(number, number + 1))
+    assert {own["first.weight"] for own in ratios} == {1.0}
+    assert [own["second.weight"] for own in ratios] == pytest.approx([0.16] * 2 + [0.04] * 2 + [0.01] * 2)
+    assert [decision.factor for decision in running.controllers[0].decisions] == pytest.approx([25.0, 100.0])
+    running.close()
+
+
 def test_dense_steps_have_no_dgc_memory():
     plan = plan_of(SLOTS, gw.DGC(0.01), gw.DGCMemory(), gw.AllGather())
     gw.WarmUp().check(plan)

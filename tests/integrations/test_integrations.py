@@ -156,6 +156,7 @@ def test_training_goes_on_with_a_warning_where_rank_0_sees_no_file_of_gradwires(
         raising(results)
         check_residual(running, running.kept)
     assert f"{tmp_path / '0'} has no {FILE}; training goes on without that checkpoint's memories" in caplog.text
+    assert caplog.text.count("training goes on") == 1, "rank 0 alone says so"
 
 
 @contextmanager

@@ -751,6 +751,12 @@ def detached_is_native_again_or_trains_no_more() -> None:
         gw.attach(on_shards, as_fsdp_groups(native, gw.FP32()), mesh=mesh)
         loss_of(on_shards, 0).backward()
         assert equal(gradients(on_shards), gradients(native))
+        # local steps need no exchange between replicas in each step
+        local = wrapped(mesh["shard"])
+        gw.attach(local, gw.TopK(0.01), mesh=mesh).detach()
+        optimizer = gw.LocalSteps(torch.optim.SGD(local.parameters(), 0.1), local, inner_steps=5, mesh=mesh)
+        loss_of(local, 0).backward()
+        optimizer.step()
 
 
 @scenario(4)

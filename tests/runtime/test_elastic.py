@@ -9,6 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.frontends.elastic_resume import go_on, without_memories
+from gradwire.frontends.handle import Handle
+from gradwire.frontends.null_job import NullFrontEnd
 from gradwire.runtime.replicas import from_first
 from gradwire.transports.members import Members
 from tests.support import harness
@@ -134,6 +137,27 @@ def test_a_step_that_was_not_voted_on_is_none_of_the_controllers():
             for runtime in running.runtimes:
                 runtime.commit()
     assert [controller.seen for controller in controllers] == [[WORLD] * WHOLE] * WORLD
+
+
+def test_a_job_without_a_controller_goes_on_from_what_one_has_left():
+    """Which began with a plan for the head alone, in an earlier job."""
+    plan, head = plan_of(SLOTS, *CASES[1]), {"head.weight"}
+    controllers = [gw.WarmUp(0.5, steps=4) for _ in range(2)]
+    with harness.job(plan.only(head), SLOTS, 2, controllers=controllers, trained=head) as first:
+        states = first.states()
+    with harness.job(plan, SLOTS, 2, elastic=True) as second:
+        second.load(states)
+        states = second.states()
+
+    def goes_on(rank: int) -> gw.Plan | None:
+        handle = Handle(third.runtimes[rank], NullFrontEnd())
+        go_on(handle, without_memories(states[0]), states[rank], rank, 2)
+        return handle.plan
+
+    with harness.job(plan, SLOTS, 2, elastic=True) as third:
+        assert raising(together(2, goes_on)) == [plan] * 2
+        after = third.states()
+    assert [after[rank].keys() for rank in range(2)] == [states[rank].keys() for rank in range(2)]
 
 
 def test_what_rank_0_has_is_told_to_all():

@@ -53,9 +53,10 @@ def ending_of(
     timeout_s: float = 1.0,
 ) -> FailureVerdict:  # fmt: skip
     mesh: Any = SimpleNamespace(
-        rank=rank, ranks=ranks, store=store, timeout_s=timeout_s, abort=abort or (lambda reason: None), silent=silent
-    )
-    return FailureVerdict(mesh, lambda: HOSTS if ranks == 3 else [], lambda: 0.0, lambda: paused_s)
+        rank=rank, ranks=ranks, store=store, timeout_s=timeout_s, gives_up_s=timeout_s, needs_polling=True,
+        abort=abort or (lambda reason: None), silent=silent,
+    )  # fmt: skip
+    return FailureVerdict(mesh, lambda: HOSTS if ranks == 3 else [], lambda: 0.0, lambda within_s: paused_s)
 
 
 def marked(store: Store, ranks: Collection[int]) -> None:
@@ -64,8 +65,10 @@ def marked(store: Store, ranks: Collection[int]) -> None:
         ending_of(rank, store)._leave_mark(WELL)
 
 
-def blamed(marks: dict[int, ExitReport], paused_s: float, monkeypatch: pytest.MonkeyPatch) -> str:
-    """By rank 0 of three, whose wait ended for a reason that names nobody."""
+def blamed(
+    marks: dict[int, ExitReport], paused_s: float, monkeypatch: pytest.MonkeyPatch, error: PeerFailed | None = None
+) -> str:
+    """By rank 0 of three, whose wait ended for a reason that names nobody, or by this error."""
     monkeypatch.setattr(failures, "OTHERS_S", 0.1)
     store = Store()
     for rank, mark in marks.items():
@@ -74,7 +77,7 @@ def blamed(marks: dict[int, ExitReport], paused_s: float, monkeypatch: pytest.Mo
         if mark.fault:
             store.set("verdict", json.dumps(Verdict(mark.fault)))
     store.add("heard", len(marks))
-    error = PeerFailed("reducing ended", "timed out")
+    error = error or PeerFailed("reducing ended", "timed out")
     ending_of(0, store, paused_s).end(error)
     return str(error).removeprefix("reducing ended: ")
 
@@ -87,6 +90,7 @@ def blamed(marks: dict[int, ExitReport], paused_s: float, monkeypatch: pytest.Mo
         ({1: WELL}, 18.0, "rank 2 (host c) was lost"),
         ({1: WELL, 2: WELL}, 18.0, "rank 0 (host a) did not run for 18 s"),
         ({1: WELL, 2: ExitReport(None, False, 9.0)}, 7.0, "rank 2 (host c) did not run for 9 s"),
+        ({1: WELL, 2: ExitReport(None, False, 0.4)}, 0.0, "timed out"),  # less than half of the others' time limit
         (
             {1: ExitReport(None, False, 0.0, detached=True, step=7), 2: WELL},
             0.0,
@@ -101,6 +105,22 @@ def blamed(marks: dict[int, ExitReport], paused_s: float, monkeypatch: pytest.Mo
 )
 def test_who_is_blamed(marks: dict[int, ExitReport], paused_s: float, why: str, monkeypatch: pytest.MonkeyPatch):
     assert blamed(marks, paused_s, monkeypatch) == why
+
+
+@pytest.mark.parametrize(
+    ("marks", "paused_s", "why"),
+    [
+        ({1: WELL, 2: WELL}, 18.0, "rank 1 did not come to verify() within 60 s"),
+        ({1: WELL, 2: ExitReport(None, False, 18.0)}, 0.0, "rank 1 did not come to verify() within 60 s"),
+        ({1: ExitReport(None, False, 18.0), 2: WELL}, 20.0, "verify() ended: rank 1 (host b) did not run for 18 s"),
+        ({1: ExitReport(None, False, 0.4), 2: WELL}, 0.0, "rank 1 did not come to verify() within 60 s"),
+    ],
+)
+def test_a_rank_that_did_not_come_is_named_whoever_was_paused(
+    marks: dict[int, ExitReport], paused_s: float, why: str, monkeypatch: pytest.MonkeyPatch
+):
+    error = AbsentRanks("verify()", "rank 1 did not come to verify() within 60 s", [1])
+    assert blamed(marks, paused_s, monkeypatch, error) == why
 
 
 def test_a_rank_that_leaves_says_so():

@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from socket import gethostname
+from time import monotonic
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -196,6 +199,15 @@ def test_a_monitor_ends_with_its_job(monkeypatch: pytest.MonkeyPatch):
         running.step(draw(SLOTS, 2, 0))
         assert {thread.name for thread in set(threading.enumerate()) - before} == {"gradwire", "gradwire-monitor"}
     assert not {thread.name for thread in set(threading.enumerate()) - before}
+
+
+def test_a_pause_counts_for_a_moment():
+    mesh: Any = SimpleNamespace(ranks=2, axes={"replica": SimpleNamespace()}, timeout_s=1800.0)
+    watch = monitor.Monitor(mesh, SimpleNamespace(waits=SimpleNamespace(seconds=lambda: 0.0)))
+    watch.close()
+    watch._pause = monotonic() - 20.0, 7.0
+    assert watch.paused_s(60.0) == 7.0
+    assert watch.paused_s(2.0) == 0.0, "it ended long ago, and is not the reason"
 
 
 STOPPED = """

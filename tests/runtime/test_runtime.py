@@ -17,6 +17,7 @@ from gradwire.compressors import Cast, GroupContext, Parts
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.plans import uniform
+from gradwire.runtime.active_plan import ActivePlan
 from gradwire.runtime.failures import ReductionError
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
@@ -27,6 +28,28 @@ from tests.support.kernel_cases import needs_library
 
 SLOTS = slots_of(SMALL)
 MANY = slots_of({f"layer{i}.weight": torch.empty(5 + i, 4) for i in range(11)})
+
+
+def test_a_rank_without_room_for_its_state_tells_the_others(monkeypatch: pytest.MonkeyPatch):
+    lays_out = ActivePlan.work_with
+
+    def work_with(active: ActivePlan, *parts: Any) -> None:
+        if parts[-1].mesh.rank == 1:
+            raise torch.OutOfMemoryError("no room")
+        lays_out(active, *parts)
+
+    monkeypatch.setattr(ActivePlan, "work_with", work_with)
+    transports, plan = gw.Threads.group(2), plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather())
+
+    def attaches(rank: int) -> None:
+        runtime = Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, JobOptions())
+        runtime.open_step()
+        hand_over(runtime, draw(SLOTS, 2, 0)[rank])
+        runtime.finish()
+
+    errors = together(2, attaches)
+    assert isinstance(errors[1], torch.OutOfMemoryError)
+    assert "no room" in str(errors[0])
 
 
 def sequence(transport: gw.Threads) -> list[tuple]:

@@ -98,6 +98,7 @@ class Blocking(Played):
 def test_a_rank_is_missed_by_one_that_is_still_in_a_collectives_start(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("gradwire.transports.process_group.SILENT_S", 0.05)
     first, second = transports(kind=Blocking)
+    first.look_s = 0.0
     second.lost(False)
     threading.Thread(target=first.start, args=(message(),), daemon=True).start()
     found = None
