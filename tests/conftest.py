@@ -4,7 +4,9 @@ interrupted, which a job in the background could not."""
 
 import os
 import signal
+from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -27,6 +29,30 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.support.warm import forked_rank
 
     monkeypatch.setattr(SubprocessHandler, "_popen", forked_rank)
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    """torch.distributed of this process alone."""
+    from tests.support.ranks import one_rank
+
+    with one_rank(tmp_path):
+        yield
+
+
+def pytest_collectstart() -> None:
+    _seed()
+
+
+def pytest_runtest_setup() -> None:
+    _seed()
+
+
+def _seed() -> None:
+    """So that what a test or its file draws of torch's own generator does not depend on the tests before."""
+    from torch import default_generator
+
+    default_generator.manual_seed(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

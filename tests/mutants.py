@@ -5,9 +5,9 @@
     python tests/mutants.py --only memories # those in files whose path has this word
 
 Works in this checkout, which must have no uncommitted change, and puts every file back. Runs the tests of the module
-first, then those of the area, then all others, and stops at the first failure. Prints which faults no test found, and
-for each file how many of its faults were caught; ends with 1 if more than one in twenty were not. pytest does not
-collect this file.
+first, then those of the area, then all others, and stops at the first failure, which counts if the same tests pass
+without the fault. Prints which faults no test found, and for each file how many of its faults were caught; ends with 1
+if more than one in twenty were not. pytest does not collect this file.
 """
 
 import argparse
@@ -15,7 +15,9 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -368,18 +370,34 @@ def _by_file(faults: list[Fault], missed: list[Fault]) -> list[str]:
 
 
 def _found_by(fault: Fault) -> str:
-    """The first test that fails with the fault, or nothing."""
+    """The first test that fails with the fault, of those that pass without it; or nothing."""
+    names = AREAS.get(Path(fault.file).parts[0].removesuffix(".py"), ())
+    own = _tests_of(Path(fault.file).with_suffix(""))
+    area = [path for name in names for path in (ROOT / "tests").rglob(f"test_{name}.py") if path not in own]
+    others = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if path not in [*own, *area]]
+    for files, limit_s in ((own, AREA_S), (area, AREA_S), (others, ALL_S)):
+        if (found := _with(fault, files, limit_s)) and not _without(tuple(files), limit_s):
+            return found
+    return ""
+
+
+def _with(fault: Fault, files: list[Path], limit_s: float) -> str:
+    """The first of these tests that fails with the fault, or nothing."""
     file = ROOT / "gradwire" / fault.file
     original = file.read_text()
     try:
         file.write_text(fault.planted())
-        names = AREAS.get(Path(fault.file).parts[0].removesuffix(".py"), ())
-        own = _tests_of(Path(fault.file).with_suffix(""))
-        area = [path for name in names for path in (ROOT / "tests").rglob(f"test_{name}.py") if path not in own]
-        others = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if path not in [*own, *area]]
-        return _first_failure(own, AREA_S) or _first_failure(area, AREA_S) or _first_failure(others, ALL_S)
+        return _first_failure(files, limit_s)
     finally:
         file.write_text(original)
+
+
+@cache
+def _without(files: tuple[Path, ...], limit_s: float) -> str:
+    """The first of these tests that fails without a fault, or nothing."""
+    if failed := _first_failure(files, limit_s):
+        print(f"without a fault: {failed}", flush=True)
+    return failed
 
 
 def _tests_of(module: Path) -> list[Path]:
@@ -388,7 +406,7 @@ def _tests_of(module: Path) -> list[Path]:
     return sorted({*named, *(ROOT / "tests").rglob(f"test_{module.name}.py")})
 
 
-def _first_failure(files: list[Path], limit_s: float) -> str:
+def _first_failure(files: Sequence[Path], limit_s: float) -> str:
     """Runs these tests until one fails; its name, or nothing where all pass."""
     if not files:
         return ""

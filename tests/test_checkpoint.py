@@ -1,6 +1,5 @@
 """State dicts: a resumed job goes on bit for bit, and no residual is lost on the way to another plan or size."""
 
-import io
 import json
 import re
 from collections.abc import Sequence
@@ -36,6 +35,7 @@ from tests.support.harness import (
     draw,
     hand_over,
     hosts,
+    impatient,
     job,
     plan_of,
     raising,
@@ -44,6 +44,8 @@ from tests.support.harness import (
     total,
 )  # fmt: skip
 from tests.support.pretend_cuda import GPU, on_gpu, pretended_cuda
+from tests.support.schedule import Schedule
+from tests.support.states import through_a_file
 
 SLOTS = slots_of(SMALL)
 REMEMBERING = [case for case in CASES if case.memory.error_feedback]
@@ -79,13 +81,6 @@ def as_kept(case: Case, states: list[dict[str, Tensor]]) -> list[dict[str, Tenso
 def tensors_of(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """But for what it says of its plan."""
     return {key: tensor for key, tensor in state.items() if key != checkpoint.ABOUT}
-
-
-def through_a_file(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 @rows(CASES)
@@ -435,10 +430,10 @@ def test_states_that_lie_on_several_devices_are_gathered_on_the_cpu():
             assert all(torch.equal(part[key], other[key]) for key in other)
 
 
-def test_ranks_that_do_not_load_are_named_and_told(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(meeting, "PATIENCE_S", 0.2)
+def test_ranks_that_do_not_load_are_named_and_told():
     for loading in (0, 1):
         with job(plan_for(SMALL_CASE), SLOTS, 2) as running:
+            impatient(running)
             states = running.states()
             with pytest.raises(RuntimeError, match=f"rank {1 - loading} did not come"):
                 running.runtimes[loading].load_state_dict(states[loading])
@@ -680,11 +675,6 @@ def test_all_ranks_keep_room_for_what_some_of_them_have_loaded():
             assert first == second
     names = [{name for name in own if name.endswith("residual")} for own in saved]
     assert names[0] < names[1], "only what may be other than zero is in a rank's own file"
-
-
-class Schedule:
-    def get_last_lr(self) -> list[float]:
-        return [0.1]
 
 
 CONTROLLERS = [

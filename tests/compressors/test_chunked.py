@@ -5,18 +5,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.ops.lazy_sum import LazySum
-from gradwire.ops.mean import Mean
-from tests.support.harness import alone, job, plan_of, slots_of
-
-
-def sent(codec: gw.ChunkTopK, x: Tensor) -> Tensor:
-    """What a payload stands for."""
-    context = alone(len(x), codec)
-    payload, out = torch.zeros(codec.payload_bytes(len(x)), dtype=torch.uint8), torch.empty(len(x))
-    codec.encode(LazySum.of(x.clone()), payload[None], context.whole)
-    codec.decode(payload[None, None], Mean.of(out), context.whole)
-    return out
+from tests.support.harness import job, plan_of, round_trip, slots_of
 
 
 def defined(codec: gw.ChunkTopK, x: Tensor) -> Tensor:
@@ -38,13 +27,13 @@ def defined(codec: gw.ChunkTopK, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("n", [1, 100, 4096, 12_345])
 def test_it_is_as_defined(codec: gw.ChunkTopK, n: int):
     x = torch.randn(n, generator=torch.Generator().manual_seed(n))
-    torch.testing.assert_close(sent(codec, x), defined(codec, x), rtol=2**-8, atol=0)
+    torch.testing.assert_close(round_trip(codec, x), defined(codec, x), rtol=2**-8, atol=0)
 
 
 def test_a_short_last_chunk_loses_nothing_to_its_padding():
     codec, movement = gw.ChunkTopK(64, of=4096), torch.zeros(4097)
     movement[-1] = 1.0
-    assert sent(codec, movement)[-1] == 1
+    assert round_trip(codec, movement)[-1] == 1
 
 
 def test_a_chunk_takes_as_many_bytes_as_said():

@@ -1,7 +1,6 @@
 """Low rank against the papers' formulas in float64, epfml's algorithm and torch's hook."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -147,36 +146,33 @@ class Watched:
         return next(e for e, p in zip(parts, self.order, strict=True) if p is parameter).view_as(parameter)
 
 
-def test_power_sgd_is_torchs(tmp_path: Path):
+@pytest.mark.usefixtures("one_rank")
+def test_power_sgd_is_torchs():
     """torch's own hook on one rank and bucket: the same steps are dense, the same tensors are, and from the same Q
     the same approximation comes."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        model = nn.Sequential(nn.Linear(19, 12), nn.Linear(12, 3, bias=False))
-        weight, first = model[0].weight, 3
-        slots = slots_of(dict(model.named_parameters()))
-        ddp = DistributedDataParallel(model)
-        watched = Watched(matrix_approximation_rank=2, start_powerSGD_iter=first, min_compression_rate=2)
-        ddp.register_comm_hook(None, watched.hook)
-        with start(gw.PowerSGD(2, min_compression_rate=2, start_step=first), slots, 1) as running:
-            for step in range(7):
-                q = [q.clone() for q in watched.state.q_memory_dict.values()]
-                error = watched.error_of(weight).clone() if watched.state.error_dict else torch.zeros(12, 19)
-                model.zero_grad()
-                ddp(normal(5, 19, seed=step)).square().sum().backward()
-                local = torch.autograd.grad(model(normal(5, 19, seed=step)).square().sum(), list(model.parameters()))
-                if q:
-                    state = running.runtimes[0]._steps.store.export()["0.weight"]
-                    state["shared/q"].copy_(q[0].view(19, 2).T)
-                    state["residual"].copy_(error)
-                means = running.step([list(local)])[0]
-                for mean, parameter in zip(means, model.parameters(), strict=True):
-                    if step != first or parameter is not weight:  # torch draws its first Q otherwise
-                        torch.testing.assert_close(mean, parameter.grad, rtol=1e-3, atol=1e-3)
-                    dense = step < first or parameter is not weight
-                    assert torch.equal(mean, local[[p is parameter for p in model.parameters()].index(True)]) == dense
-    finally:
-        dist.destroy_process_group()
+    model = nn.Sequential(nn.Linear(19, 12), nn.Linear(12, 3, bias=False))
+    weight, first = model[0].weight, 3
+    slots = slots_of(dict(model.named_parameters()))
+    ddp = DistributedDataParallel(model)
+    watched = Watched(matrix_approximation_rank=2, start_powerSGD_iter=first, min_compression_rate=2)
+    ddp.register_comm_hook(None, watched.hook)
+    with start(gw.PowerSGD(2, min_compression_rate=2, start_step=first), slots, 1) as running:
+        for step in range(7):
+            q = [q.clone() for q in watched.state.q_memory_dict.values()]
+            error = watched.error_of(weight).clone() if watched.state.error_dict else torch.zeros(12, 19)
+            model.zero_grad()
+            ddp(normal(5, 19, seed=step)).square().sum().backward()
+            local = torch.autograd.grad(model(normal(5, 19, seed=step)).square().sum(), list(model.parameters()))
+            if q:
+                state = running.runtimes[0]._steps.store.export()["0.weight"]
+                state["shared/q"].copy_(q[0].view(19, 2).T)
+                state["residual"].copy_(error)
+            means = running.step([list(local)])[0]
+            for mean, parameter in zip(means, model.parameters(), strict=True):
+                if step != first or parameter is not weight:  # torch draws its first Q otherwise
+                    torch.testing.assert_close(mean, parameter.grad, rtol=1e-3, atol=1e-3)
+                dense = step < first or parameter is not weight
+                assert torch.equal(mean, local[[p is parameter for p in model.parameters()].index(True)]) == dense
 
 
 @both

@@ -10,18 +10,13 @@ from gradwire.ops.gradients import Gradients, GradientSplit
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.slots import Layout, Slot
-from tests.support.harness import slots_of
+from tests.support.harness import CPU, round_trip, slots_of
 
-CPU = torch.device("cpu")
 LENGTHS = (64, 128, 65, 64, 3, 64)
 
 
 def sent(codec: gw.Codec, layout: Layout, x: torch.Tensor) -> torch.Tensor:
-    context = context_for(layout, codec, CPU)
-    payload, out = torch.zeros(codec.group_bytes(layout, 0), dtype=torch.uint8), torch.empty(layout.numel)
-    codec.encode(LazySum.of(x.clone()), payload[None], context.whole)
-    codec.decode(payload[None, None], Mean.of(out), context.whole)
-    return out
+    return round_trip(codec, x, context_for(layout, codec, CPU))
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])

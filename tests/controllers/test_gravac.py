@@ -20,6 +20,7 @@ from gradwire.controllers.guard import Guard
 from gradwire.controllers.window import Observed
 from tests.support.harness import Clock, Job, draw, plan_of, slots_of, total
 from tests.support.pretend_cuda import on_gpu, pretended_cuda, real
+from tests.support.schedule import Schedule
 
 SLOTS = slots_of({"first.weight": torch.empty(60, 50), "second.weight": torch.empty(40, 30)})
 READINGS: list[Gain] = ["delay", "energy", "norm"]
@@ -320,13 +321,6 @@ def test_delays_that_fall_to_half_are_noticed(clock):
     assert rose.startswith("the gain rose: explore from")
     assert factor(running) == 16
     running.close()
-
-
-class Schedule:
-    rate = 0.1
-
-    def get_last_lr(self) -> list[float]:
-        return [self.rate]
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.01])

@@ -10,16 +10,9 @@ from torch import Tensor
 import gradwire as gw
 from tests.support.harness import Job, draw, plan_of, slots_of, total
 from tests.support.pretend_cuda import on_gpu, pretended_cuda, real
+from tests.support.schedule import Schedule
 
 SLOTS = slots_of({"first.weight": torch.empty(60, 50), "second.weight": torch.empty(40, 30)})
-
-
-class Schedule:
-    def __init__(self) -> None:
-        self.rate = 0.1
-
-    def get_last_lr(self) -> list[float]:
-        return [self.rate]
 
 
 def start(make, world: int = 2, compressor=gw.TopK(0.01), groups: int = 2, **options) -> Job:  # noqa: B008

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ranks import free_port, run_ranks
+from tests.support.ranks import held_port, run_ranks
 from tests.support.warm import program
 
 pytestmark = pytest.mark.long
@@ -83,12 +83,13 @@ def test_a_worker_that_dies_changes_nothing(tmp_path: Path):
 
 def test_fewer_hosts_go_on(tmp_path: Path):
     options = ["--nnodes", "1:2", "--max-restarts", "3", "--rdzv-backend", "c10d"]
-    options += ["--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-conf"]
-    with torchrun(tmp_path, "pass", *options, "is_host=true,last_call_timeout=15") as agent:
-        with torchrun(tmp_path, A_HOST, *options, "is_host=false,last_call_timeout=15") as dying:
-            dying.communicate(timeout=150)
-        assert dying.returncode == -signal.SIGKILL
-        resumed = told(agent)
+    with held_port() as port:
+        options += ["--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf"]
+        with torchrun(tmp_path, "pass", *options, "is_host=true,last_call_timeout=15") as agent:
+            with torchrun(tmp_path, A_HOST, *options, "is_host=false,last_call_timeout=15") as dying:
+                dying.communicate(timeout=150)
+            assert dying.returncode == -signal.SIGKILL
+            resumed = told(agent)
     assert len(resumed) == 2
     assert len(set(resumed)) == 1
     assert resumed[0][1] == "20"

@@ -149,10 +149,10 @@ def test_ranks_whose_arithmetic_differs_are_refused_where_all_must_compute_alike
 
 def test_a_rank_that_compiles_for_longer_than_ranks_wait_for_each_other_is_not_absent(monkeypatch: pytest.MonkeyPatch):
     """The first to ask a GPU for its arithmetic compiles all kernels; a host may have them already."""
-    monkeypatch.setattr(meeting, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(meeting, "PATIENCE_S", 1.5)
     monkeypatch.setattr(meeting, "compiled_on", lambda device: True)
     begun = count()
-    monkeypatch.setattr(meeting, "_arithmetic", lambda device: sleep(next(begun)) or "the same")
+    monkeypatch.setattr(meeting, "_arithmetic", lambda device: sleep(2 * next(begun)) or "the same")
     plan, transports = gw.plans.uniform(SLOTS, gw.PowerSGD(2)), gw.Threads.group(2)
 
     def begin(rank: int) -> None:

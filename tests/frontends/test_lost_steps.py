@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,6 +24,8 @@ from gradwire.runtime.executor import Executor
 from gradwire.runtime.failures import PeerFailed
 from gradwire.transports import Threads
 from tests.support.harness import WAIT_S, raising, together
+from tests.support.ranks import one_rank
+from tests.support.states import kept
 
 WORLD, WHOLE, STEPS = 2, 2, 5
 IN_WAIT, BEFORE, AFTER = "in the wait", "before optimizer.step()", "after optimizer.step()"
@@ -232,10 +233,8 @@ def run(make: Callable[..., Any], loss: Loss, **options: Any) -> list[Rank]:
 @pytest.fixture(scope="module", autouse=True)
 def alone(tmp_path_factory: pytest.TempPathFactory):
     """DDP's own group has one rank; Gradwire's transport has them all."""
-    store = tmp_path_factory.mktemp("store") / "store"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with one_rank(tmp_path_factory.mktemp("store")):
+        yield
 
 
 def collectives(ranks: list[Rank]) -> int:
@@ -270,10 +269,6 @@ def check(rank: Rank, whole: Rank, loss: Loss) -> None:
         same(*(kept(saved["gradwire"]) for saved in (rank.saved, expected)))
     except AssertionError as error:
         raise AssertionError(f"rank {rank.number} after {taken(rank.saved)} steps: {loss}: {error}") from None
-
-
-def kept(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {key: tensor for key, tensor in state.items() if "//" in key}
 
 
 def check_all(make: Callable[..., Any], losses: list[Loss], whole: list[Rank], **options: Any) -> None:

@@ -18,7 +18,7 @@ Split = Callable[["Heads"], Sequence[Iterable[Tensor]]]
 
 @pytest.fixture(autouse=True)
 def _fail_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "PATIENCE_S", 4.0)
+    monkeypatch.setattr(threads, "PATIENCE_S", 10.0)
 
 
 class Heads(nn.Module):

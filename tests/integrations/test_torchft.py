@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import groupby, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.processes.test_elastic import Rank
-from tests.support.ranks import free_port
+from tests.support.ranks import held_port
 
 pytest.importorskip("torchft", reason="`make test-torchft` installs it")
 
@@ -51,9 +51,9 @@ def lighthouse(min_replicas: int = 2) -> Iterator[str]:
 def replicas(count: int, **told: Any) -> Iterator[list[Replica]]:
     """Their ranks, one replica's after another's. `replica_0` and so on are for the last rank of one."""
     own = [told.pop(f"replica_{number}", {}) for number in range(count)]
-    ports = [free_port() for _ in range(count)]
     ranks = told.get("ranks", 1)
-    with lighthouse() as address:
+    with lighthouse() as address, ExitStack() as held:
+        ports = [held.enter_context(held_port()) for _ in range(count)]
         everyone = [
             Replica(
                 ports[number], number=number, rank=rank, lighthouse=address,
@@ -205,19 +205,18 @@ def test_managers_that_do_not_fit_are_refused():
             Optimizer(manager, inner, model, "topk:0.1")
 
 
-def test_a_manager_of_other_ranks_than_torch_distributeds_is_refused(tmp_path: Path):
+@pytest.mark.usefixtures("one_rank")
+def test_a_manager_of_other_ranks_than_torch_distributeds_is_refused():
     from torch.distributed.fsdp import fully_shard
 
     from gradwire.integrations.torchft import Optimizer
 
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     model = torch.nn.Linear(2, 2)
     fully_shard(model)
     manager = manager_like(_group_rank=1, _group_world_size=2)
     says = r"rank 0 of 1 in torch.distributed, and rank 1 of 2 to the manager"
     with pytest.raises(ValueError, match=says):
         Optimizer(manager, torch.optim.SGD(model.parameters()), model, "topk:0.1")
-    torch.distributed.destroy_process_group()
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ import re
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 
@@ -20,6 +19,7 @@ from gradwire.lab.network.link import Link
 from gradwire.lab.network.network import Network, NetworkUnavailable
 from gradwire.lab.network.traffic import interface_traffic
 from gradwire.wire import ETHERNET
+from tests.support.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(REPOSITORY)}
@@ -126,13 +126,6 @@ def as_nobody(stash: Path) -> list[str]:
         'exec setpriv --reuid 65534 --regid 65534 --clear-groups env HOME=/tmp "$@"',
     ]
     return ["unshare", "--mount", "sh", "-c", "\n".join(script), "sh"]
-
-
-def wait_until(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 10
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
 
 
 def users_of(namespaces: set[str]) -> list[str]:

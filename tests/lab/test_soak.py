@@ -1,5 +1,6 @@
 """Long runs under faults: the same seed draws the same faults, broken laws are seen, and a short run holds them."""
 
+import gc
 import json
 import os
 import socket
@@ -99,10 +100,11 @@ def test_a_rank_that_has_ended_holds_no_pipes(deadly: Soak) -> None:
     """A soak of an hour ran out of descriptors."""
     for _ in range(2):
         deadly._start("rank", 0)
+    gc.collect()  # descriptors that other tests have left
     before = len([*Path("/proc/self/fd").iterdir()])
     for _ in range(20):
         deadly._start("rank", 0)
-    assert len([*Path("/proc/self/fd").iterdir()]) == before
+    assert len([*Path("/proc/self/fd").iterdir()]) <= before
 
 
 def test_the_port_at_which_ranks_meet_is_held(deadly: Soak) -> None:

@@ -8,7 +8,7 @@ import gradwire as gw
 from gradwire.communicators import Communicator
 from gradwire.memories import Memory
 from gradwire.runtime.executor import Executor
-from tests.support.harness import SMALL, Job, draw, hosts, job, plan_of, slots_of
+from tests.support.harness import SMALL, Job, draw, hosts, impatient, job, plan_of, slots_of
 
 SLOTS = slots_of(SMALL)
 SPIKE = 1e4
@@ -164,9 +164,9 @@ def test_where_there_is_no_step_to_take_back_the_error_says_so():
             running.runtimes[0].skip()
 
 
-def test_a_rank_that_skips_alone_is_an_error_on_all_of_them(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gradwire.runtime.meeting.PATIENCE_S", 0.2)
+def test_a_rank_that_skips_alone_is_an_error_on_all_of_them():
     with job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2) as running:
+        impatient(running)
         running.step(draw(SLOTS, 2, 0))
         with pytest.raises(
             RuntimeError, match=r"rank 1 did not come to skip\(\) within .* make the same calls on all ranks"

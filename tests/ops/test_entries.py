@@ -6,10 +6,8 @@ import torch
 import gradwire as gw
 from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
-from gradwire.ops.lazy_sum import LazySum
-from gradwire.ops.mean import Mean
 from gradwire.slots import Layout
-from tests.support.harness import alone, slots_of
+from tests.support.harness import round_trip, slots_of
 
 LEAVES = 2**0.375
 """Half-way between two levels, as a ratio."""
@@ -18,9 +16,7 @@ LEAVES = 2**0.375
 def test_the_largest_come_back_with_their_signs_and_nearly_their_size():
     codec, n = gw.TopK(1 / 16, value_bits=4), 4096
     x = torch.randn(n, generator=torch.Generator().manual_seed(0))
-    payload, out = torch.zeros(codec.payload_bytes(n), dtype=torch.uint8), torch.empty(n)
-    codec.encode(LazySum.of(x.clone()), payload[None], alone(n, codec).whole)
-    codec.decode(payload[None, None], Mean.of(out), alone(n, codec).whole)
+    out = round_trip(codec, x)
     expected = x.abs().topk(n // 16).indices.sort().values
     assert torch.equal(out.nonzero()[:, 0], expected)
     ratio = out[expected] / x[expected]

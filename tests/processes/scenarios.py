@@ -38,6 +38,7 @@ from gradwire.lab.jobs import plan_job
 from gradwire.lab.launch.rank_job import Peers
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.transports.connections import Connections
+from tests.support.waiting import wait_until
 
 SCENARIOS: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {}
 COMPRESSORS = [
@@ -1029,10 +1030,7 @@ def many_models_that_were_dropped_leave_no_thread() -> None:
     before = threads_of_process()
     for _ in range(5):
         one()
-    until = time.monotonic() + 10
-    while threads_of_process() > before:  # some that ask the store come and go
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    assert wait_until(lambda: threads_of_process() <= before), "some that ask the store come and go"
 
 
 @scenario(2)

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
+from tests.support.waiting import wait_until
 from tests.support.warm import Forked
 
 STEPS = 40
@@ -50,11 +51,8 @@ class Rank:
         self.process.stdin.flush()
 
     def wait_for(self, condition: Callable[[], object]) -> None:
-        until = time.monotonic() + 100
-        while not condition():
-            assert time.monotonic() < until, self.said[-3:]
-            assert self.process.poll() is None or condition(), self.said[-3:]
-            time.sleep(0.01)
+        assert wait_until(lambda: condition() or self.process.poll() is not None, 100), self.said[-3:]
+        assert condition(), self.said[-3:]
 
     def end(self) -> None:
         self.process.kill()

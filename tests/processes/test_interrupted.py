@@ -2,16 +2,16 @@
 
 import subprocess
 
-from tests.support.ranks import free_port
+from tests.support.ranks import meeting_place
 from tests.support.warm import Forked
 
 
 def test_the_state_after_ctrl_c_is_the_last_whole_steps():
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    _store, (own, others) = meeting_place(2)
     argv = ["-m", "tests.processes.interrupted"]
     with (
-        Forked(argv, env=shared | {"RANK": "0"}, stdout=subprocess.PIPE, text=True) as first,
-        Forked(argv, env=shared | {"RANK": "1"}, stdout=subprocess.PIPE, text=True) as second,
+        Forked(argv, env=own | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True) as first,
+        Forked(argv, env=others | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True) as second,
     ):
         try:
             for rank in (first, second):

@@ -1,35 +1,33 @@
 """Ranks that are killed or frozen: no other one hangs, and each names the reason."""
 
-import os
 import signal
 import subprocess
+from contextlib import ExitStack
 from socket import gethostname
 
 import pytest
 
-from tests.support.ranks import ended_ranks, free_port
+from tests.support.ranks import ended_ranks, held_port
 from tests.support.warm import Forked
 
 
 def errors_of_survivors(job: str, world: int, lost: int, how: signal.Signals | None) -> list[str]:
     """The errors of the other ranks when one was sent a signal, if any, in the middle of training."""
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world), "PATH": ""}
-    shared |= {"OMP_NUM_THREADS": "1"}
-    argv = ["-m", "tests.processes.victims", job]
-    ranks = [Forked(argv, env=shared | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True) for rank in range(world)]
-    try:
+    argv, pipe = ["-m", "tests.processes.victims", job], subprocess.PIPE
+    with ExitStack() as stack:
+        # the store is in rank 0's process
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(stack.enter_context(held_port())), "PATH": ""}
+        shared |= {"WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
+        ranks = list[Forked]()
+        for number in range(world):
+            ranks.append(stack.enter_context(Forked(argv, env=shared | {"RANK": str(number)}, stdout=pipe, text=True)))
+            stack.callback(ranks[-1].kill)
         for rank in ranks:
             assert rank.stdout
             assert rank.stdout.readline() == "trains\n"
         if how is not None:
-            os.kill(ranks[lost].pid, how)
+            ranks[lost].send_signal(how)
         return [rank.communicate(timeout=90)[0] for rank in ranks if rank is not ranks[lost]]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-            assert rank.stdout
-            rank.stdout.close()
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,10 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 import gradwire as gw
-from gradwire.compressors import Codec, Compressor
-from gradwire.ops.lazy_sum import LazySum
-from gradwire.ops.mean import Mean
-from tests.support.harness import alone, draw, job, plan_of, slots_of
+from gradwire.compressors import Compressor
+from tests.support.harness import alone, draw, job, plan_of, round_trip, slots_of
 
 PAIRS = [
     (gw.FP32(), gw.NoMemory(), gw.AllReduce()),
@@ -32,14 +29,6 @@ def reduce(compressor: Compressor, memory: gw.memories.Memory, communicator, *gr
     slots = slots_of({"w": torch.empty(len(grads[0]))})
     with job(plan_of(slots, compressor, memory, communicator), slots, len(grads)) as running:
         return running.step([[torch.tensor(grad)] for grad in grads])[0][0].tolist()
-
-
-def decoded(codec: Codec, x: Tensor) -> Tensor:
-    state = alone(len(x), codec)
-    payload, out = torch.zeros(codec.payload_bytes(len(x)), dtype=torch.uint8), torch.empty(len(x))
-    codec.encode(LazySum.of(x.clone()), payload[None], state.whole)
-    codec.decode(payload[None, None], Mean.of(out), state.whole)
-    return out
 
 
 @pytest.mark.parametrize(("compressor", "memory", "communicator"), PAIRS, ids=str)
@@ -73,8 +62,8 @@ def test_cupcake_3_dgc_masks_instead_of_multiplying_by_the_number_of_elements():
 def test_cupcake_4_one_bit_decodes_to_what_it_encoded():
     """~uint8 gave 254 and 255 there: 203 times the gradient's norm."""
     x = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
-    assert decoded(gw.OneBit(), x).norm() < x.norm()
-    assert decoded(gw.OneBit(), torch.tensor([-1.0, -3.0, 2.0, 4.0])).tolist() == [-2, -2, 3, 3]
+    assert round_trip(gw.OneBit(), x).norm() < x.norm()
+    assert round_trip(gw.OneBit(), torch.tensor([-1.0, -3.0, 2.0, 4.0])).tolist() == [-2, -2, 3, 3]
 
 
 def test_cupcake_5_overlapping_coordinates_add_up():
@@ -90,7 +79,7 @@ def test_cupcake_6_dgc_never_sends_random_coordinates(n: int):
     codec = gw.DGC(0.01)
     for seed in range(3):
         x = torch.randn(n, generator=torch.Generator().manual_seed(seed))
-        sent = decoded(codec, x)
+        sent = round_trip(codec, x)
         bound = x.abs().topk(int(1.5 * codec.count(n))).values[-1]
         assert sent[sent.ne(0)].abs().min() >= bound
 
@@ -98,7 +87,7 @@ def test_cupcake_6_dgc_never_sends_random_coordinates(n: int):
 def test_cupcake_6_dgc_does_not_prefer_the_first_positions():
     x = torch.ones(300_000)
     x[200_000:] = 2 + torch.rand(100_000, generator=torch.Generator().manual_seed(0))
-    assert not decoded(gw.DGC(0.01), x)[:200_000].any()
+    assert not round_trip(gw.DGC(0.01), x)[:200_000].any()
 
 
 @pytest.mark.parametrize("communicator", [gw.AllReduce(), gw.AllGather(), gw.ScatterReduce()], ids=str)
@@ -150,8 +139,8 @@ def test_gravac_padding_does_not_wipe_a_coordinate():
 
 def test_adtopk_selects_by_magnitude():
     """mask = tensor > threshold lacked abs: negative gradients were never sent."""
-    assert decoded(gw.TopK(0.5), torch.tensor([-5.0, 1, 2, -4])).tolist() == [-5, 0, 0, -4]
-    assert decoded(gw.DGC(0.5), torch.tensor([-5.0, 1, 2, -4])).tolist() == [-5, 0, 0, -4]
+    assert round_trip(gw.TopK(0.5), torch.tensor([-5.0, 1, 2, -4])).tolist() == [-5, 0, 0, -4]
+    assert round_trip(gw.DGC(0.5), torch.tensor([-5.0, 1, 2, -4])).tolist() == [-5, 0, 0, -4]
 
 
 def test_grace_power_sgd_keeps_its_q_from_step_to_step():

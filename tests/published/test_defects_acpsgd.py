@@ -1,30 +1,21 @@
 """The defects of ACP-SGD's published code (`acpsgd.py`), by their numbers in the notes, and those of torch's PowerSGD
 hook: what went wrong there must not here."""
 
-import io
-from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradwire as gw
 from gradwire.compressors import LowRank
 from tests.support.harness import Job, draw, exchange_of, job, plan_of, run, slots_of, total
+from tests.support.states import through_a_file
 
+pytestmark = pytest.mark.usefixtures("one_rank")
 both = pytest.mark.parametrize("compressor", [gw.ACPSGD(2), gw.PowerSGD(2)], ids=str)
-
-
-@pytest.fixture(autouse=True)
-def group(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def network() -> nn.Sequential:
@@ -182,13 +173,6 @@ def test_8_optimizer_hooks_fire_once_a_step(compressor: LowRank):
         model(inputs()).square().sum().backward()
         optimizer.step()
     assert fired == ["outer", "inner"] * 2
-
-
-def through_a_file(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 @both

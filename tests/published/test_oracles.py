@@ -10,21 +10,13 @@ import gradwire as gw
 from gradwire.compressors import Codec
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
-from tests.support.harness import alone, draw, job, plan_of, slots_of
+from tests.support.harness import alone, draw, job, plan_of, round_trip, slots_of
 
 SIZES = [1, 7, 64, 1000, 5001]
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def round_trip(codec: Codec, x: Tensor) -> Tensor:
-    state = alone(len(x), codec)
-    payload, out = torch.zeros(codec.payload_bytes(len(x)), dtype=torch.uint8), torch.empty(len(x))
-    codec.encode(LazySum.of(x.clone()), payload[None], state.whole)
-    codec.decode(payload[None, None], Mean.of(out), state.whole)
-    return out
 
 
 def blocks_of(x: Tensor, block: int) -> list[Tensor]:
@@ -72,11 +64,8 @@ def test_qsgd_never_wraps_the_largest_element_round():
     blocks[:, 0] = x[torch.argmax(x * (127 / x))]
     for seed in range(4):
         codec, x = gw.QSGD(block=8), blocks.view(-1)
-        state = alone(len(x), codec, seed=seed)
-        payload, out = torch.zeros(codec.payload_bytes(len(x)), dtype=torch.uint8), torch.empty(len(x))
-        codec.encode(LazySum.of(x.clone()), payload[None], state.whole)
-        codec.decode(payload[None, None], Mean.of(out), state.whole)
-        torch.testing.assert_close(out, x, rtol=1.01 / 127, atol=0)
+        sent = round_trip(codec, x, alone(len(x), codec, seed=seed))
+        torch.testing.assert_close(sent, x, rtol=1.01 / 127, atol=0)
 
 
 @pytest.mark.parametrize(("codec", "dtype"), [(gw.FP16(), torch.float16), (gw.BF16(), torch.bfloat16)], ids=str)

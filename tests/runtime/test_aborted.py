@@ -15,6 +15,7 @@ from gradwire.runtime.executor import Executor, elapsed_s, is_over
 from gradwire.runtime.failures import PeerFailed
 from tests.support import harness
 from tests.support.harness import CPU, SMALL, draw, plan_of, raising, slots_of, together
+from tests.support.states import kept
 
 WORLD, WHOLE = 2, 2
 SLOTS = slots_of(SMALL)
@@ -54,10 +55,6 @@ class LikeNCCL(gw.Threads):
             return aborted
         pending = aborted.pending = super().start(op)
         return aborted if number == self.breaks and self.deaf else pending
-
-
-def kept(state):
-    return {key: tensor for key, tensor in state.items() if "//" in key}
 
 
 def equal(one, other) -> bool:

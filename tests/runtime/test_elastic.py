@@ -16,6 +16,7 @@ from gradwire.runtime.replicas import from_first
 from gradwire.transports.members import Members
 from tests.support import harness
 from tests.support.harness import CPU, SMALL, draw, plan_of, raising, slots_of, together
+from tests.support.states import kept
 
 WORLD, WHOLE = 3, 2
 SLOTS = slots_of(SMALL)
@@ -47,10 +48,6 @@ class Breaking(gw.Threads):
     def start(self, op):
         pending = super().start(op)
         return Broken(pending) if len(self.started) - 1 == self.breaks else pending
-
-
-def kept(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {key: tensor for key, tensor in state.items() if "//" in key}
 
 
 def twice(running: harness.Job) -> None:
@@ -189,6 +186,7 @@ def test_what_cannot_be_told_is_refused_on_all_ranks():
 
 
 def members(store: dist.Store, count: int, at_least: int = 1, timeout_s: float = 10) -> list[Members]:
+    """`at_least` as many as are to meet, for a thread may begin later than a last call."""
     return [Members(store, at_least, 0.2, timeout_s) for _ in range(count)]
 
 
@@ -199,7 +197,7 @@ def test_who_has_come_furthest_is_rank_0_and_newcomers_come_last():
     assert sorted(generation.rank for generation in first) == [0, 1, 2, 3]
     four[0].begun()
     four[0].at_least = four[2].at_least = 3
-    three = [four[0], four[2], *members(store, 1)]
+    three = [four[0], four[2], *members(store, 1, at_least=3)]
     assert not four[0].newcomers()
     second = raising(together(3, lambda r: three[r].meet([7, 8, -1][r])))
     assert [generation.rank for generation in second] == [1, 0, 2]
@@ -221,9 +219,11 @@ def test_who_missed_a_generation_comes_back_as_a_newcomer():
     store = dist.HashStore()
     three = members(store, 3, at_least=3)
     raising(together(3, lambda r: three[r].meet(-1)))
-    for each in three:
-        each.at_least = 1
+    for each in three[:2]:
+        each.at_least = 2
     raising(together(2, lambda r: three[r].meet(5)))
+    for each in three:
+        each.at_least = 3
     third = raising(together(3, lambda r: three[r].meet([6, 6, 5][r])))
     assert third[2].rank == 2
     assert [claim.generation for claim in third[0].claims] == [2, 2, 1]
@@ -270,8 +270,10 @@ def test_who_gives_up_takes_its_claim_back():
     with pytest.raises(TimeoutError):
         members(store, 1, timeout_s=0.1)[0].meet(-1)
     assert not two[0].newcomers()
-    (newcomer,) = members(store, 1)
-    third = raising(together(3, lambda r: [*two, newcomer][r].meet([5, 5, -1][r])))
+    three = [*two, *members(store, 1)]
+    for each in three:
+        each.at_least = 3
+    third = raising(together(3, lambda r: three[r].meet([5, 5, -1][r])))
     assert [generation.rank for generation in third][2] == 2
 
 
@@ -294,11 +296,11 @@ def test_where_too_few_of_a_list_are_left_all_wait_on_as_what_they_were(monkeypa
 
 
 def test_who_has_the_model_goes_before_a_newcomer_that_never_got_it():
-    two = members(store := dist.HashStore(), 2)
+    two = members(store := dist.HashStore(), 2, at_least=2)
     raising(together(2, lambda r: two[r].meet(-1)))
     two[0].begun()
     late, survivor = two
-    (newcomer,) = members(store, 1)
+    (newcomer,) = members(store, 1, at_least=2)
     raising(together(2, lambda r: [survivor, newcomer][r].meet([100, -1][r])))
     third = raising(together(2, lambda r: [late, newcomer][r].meet([100, -1][r])))
     assert [generation.rank for generation in third] == [0, 1]

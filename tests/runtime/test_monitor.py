@@ -7,7 +7,6 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from socket import gethostname
 from time import monotonic
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import gradwire as gw
 from gradwire.collective import Collective
@@ -25,11 +23,15 @@ from gradwire.runtime.runtime import Runtime
 from gradwire.transports.heartbeat import Heartbeat
 from gradwire.transports.transport import Pending
 from tests.support.harness import CPU, SMALL, WAIT_S, draw, hand_over, job, slots_of, together
-from tests.support.ranks import free_port
+from tests.support.ranks import meeting_place
+from tests.support.waiting import wait_until
 from tests.support.warm import Forked
 
 SLOTS = slots_of(SMALL)
 PLAN = gw.Plan((gw.Group(tuple(slot.name for slot in SLOTS), gw.TopK(0.1), gw.Residual(), gw.AllGather()),))
+
+SILENT_S = 1.0
+"""How long a rank may be silent; its thread looks fifty times in that."""
 
 
 class Stuck:
@@ -66,7 +68,7 @@ class Silent(gw.Transport):
     def lost(self, waits: bool) -> str | None:
         if self.rank == 1 and self._dead.is_set():
             return None
-        silent = self._heart.silent(0.2)
+        silent = self._heart.silent(SILENT_S)
         return None if silent is None else f"a rank was lost ({silent})"
 
 
@@ -99,14 +101,6 @@ def test_a_lost_rank_is_an_error_where_waits_say_nothing(monkeypatch: pytest.Mon
         assert all(torch.equal(after[name], kept[name]) for name in kept), "the last whole step's"
 
 
-def wait_for(happened: Callable[[], bool]) -> None:
-    for _ in range(1000 * WAIT_S):
-        if happened():
-            return
-        threading.Event().wait(0.001)
-    raise AssertionError("it did not happen")
-
-
 def test_a_call_that_was_under_way_raises_what_has_ended_the_job():
     """And not what came of that on the worker, which names nobody."""
     with job(PLAN, SLOTS, 2) as running:
@@ -115,7 +109,7 @@ def test_a_call_that_was_under_way_raises_what_has_ended_the_job():
         def interrupted(mesh: object, device: torch.device) -> None:
             lost = PeerFailed("reducing ended", "a rank was lost")
             threading.Thread(target=first.fail, args=(lost,)).start()  # as the monitor does: it asks who that was
-            wait_for(lambda: first.error is lost)
+            assert wait_until(lambda: first.error is lost)
             raise RuntimeError("aborted")
 
         def comes(runtime: Runtime, task: Callable[[object, torch.device], None]) -> None:
@@ -127,16 +121,13 @@ def test_a_call_that_was_under_way_raises_what_has_ended_the_job():
             comes(first, interrupted)
 
 
-def test_that_another_rank_has_given_up_is_known_when_it_is_first_asked(tmp_path: Path):
+@pytest.mark.usefixtures("one_rank")
+def test_that_another_rank_has_given_up_is_known_when_it_is_first_asked():
     """Else this one's mark may come when the others have given it up as well."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        transport = gw.ProcessGroup.own()
-        assert transport.lost(False) is None
-        transport.abort("rank 1 was lost")
-        assert transport.lost(False) == "rank 1 was lost"
-    finally:
-        dist.destroy_process_group()
+    transport = gw.ProcessGroup.own()
+    assert transport.lost(False) is None
+    transport.abort("rank 1 was lost")
+    assert transport.lost(False) == "rank 1 was lost"
 
 
 class Stream:
@@ -181,7 +172,7 @@ def test_slow_ranks_are_not_lost(monkeypatch: pytest.MonkeyPatch):
         first, second = running.runtimes
         first.open_step()
         hand_over(first, draw(SLOTS, 2, 0)[0])
-        threading.Event().wait(0.6)  # three times as long as a rank may be silent
+        threading.Event().wait(2 * SILENT_S)
         second.open_step()
         hand_over(second, draw(SLOTS, 2, 0)[1])
         running.finish()
@@ -258,11 +249,11 @@ os._exit(0)
 
 
 def test_a_process_that_stops_is_noticed_by_those_that_wait_for_it():
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    argv = ["-c", STOPPED]
+    _store, (first, second) = meeting_place(2)
+    argv, one_thread = ["-c", STOPPED], {"OMP_NUM_THREADS": "1"}
     with (
-        Forked(argv, env=shared | {"RANK": "0"}, stdout=subprocess.PIPE) as survivor,
-        Forked(argv, env=shared | {"RANK": "1"}, stdout=subprocess.DEVNULL) as stopped,
+        Forked(argv, env=first | one_thread, stdout=subprocess.PIPE) as survivor,
+        Forked(argv, env=second | one_thread, stdout=subprocess.DEVNULL) as stopped,
     ):
         try:
             said, _ = survivor.communicate(timeout=150)
@@ -294,13 +285,12 @@ os._exit(0)
 
 
 def test_a_process_that_was_stopped_and_goes_on_learns_that_the_others_went_on_without_it():
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    shared |= {"WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    _store, environments = meeting_place(2)
     with ExitStack() as stack:
         argv, pipes = ["-c", PAUSED], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         ranks = [
-            stack.enter_context(Forked(argv, env=shared | {"RANK": rank}, text=True, **pipes)) for rank in ("0", "1")
+            stack.enter_context(Forked(argv, env=own | {"OMP_NUM_THREADS": "1"}, text=True, **pipes))
+            for own in environments
         ]
         late = threading.Timer(5 * WAIT_S, lambda: [rank.kill() for rank in ranks])
         late.start()

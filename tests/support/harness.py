@@ -12,9 +12,11 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.collective import HOST, REPLICA
-from gradwire.compressors import Compressor, GroupContext, context_for
+from gradwire.compressors import Codec, Compressor, GroupContext, context_for
 from gradwire.controllers import Controller
 from gradwire.ops.gradients import Gradients
+from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.ops.workspace import Workspace
 from gradwire.runtime import failures
 from gradwire.runtime.exchange import GroupExchange, JobContext, ReplicaExchange
@@ -187,6 +189,12 @@ class Job:
             runtime.close()
 
 
+def impatient(running: Job) -> None:
+    """Has the ranks wait little at the meetings to come; at their first one they have waited as long as users' do."""
+    for runtime in running.runtimes:
+        runtime._agreement._meeting._patience_s = 0.2
+
+
 def _names(slots: Sequence[Slot]) -> set[str]:
     return {slot.name for slot in slots}
 
@@ -263,6 +271,15 @@ def alone(n: int, compressor: Compressor, **options: Any) -> GroupContext:
     for name, value in options.items():
         setattr(context, name, value)
     return context
+
+
+def round_trip(codec: Codec, x: Tensor, context: GroupContext | None = None) -> Tensor:
+    """What is decoded of an encoded vector, which stays as it is; in a group of one slot, or in that of the context."""
+    context = context or alone(len(x), codec)
+    payload, out = torch.zeros(codec.group_bytes(context.layout, context.step), dtype=torch.uint8), torch.empty(len(x))
+    codec.encode(LazySum.of(x.clone()), payload[None], context.whole)
+    codec.decode(payload[None, None], Mean.of(out), context.whole)
+    return out
 
 
 def place_bytes(gap: float) -> float:

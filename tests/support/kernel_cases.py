@@ -40,10 +40,12 @@ def each_isa() -> Iterator[str]:
     """All levels that this machine has; the best one again afterwards."""
     levels = [name for name in native.ISAS.values() if native.set_isa(name)]
     assert levels, "without the library nothing would be compared"
-    for name in levels:
-        native.set_isa(name)
-        yield name
-    native.set_isa("best")
+    try:
+        for name in levels:
+            native.set_isa(name)
+            yield name
+    finally:
+        native.set_isa("best")
 
 
 @contextmanager

@@ -4,8 +4,8 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -33,7 +33,7 @@ def run_ranks(
 
     The store is this process's, so that no rank has to be the last. Fails with what all ranks printed to standard error
     where one has failed, or still runs after `timeout_s`."""
-    _store, environments = _meeting_place(world)
+    _store, environments = meeting_place(world)
     return _succeeded(_run(environments, argv, imports, cwd, timeout_s))
 
 
@@ -47,11 +47,11 @@ def ended_ranks(
     timeout_s: float = 300,
 ) -> list[Ended]:  # fmt: skip
     """How each of so many ranks that run `python *argv` has ended; some may fail."""
-    _store, environments = _meeting_place(world)
+    _store, environments = meeting_place(world)
     return _run([{**own, **env} for own in environments], argv, imports, ROOT, timeout_s)
 
 
-def _meeting_place(world: int) -> tuple[dist.TCPStore, list[dict[str, str]]]:
+def meeting_place(world: int) -> tuple[dist.TCPStore, list[dict[str, str]]]:
     """A store, and the ranks' variables by which they find it."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -94,8 +94,20 @@ def _wait(processes: list[Forked], timeout_s: float) -> None:
         process.wait()
 
 
-def free_port() -> int:
-    """A free TCP port of this machine, for a process that listens there later."""
-    with closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+@contextmanager
+def one_rank(folder: Path) -> Iterator[None]:
+    """torch.distributed of this process alone; its store is a file in the folder."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def held_port() -> Iterator[int]:
+    """A TCP port of this machine that nobody is given meanwhile, for a process that is told of it and listens there."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's stores have it, which may listen then
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]

@@ -13,7 +13,7 @@ from tests.support.harness import raising, together
 def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
     monkeypatch.setattr(gathering, "TorchStore", lambda name, _=None: TorchStore(name, store))
-    monkeypatch.setattr(gathering, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(gathering, "PATIENCE_S", 1.5)
 
 
 def call(rank: int) -> str:

@@ -16,6 +16,7 @@ from gradwire.frontends.rendezvous import OFF
 from gradwire.torch_private import process_groups
 from gradwire.transports import connections, process_group
 from tests.support.harness import SMALL, job, plan_of, slots_of
+from tests.support.waiting import wait_until
 
 
 class Group(dist.ProcessGroup):
@@ -96,16 +97,14 @@ class Blocking(Played):
 
 
 def test_a_rank_is_missed_by_one_that_is_still_in_a_collectives_start(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gradwire.transports.process_group.SILENT_S", 0.05)
+    monkeypatch.setattr("gradwire.transports.process_group.SILENT_S", 0.4)
     first, second = transports(kind=Blocking)
     first.look_s = 0.0
     second.lost(False)
     threading.Thread(target=first.start, args=(message(),), daemon=True).start()
-    found = None
-    for _ in range(100):
-        found = found or first.lost(True)
-        threading.Event().wait(0.01)
-    assert found == "a rank was lost (1 has given no sign of life for 0 s)"
+    found = list[str | None]()
+    assert wait_until(lambda: found.append(first.lost(True)) or found[-1])
+    assert found[-1] == "a rank was lost (1 has given no sign of life for 0 s)"
 
 
 def test_sends_and_receives_are_taken_as_one():

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import torch.distributed as dist
 
 from gradwire.transports import torch_store
 from gradwire.transports.torch_store import TorchStore
+from tests.support.waiting import wait_until
 
 
 def server() -> dist.TCPStore:
@@ -47,11 +47,8 @@ class Late:
 
 
 def answers(store: TorchStore) -> bool:
-    until = monotonic() + 10
-    while monotonic() < until:
-        with suppress(RuntimeError):
-            return store.get("word", 0) == "text"
-        sleep(0.01)
+    with suppress(RuntimeError):
+        return store.get("word", 0) == "text"
     return False
 
 
@@ -63,7 +60,7 @@ def test_a_store_that_was_late_is_asked_again_and_no_other_one_is_called_silent(
             with pytest.raises(RuntimeError, match="the store at Late does not answer"):
                 TorchStore("a", store).get("word", 0)
     late.goes_on.set()
-    assert answers(TorchStore("a", late))
+    assert wait_until(lambda: answers(TorchStore("a", late)))
     with pytest.raises(RuntimeError, match="does not answer"):
         TorchStore("a", other).get("word", 0)
     other.goes_on.set()

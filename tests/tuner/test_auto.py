@@ -2,16 +2,13 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -457,13 +454,6 @@ def test_contradictions_are_refused():
         StepChoices(controller=Auto()).check()
     with pytest.raises(ValueError, match=r"rules have candidates of their own; .*\('\*', \[gw\.BF16\(\)"):
         Auto([gw.BF16()], rules=[Rule("*", (gw.TopK(0.1),))])
-
-
-@pytest.fixture
-def one_rank(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("one_rank")
