@@ -67,7 +67,10 @@ class Handle:
     ) -> None:  # fmt: skip
         self._runtime: Runtime | NullRuntime = runtime or NullRuntime()
         self._front_end: FrontEnd | None = front_end
-        self._own_time, self._waits, self._remark, self._inner_steps = OwnTime(), waits, remark, inner_steps
+        self._own_time = OwnTime()
+        self._waits = waits
+        self._remark = remark
+        self._inner_steps = inner_steps
         forked.register(self)
 
     def after_fork(self) -> None:

@@ -144,7 +144,9 @@ class LocalSteps(Wrapper):
 
     def _open(self, choices: Choices, plan: Callable[[], Plan], values: dict[str, str], schedule: str) -> Runtime:
         """The runtime; the model's `values` are then the first replica's."""
-        replica, parts, trained = self._replica, self._fragments, self._replica.trained.parameters()
+        replica = self._replica
+        parts = self._fragments
+        trained = self._replica.trained.parameters()
         # open the axes, agree, and only then take over the first replica's values
         axes = choices.mesh(replica.axes, device := device_of(trained))
         self._ranks = axes.replica.world

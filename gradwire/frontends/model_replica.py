@@ -56,7 +56,9 @@ def replica_of(
         trained = TrainedParameters(model, on_one_device(model), optimizer)
         trained.parameters()
         parameters, others = (trained.fit, trained.others) if optimizer else parameters_of(model)
-        slots, axes, local = slots_of(parameters), partial(ProcessGroup.own, group), _real(parameters)
+        slots = slots_of(parameters)
+        axes = partial(ProcessGroup.own, group)
+        local = _real(parameters)
         placed = lambda: replicated_specs(world_or(group), parameters)  # noqa: E731
         return ModelReplica(parameters, others, local, slots, slots, axes, placed, trained)
     return _sharded(model, mesh, optimizer)

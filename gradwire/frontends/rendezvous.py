@@ -48,7 +48,9 @@ class Rendezvous:
             raise ValueError(f"{given}: wait for a rank or more, and for some time")
         # the watchdog of NCCL would end the process while ranks are gone
         _check_watchdog(backend or ("nccl" if torch.cuda.is_available() else "gloo"))
-        self._store, self._timeout, self._backend = store, timeout, backend
+        self._store = store
+        self._timeout = timeout
+        self._backend = backend
         self._members = Members(store, at_least, last_call_timeout, timeout.total_seconds())
         # the job that runs now, and what a rank hands on to the next one
         self._generation: Generation | None = None
@@ -109,7 +111,9 @@ class Rendezvous:
             # parameters' companions: where some rank is behind, all take the first one's
             if any(claim != newest for claim in claims):
                 self._share(handle, common)
-        self._resumed, self._steps, self._states = handle, max(newest.steps, 0), {}
+        self._resumed = handle
+        self._steps = max(newest.steps, 0)
+        self._states = {}
         self._members.begun()
         return self._steps
 

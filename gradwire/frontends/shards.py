@@ -84,7 +84,10 @@ class ShardsFrontEnd:
 
     def __init__(self, model: nn.Module, trained: TrainedParameters, mesh: DeviceMesh, find_unused: bool) -> None:
         groups = fsdp_groups(model)
-        self._model, self._groups, self._parameters, self._mesh = model, groups, trained.fit, mesh
+        self._model = model
+        self._groups = groups
+        self._parameters = trained.fit
+        self._mesh = mesh
         self._hooks = GradientHooks(
             trained.fit, model, ShardedGradients(groups, mesh.size(0)), find_unused, trained=trained
         )

@@ -70,7 +70,9 @@ class ReplicaGradients(GradientHooks):
     ) -> None:
         places = ShardedGradients(fsdp_groups(model), replicas) if is_fsdp(model) else FullGradients()
         super().__init__(own.parameters, model, places, find_unused)
-        self._report, self._own, self.reduced = report, own, False
+        self._report = report
+        self._own = own
+        self.reduced = False
 
     def placed(self) -> Mapping[str, ShardSpec]:
         """Where the parameters lie on this replica's ranks."""

@@ -151,7 +151,9 @@ def candidate(text: str) -> Way:
 def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
     """Trains until a plan is found; `log` gets a line for each step, and at last a `Planned`. The measured step is that
     of the ranks that run."""
-    task, running, controller = make_task(spec.task, spec.options), peers, spec.controller()
+    task = make_task(spec.task, spec.options)
+    running = peers
+    controller = spec.controller()
     peers, late = _played(spec, task, controller, running)
     ddp = DistributedDataParallel(task.build_model(spec.seed).to(peers.device), process_group=peers.group)
     dense: list[GivenRule] = [(pattern, FP32()) for pattern, _ in map(read_rule, spec.rules)]
