@@ -320,10 +320,13 @@ FAULTS = [
     Fault("runtime/controller_runner.py",
           "self._mesh.axes.keys() - {REPLICA}", "()"),
     # front ends
-    Fault("frontends/rounds.py", "            _copy_each(fragment.last_own, kept[\"moved\"])\n", ""),
-    Fault("frontends/rounds.py", "            _copy_each(self.fragments[index].sent, kept[\"sent\"])\n", ""),
-    Fault("frontends/rounds.py", "        self.outer.param_groups[0][\"params\"] += new\n", ""),
-    Fault("frontends/fragments.py", "        new.anchors |= self.anchors\n", ""),
+    Fault("frontends/local_steps/rounds.py",
+          "            _copy_each(fragment.last_own, kept[\"moved\"])\n", ""),
+    Fault("frontends/local_steps/rounds.py",
+          "            _copy_each(self.fragments[index].sent, kept[\"sent\"])\n", ""),
+    Fault("frontends/local_steps/rounds.py",
+          "        self.outer.param_groups[0][\"params\"] += new\n", ""),
+    Fault("frontends/local_steps/fragments.py", "        new.anchors |= self.anchors\n", ""),
     Fault("runtime/steps.py", "self.counted if times_sent is None else times_sent", "self.counted"),
     # ops: gradients, and what calls the library
     Fault("ops/gradients.py", "tensor.storage_offset() == last.storage_offset() + last.numel()",

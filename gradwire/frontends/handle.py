@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.storage import StorageReader
 
 from gradwire.checkpoint import StateDict
-from gradwire.frontends.distributed_checkpoint import DistributedState, ShardSpec, saved_in
+from gradwire.frontends.checkpoints.distributed_checkpoint import DistributedState, ShardSpec, saved_in
 from gradwire.frontends.null_job import NullRuntime
 from gradwire.frontends.summary import table
 from gradwire.options import check_type

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.checkpoint import letters, text_of
 from gradwire.compressors import FP32
 from gradwire.frontends import Handle, attach
-from gradwire.frontends.given_rules import GivenRule, rules_of
+from gradwire.frontends.options.given_rules import GivenRule, rules_of
 from gradwire.lab.configuration import parse
 from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank

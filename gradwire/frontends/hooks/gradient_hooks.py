@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gradwire.frontends.distributed_checkpoint import ShardSpec, replicated_specs
-from gradwire.frontends.gradient_access import GradientAccess
-from gradwire.frontends.module_hooks import ByModel, Hook, RegisteredHooks
+from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, replicated_specs
+from gradwire.frontends.hooks.gradient_access import GradientAccess
+from gradwire.frontends.hooks.module_hooks import ByModel, Hook, RegisteredHooks
 from gradwire.frontends.owners import own
 from gradwire.frontends.paused import Accumulated, paused
 from gradwire.frontends.trained import TrainedParameters

@@ -12,7 +12,7 @@ from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivat
 from torch.distributed.checkpoint.stateful import Stateful
 
 from gradwire.checkpoint import STEP, StateDict
-from gradwire.frontends.elastic_resume import go_on, without_memories
+from gradwire.frontends.checkpoints.elastic_resume import go_on, without_memories
 from gradwire.frontends.handle import Handle
 from gradwire.options import check_type
 from gradwire.torch_private.process_groups import leave_default_group

@@ -12,10 +12,10 @@ from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportU
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.frontends.buckets import Buckets, left_alone, reduce_dense
-from gradwire.frontends.distributed_checkpoint import ShardSpec, replicated_specs
-from gradwire.frontends.module_hooks import RegisteredHooks, trainable
-from gradwire.frontends.native_steps import NativeSteps
+from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, replicated_specs
+from gradwire.frontends.ddp.buckets import Buckets, left_alone, reduce_dense
+from gradwire.frontends.ddp.native_steps import NativeSteps
+from gradwire.frontends.hooks.module_hooks import RegisteredHooks, trainable
 from gradwire.frontends.paused import Accumulated, paused
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.step_lock import GONE

@@ -20,12 +20,12 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwire.frontends.distributed_checkpoint import ShardSpec
-from gradwire.frontends.fragments import Fragment, Schedule, groups_of
+from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec
+from gradwire.frontends.local_steps.fragments import Fragment, Schedule, groups_of
+from gradwire.frontends.local_steps.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
+from gradwire.frontends.local_steps.round_state import check_groups, check_progress
 from gradwire.frontends.model_replica import ModelReplica
-from gradwire.frontends.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
 from gradwire.frontends.paused import Accumulated, paused
-from gradwire.frontends.round_state import check_groups, check_progress
 from gradwire.frontends.values import local
 from gradwire.runtime.gradient_collector import StepFence
 from gradwire.runtime.runtime import Runtime

@@ -1,6 +1,6 @@
 """Local steps for torch.distributed.checkpoint, which saves everything once and loads it on any mesh.
 
-"memory"     memories, a row of each replica: see `gradwire.frontends.distributed_checkpoint`
+"memory"     memories, a row of each replica: see `gradwire.frontends.checkpoints.distributed_checkpoint`
 "shared"     anchors, the outer optimizer's state, and the means of fragments under way: equal on all replicas
 "replica r"  its parameters, now and as they were sent, and its inner optimizer's state, under a name of its own
 
@@ -20,9 +20,15 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gradwire.checkpoint import key_of, letters, split, text_of
-from gradwire.frontends.distributed_checkpoint import DistributedState, Saved, ShardSpec, folder_of, tensors_in
+from gradwire.frontends.checkpoints.distributed_checkpoint import (
+    DistributedState,
+    Saved,
+    ShardSpec,
+    folder_of,
+    tensors_in,
+)
+from gradwire.frontends.local_steps.rounds import Rounds
 from gradwire.frontends.model_replica import ModelReplica
-from gradwire.frontends.rounds import Rounds
 from gradwire.frontends.values import is_sharded, local
 from gradwire.resharding import predecessors
 from gradwire.slots import real, real_shape
