@@ -5,6 +5,11 @@ from contextlib import AbstractContextManager, contextmanager
 
 from torch import Tensor
 
+NO_SKIP = (
+    "skip() takes back the last step, but the passes since then only accumulated and sent nothing; zero their "
+    "gradients instead of calling skip()"
+)
+
 
 class Accumulated:
     """What passes that only accumulated have left for the next step."""
@@ -17,13 +22,9 @@ class Accumulated:
     def __init__(self) -> None:
         self.slots, self.since_step = set(), False
 
-    def check_skip(self) -> None:
-        """Raises ValueError where the last step is not that of the passes that a user means to skip."""
-        if self.since_step:
-            raise ValueError(
-                "skip() takes back the last step, and the passes since then only accumulated, of which nothing was "
-                "sent; zero their gradients, without skip()"
-            )
+    def no_skip(self) -> str:
+        """Why a user does not mean to skip the last step; "" where the passes since then were not accumulated."""
+        return NO_SKIP if self.since_step else ""
 
 
 @contextmanager

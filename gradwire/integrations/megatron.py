@@ -13,6 +13,7 @@ from gradwire.frontends.hooks.gradient_access import FullGradients
 from gradwire.frontends.hooks.gradient_hooks import GradientHooks
 from gradwire.frontends.options.choices import StepChoices, device_of, parameters_of, slots_of
 from gradwire.frontends.owners import check_free
+from gradwire.frontends.paused import paused
 from gradwire.integrations.framework import check_unused
 from gradwire.integrations.megatron_ddp import BucketGroup, MegatronModel
 from gradwire.plans import Plan
@@ -77,7 +78,7 @@ class MegatronGradients(GradientHooks):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        with self.accumulate(), self._own.set_aside():
+        with paused((), self._accumulated, self.accumulate()), self._own.set_aside():
             yield
 
     def _group_ready(self, runtime: Runtime, slots: dict[Tensor, int], group: BucketGroup) -> None:

@@ -187,16 +187,23 @@ class Runtime:
         self._call(lambda: self._steps.count() and self._active.step_ended())
         self.raise_error()
 
-    def skip(self) -> None:
-        """Takes back the last step, on all ranks together. Raises ValueError in backward, and without a step."""
+    def skip(self, refusal: str = "") -> None:
+        """Takes back the last step, on all ranks together. Raises ValueError in backward, without a step, and, on all
+        ranks, where one of them has a `refusal`."""
         with self._step_lock.local_call("skip()"):
             if self.error is None:
                 self.finish()
-            taken_back = self._steps.take_back()  # first, as on all ranks: their states agree even if one is lost now
+            counts = self._steps.last_counts()
+            if counts and self.error is None:
+                own = {"error": refusal} if refusal else {"step that skip() takes back": str(self._steps.number - 1)}
+                try:
+                    self._agreement.on(lambda: own, "skip()")
+                except RuntimeError as error:
+                    self.fail(error)
+            # where a rank is lost, all others take the step back, so that their states agree
+            if counts and not refusal:
+                self._steps.take_back()
             self.raise_error()
-            if taken_back:
-                with self._first_error.fail_job_on():
-                    self._agreement.on(lambda: {"step that skip() takes back": str(self._steps.number - 1)}, "skip()")
 
     # Between steps
 

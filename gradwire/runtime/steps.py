@@ -122,22 +122,24 @@ class Steps:
             if plan:
                 self._arrange(plan)
 
-    def take_back(self) -> bool:
-        """Takes back the last step: all state, draws and turns are what they were before. Returns whether it did count.
-        Raises ValueError where there is no last step."""
+    def last_counts(self) -> bool:
+        """Whether the last step counts, and so may be taken back. Raises ValueError where there is none."""
         with self.changing:
             self.settle()
             if self.promised:  # it waits for a vote, without which it counts for no rank
                 return False
             if self._last is None:
                 raise ValueError("skip() takes back the last step, and there is none; call it after backward()")
-            last, self._last = self._last, ()
-            for exchange in last:
+            return bool(self._last)
+
+    def take_back(self) -> None:
+        """Takes back the last step, which counts: all state, draws and turns are what they were before."""
+        with self.changing:
+            for exchange in self._last or ():
                 exchange.take_back()
-            if last:
-                self.counted -= 1
-                self._skipped("by skip()")
-            return bool(last)
+            self._last = ()
+            self.counted -= 1
+            self._skipped("by skip()")
 
     def _arrange(self, plan: Plan) -> None:
         # move state, then make the groups' exchanges over it; views of where it lay are void

@@ -8,7 +8,7 @@ import gradwire as gw
 from gradwire.communicators import Communicator
 from gradwire.memories import Memory
 from gradwire.runtime.executor import Executor
-from tests.support.harness import SMALL, Job, draw, hosts, impatient, job, plan_of, slots_of
+from tests.support.harness import SMALL, Job, draw, hosts, impatient, job, plan_of, slots_of, together
 
 SLOTS = slots_of(SMALL)
 SPIKE = 1e4
@@ -174,6 +174,35 @@ def test_a_rank_that_skips_alone_is_an_error_on_all_of_them():
             running.runtimes[0].skip()
         with pytest.raises(RuntimeError, match=r"rank 1 did not come to skip\(\) within"):
             running.step(draw(SLOTS, 2, 1))
+
+
+def test_where_one_rank_refuses_none_takes_the_step_back():
+    with job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2) as running:
+        impatient(running)
+        running.step(draw(SLOTS, 2, 0))
+        kept = running.state("residual")
+        refusals = "", "zero their gradients"
+        errors = together(2, lambda rank: running.runtimes[rank].skip(refusals[rank]))
+        assert all(isinstance(error, ValueError) for error in errors)
+        assert [str(error) for error in errors] == ["rank 1 cannot go on: zero their gradients"] * 2
+        same_means(running.state("residual"), kept)
+        # the job goes on
+        running.skip()
+        running.step(draw(SLOTS, 2, 1))
+        # where a step was taken back already, there is nothing to refuse, and no rank is asked
+        running.skip()
+        running.runtimes[1].skip("zero their gradients")
+
+
+def test_where_a_rank_is_lost_the_others_take_the_step_back():
+    with job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2) as running:
+        impatient(running)
+        running.step(draw(SLOTS, 2, 0))
+        with pytest.raises(RuntimeError, match="rank 1 did not come"):
+            running.runtimes[0].skip()
+        first, second = running.state("residual")
+        assert not any(own.any() for own in first)
+        assert any(own.any() for own in second)
 
 
 @pytest.mark.parametrize(

@@ -1324,7 +1324,7 @@ def micro_batches_that_were_not_sent_are_not_skipped_by_taking_back_the_step_bef
         with handle.accumulate():
             cross_entropy(model, 1).backward()
         model.zero_grad()
-        refused(ValueError, "of which nothing was sent; zero their gradients, without skip()", handle.skip)
+        refused(ValueError, "accumulated and sent nothing; zero their gradients instead of calling skip()", handle.skip)
         after = handle.state_dict()
         assert all(torch.equal(kept[key], after[key]) for key in kept)
         # one that is thrown away is none of them, nor is one of a step whose last pass was reduced
@@ -1337,6 +1337,26 @@ def micro_batches_that_were_not_sent_are_not_skipped_by_taking_back_the_step_bef
         cross_entropy(model, 2).backward()
         handle.skip()
         assert handle.stats().skipped == 2
+        handle.detach()
+
+
+@scenario(2)
+def where_one_rank_has_more_micro_batches_no_rank_takes_the_step_before_back() -> None:
+    for make in skippable(gw.TopK(0.05)):
+        model, handle = make()
+        for step in range(2):  # in the second one DDP makes its buckets anew, on all ranks together
+            cross_entropy(model, step).backward()
+        kept = handle.state_dict()
+        if dist.get_rank() == 1:
+            with handle.accumulate():
+                cross_entropy(model, 1).backward()
+        refused(ValueError, "rank 1 cannot go on: skip() takes back the last step, but the passes since", handle.skip)
+        after = handle.state_dict()
+        assert all(torch.equal(kept[key], after[key]) for key in kept)
+        # the job goes on
+        cross_entropy(model, 1).backward()
+        handle.skip()
+        assert handle.stats().skipped == 1
         handle.detach()
 
 

@@ -228,6 +228,26 @@ def a_step_that_is_paused_accumulated_or_skipped_leaves_memories_as_they_were() 
         training.steps(2)
 
 
+@scenario(2)
+def micro_batches_that_were_not_sent_are_not_skipped_by_taking_back_the_step_before() -> None:
+    for configuration in ({}, OVERLAPPED):
+        training = Training(**configuration)
+        handle = attach(training.ddp, "topk:0.05")
+        training.steps(3)
+        before = residual_of(handle)
+        training.clear()
+        with handle.accumulate():
+            training.backward()
+        refused(ValueError, "only accumulated and sent nothing", handle.skip)
+        assert torch.equal(before, residual_of(handle))
+        # one that is thrown away is none of them, nor is one of a step whose last pass was reduced
+        training.steps(1)
+        with handle.paused():
+            training.backward()
+        handle.skip()
+        assert torch.equal(before, residual_of(handle))
+
+
 def main_gradients(training: Training) -> Tensor:
     return torch.cat([parameter.main_grad.flatten() for parameter in training.ddp.parameters()])
 

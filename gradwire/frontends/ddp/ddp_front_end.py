@@ -135,8 +135,7 @@ class DDPFrontEnd:
     def skip(self) -> None:
         """Takes back the last step. Where DDP reduces by itself, it has no state."""
         if self.runtime and not (self._native or self._native_steps.made):
-            self._accumulated.check_skip()
-            self.runtime.skip()
+            self.runtime.skip(self._accumulated.no_skip())
 
     def placed(self) -> Mapping[str, ShardSpec]:
         """A replica on every rank."""
@@ -249,8 +248,8 @@ class DDPFrontEnd:
         # before the ranks wait for each other, as at the end of steps that a controller has asked for
         if runtime.plan.native and is_joining(self.ddp):
             runtime.refuse(
-                "under a native plan the ranks count DDP's steps, of which DDP.join() gives each another number; name "
-                "a compressor, such as gw.FP32()"
+                "a native plan counts DDP's steps, and under DDP.join() ranks take different numbers of them; name a "
+                "compressor, such as gw.FP32()"
             )
         # will DDP reduce the next backward pass? then its own step, if it made one, is over
         self._synchronising = self.ddp.require_backward_grad_sync  # DDP, too, decides that in forward

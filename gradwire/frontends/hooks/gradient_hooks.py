@@ -109,8 +109,7 @@ class GradientHooks:
     def skip(self) -> None:
         """Takes back the last step."""
         if self._runtime:
-            self._accumulated.check_skip()
-            self._runtime.skip()
+            self._runtime.skip(self._accumulated.no_skip())
 
     def placed(self) -> Mapping[str, ShardSpec]:
         """A replica on every rank."""
@@ -130,7 +129,10 @@ class GradientHooks:
         if self._runtime and torch.is_grad_enabled() and not in_backward():
             self._give_up_failed()
             self.give_up()
-            self._forward |= self._synchronising
+            if self._synchronising:
+                self._forward = True
+            else:  # a framework may hand over no gradient of its backward pass
+                self._accumulated.since_step = True
             self._runtime.forward_begins()
 
     def give_up(self) -> None:
