@@ -247,9 +247,9 @@ class Executor:
         if self.aborted:
             raise Lost("the collectives under way were aborted")
 
-    def close(self, watched: Callable[[], bool] = bool) -> bool:
-        """Ends the thread once all tasks are done, on a GPU with their work. Returns False where they are not after
-        CLOSE_S, beside the time for which another thread has `watched` the work and would end it if a rank is lost. (A
+    def close(self, watched: Callable[[], bool] | None = None) -> bool:
+        """Ends the thread once all tasks are done, on a GPU with their work. Returns False where that takes more than
+        CLOSE_S. Time in which the work is `watched`, by a thread that ends it if a rank is lost, does not count. (A
         thread that is still in torch when Python exits aborts the process.)"""
         # the thread ends behind the tasks that were posted
         self._tasks.put(None)
@@ -259,14 +259,17 @@ class Executor:
         ended = threading.current_thread() is self._thread or not self._thread.is_alive()
         return ended and self._stream_ends(watched)
 
-    def _stream_ends(self, watched: Callable[[], bool]) -> bool:
+    def _stream_ends(self, watched: Callable[[], bool] | None) -> bool:
         until = time.monotonic() + CLOSE_S
-        while self._stream and not self._stream.query():
-            if watched():
-                until = time.monotonic() + CLOSE_S
-            elif time.monotonic() > until:
-                return False
-            time.sleep(POLL_S)
+        try:
+            while self._stream and not self._stream.query():
+                if watched and watched():
+                    until = time.monotonic() + CLOSE_S
+                elif time.monotonic() > until:
+                    return False
+                time.sleep(POLL_S)
+        except RuntimeError:  # CUDA has failed
+            return False
         return True
 
     def _work(self) -> None:

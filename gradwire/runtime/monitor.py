@@ -42,7 +42,7 @@ class Monitor:
         self._thread.start()
 
     def watches(self) -> bool:
-        """Whether the thread still looks, or is ending the job; asked on another one."""
+        """Whether the thread still looks for lost ranks, or is ending the job; False on that thread itself."""
         return self._thread.is_alive() and threading.current_thread() is not self._thread
 
     def close(self) -> None:
@@ -52,8 +52,8 @@ class Monitor:
             self._thread.join()
 
     def paused_s(self, within_s: float) -> float:
-        """Seconds for which this process did not run, where that ended so long ago or less, or since this thread last
-        looked; else 0."""
+        """The seconds of this process's last pause, if it ended within the last `within_s` seconds or since this thread
+        last looked; else 0."""
         # the caller may have woken before the thread
         self._note_pause()
         ended_s, seconds = self._pause
@@ -102,9 +102,11 @@ def close_all(
     # the mark first: other ranks may be waiting for this one
     ending.detach()
     # then this rank's threads, the one that looks for lost ranks last: others may be lost in the last step
-    done = executor.close(monitor.watches) if monitor else executor.close()
-    if monitor:
-        monitor.close()
+    try:
+        done = executor.close(monitor.watches if monitor else None)
+    finally:
+        if monitor:
+            monitor.close()
     if done:
         job.let_go()
     if mesh and done:

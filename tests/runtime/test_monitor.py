@@ -159,12 +159,36 @@ def test_a_rank_that_is_lost_in_the_last_step_is_noticed_while_the_job_is_closed
 def test_a_stream_that_nobody_watches_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(executor, "CLOSE_S", 0.1)
     never, looks = Stream(threading.Event()), iter([True] * 20)
-    for watched in (bool, lambda: next(looks, False)):
+    for watched in (None, lambda: next(looks, False)):
         worker = executor.Executor(CPU)
         worker._stream = never  # pyright: ignore[reportAttributeAccessIssue]
         (done,) = together(1, lambda rank, worker=worker, watched=watched: worker.close(watched))
         assert done is False
     assert next(looks, None) is None, "as long as somebody watches"
+
+
+class Broken(Stream):
+    """A stream of a GPU that has failed."""
+
+    def query(self) -> bool:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_where_a_gpu_has_failed_the_end_of_a_job_ends_its_monitor_and_aborts_its_mesh():
+    said = list[str]()
+    ending: Any = SimpleNamespace(detach=lambda: None)
+    mesh: Any = SimpleNamespace(
+        ranks=2, axes={"replica": SimpleNamespace()}, timeout_s=1800.0, lost=lambda waits: None, abort=said.append
+    )
+    worker = executor.Executor(CPU)
+    worker._stream = Broken(threading.Event())  # pyright: ignore[reportAttributeAccessIssue]
+    watch = monitor.Monitor(mesh, worker)
+    try:
+        monitor.close_all(ending, watch, worker, mesh, mesh)
+        assert said == ["a rank ended in the middle of a step"]
+        assert not watch._thread.is_alive()
+    finally:
+        watch.close()
 
 
 def test_slow_ranks_are_not_lost(monkeypatch: pytest.MonkeyPatch):
