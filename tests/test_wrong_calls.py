@@ -268,6 +268,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "a path": (lambda: handle().load_state_dict("gradwire.pt"), "such as state=handle.state_dict()"),
     "save swapped": (lambda: gw.save("x.pt", handle().state_dict()), "such as state=handle.state_dict()"),
     "no checkpoint": (lambda: handle().stateful("/nowhere"), "pass the folder in which dcp.save() made one"),
+    "a key alone": (lambda: handle().stateful(key="g"), "pass the checkpoint's path too: stateful(path, key=...)"),
     # a DDP that was not kept
     "stateful of none": (lambda: orphan().stateful(), "was garbage collected: keep a reference to ddp"),
     "accumulate of none": (lambda: orphan().accumulate(), "was garbage collected: keep a reference to ddp"),

@@ -110,9 +110,10 @@ class Handle:
         return self._attached.accumulate()
 
     def paused(self) -> AbstractContextManager[None]:
-        """A context for backward passes whose gradients of this model are thrown away, as a generator's loss makes them
-        in the critic: inside, `p.grad` is this rank's own, and nothing is sent or remembered; afterwards it is as it
-        was before. Forward and backward both belong inside. Raises ValueError after `detach()`."""
+        """A context for backward passes whose gradients of this model are thrown away (of a `DistributedOptimizer`: of
+        the parameters that it holds), as a generator's loss makes them in the critic. Inside, `p.grad` is this rank's
+        own, and nothing is sent or remembered; afterwards it is what it was before. Forward and backward both belong
+        inside. Raises ValueError after `detach()`."""
         return self._attached.paused()
 
     def skip(self) -> None:
@@ -123,7 +124,7 @@ class Handle:
         All ranks call this, after the same backward pass and before the next one, as they decide by what is the same on
         all of them, such as the norm of `p.grad`; where some do not, all end with an error that names them. To skip a
         step twice is to skip it once, and one that was not finite is skipped already. Controllers have seen the step.
-        Raises ValueError inside a backward pass, before the first one, behind passes that only accumulated, after
+        Raises ValueError inside a backward pass, before the first one, after passes that only accumulated, after
         `detach()`, and for local steps."""
         self._attached.skip()
 
@@ -176,8 +177,8 @@ class Handle:
         `dcp.load({"gradwire": handle.stateful(path)}, checkpoint_id=path)`. Of several in one checkpoint, as of a
         GAN's two models, it is the one that was saved under `key`.
 
-        Raises ValueError after `detach()`, and where the checkpoint has no such state."""
-        return DistributedState(self._runtime, self._attached.placed(), {} if saved is None else saved_in(saved, key))
+        Raises ValueError after `detach()`, where the checkpoint has no such state, and for a key without `saved`."""
+        return DistributedState(self._runtime, self._attached.placed(), saved_in(saved, key))
 
     def leave(self) -> list[StateDict]:
         """Ends the job at once, in whatever step it is; the other ranks' calls raise. For `gradwire.Rendezvous`.

@@ -29,7 +29,7 @@ from gradwire.integrations.torchft_replica import ReplicaGradients, least, repli
 from gradwire.memories import Memory
 from gradwire.plans import Plan
 from gradwire.runtime.failures import PeerFailed
-from gradwire.runtime.job_options import JobOptions
+from gradwire.runtime.job_options import NO_NATIVE, JobOptions
 from gradwire.runtime.runtime import Runtime
 from gradwire.transports import Mesh
 
@@ -154,7 +154,10 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
         parts = FragmentedModel(model, own, 1, choices.plan(own.parameters, lambda: self._replicas))
         parts.cut()
         self._plan = partial(parts.plan, list(own.planned))
-        parts.check_fits(plan := self._plan())
+        plan = self._plan()
+        if plan.native:
+            raise ValueError(NO_NATIVE)
+        parts.check_fits(plan)
         (self._fragment,) = parts.fragments(plan, Schedule(inner_steps, 1))
         self.outer = outer(list(self._fragment.anchors.values()))
         facts = {

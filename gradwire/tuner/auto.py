@@ -99,7 +99,7 @@ class Auto(Controller):
 
     @property
     def tried(self) -> list[Trials]:
-        return [*self._tried_before, *[self._trials] * bool(self._trials.plans)]
+        return [each for each in (*self._tried_before, self._trials) if each.plans]
 
     @property
     def expected_s(self) -> float:

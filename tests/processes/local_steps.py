@@ -697,6 +697,7 @@ def a_distributed_checkpoint_that_does_not_fit_is_one_clear_line() -> None:
     dcp.save({"a": optimizer.stateful(), "b": optimizer.stateful()}, checkpoint_id=two)
     refused(ValueError, "has 2 states of local steps, 'a', 'b'; load stateful(path, key='a')",
             lambda: optimizer.stateful(two))  # fmt: skip
+    refused(ValueError, "pass the checkpoint's path too: stateful(path, key=...)", lambda: optimizer.stateful(key="b"))
     dcp.load({"b": optimizer.stateful(two, key="b")}, checkpoint_id=two)
 
 

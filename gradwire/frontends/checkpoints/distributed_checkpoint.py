@@ -242,9 +242,12 @@ def _is_flat(key: str) -> bool:
     return bool(_name(key)) and SEPARATOR in key and not _is_small(key)
 
 
-def saved_in(checkpoint: str | Path | StorageReader, key: str | None) -> Saved:
-    """The tensors of a checkpoint's Gradwire state, of several that with this `key`. Raises ValueError where it has
-    none."""
+def saved_in(checkpoint: str | Path | StorageReader | None, key: str | None) -> Saved:
+    """The tensors of a checkpoint's Gradwire state, of several the one saved under `key`; none without a checkpoint.
+    Raises ValueError where it has none, or several and no key that fits."""
+    if checkpoint is None:
+        check_no_key(key)
+        return {}
     kinds = tensors_in(checkpoint)
     # a state is known by its description
     folders = {path[:-1] for path in kinds if path[-1] == ABOUT}
@@ -253,8 +256,8 @@ def saved_in(checkpoint: str | Path | StorageReader, key: str | None) -> Saved:
 
 
 def folder_of(folders: Collection[tuple[str, ...]], key: str | None, states: str, saved: str) -> tuple[str, ...]:
-    """The folder of the only one of a checkpoint's `states`, or of that which was saved under a key. Raises ValueError
-    where there is none, or it is not clear which; one is `saved` so."""
+    """The folder of a checkpoint's only state, or of the one that was saved under `key`. Raises ValueError where there
+    is none, or several and no key that fits. Errors call them `states`, and show how one is `saved`."""
     keys = {".".join(folder): folder for folder in folders}
     if not keys:
         raise ValueError(f"the checkpoint has 0 {states}; save one, {saved}")
@@ -264,6 +267,14 @@ def folder_of(folders: Collection[tuple[str, ...]], key: str | None, states: str
         names = ", ".join(map(repr, sorted(keys)))
         raise ValueError(f"the checkpoint has {len(keys)} {states}, {names}; load stateful(path, key={min(keys)!r})")
     return keys[key]
+
+
+def check_no_key(key: str | None) -> None:
+    """Raises ValueError for a key without a checkpoint."""
+    if key is not None:
+        raise ValueError(
+            "key= says which state of a checkpoint to load; pass the checkpoint's path too: stateful(path, key=...)"
+        )
 
 
 def tensors_in(checkpoint: str | Path | StorageReader) -> dict[tuple[str, ...], TensorStorageMetadata]:

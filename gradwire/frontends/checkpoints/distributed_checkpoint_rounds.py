@@ -24,6 +24,7 @@ from gradwire.frontends.checkpoints.distributed_checkpoint import (
     DistributedState,
     Saved,
     ShardSpec,
+    check_no_key,
     folder_of,
     tensors_in,
 )
@@ -231,9 +232,12 @@ def _check(saved: Saved, placed: Mapping[str, ShardSpec]) -> None:
             )
 
 
-def rounds_in(checkpoint: str | Path | StorageReader, key: str | None) -> dict[str, Saved]:
-    """The tensors of a checkpoint's local steps, of several those with this `key`, by folder. Raises ValueError where
-    it has none."""
+def rounds_in(checkpoint: str | Path | StorageReader | None, key: str | None) -> dict[str, Saved]:
+    """The tensors of a checkpoint's local steps, of several those saved under `key`, by folder; none without a
+    checkpoint. Raises ValueError where it has none, or several and no key that fits."""
+    if checkpoint is None:
+        check_no_key(key)
+        return {}
     # the folder in which the state was saved, under whatever name
     kinds = tensors_in(checkpoint)
     roots = {path[:-2] for path in kinds if path[-2:] == (SHARED, ROUND)}

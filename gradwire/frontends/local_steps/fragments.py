@@ -11,7 +11,6 @@ from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.updates import check_means
 from gradwire.options import Options, check_type
 from gradwire.plans import Plan
-from gradwire.runtime.job_options import NO_NATIVE
 from gradwire.slots import Layout, Slot
 
 Fragments = int | Sequence[nn.Module]
@@ -105,9 +104,7 @@ class FragmentedModel:
         return Plan(tuple(dict.fromkeys(groups)))
 
     def check_fits(self, plan: Plan) -> None:
-        """Raises ValueError for a plan with a group of several fragments, and for a native one."""
-        if plan.native:
-            raise ValueError(NO_NATIVE)
+        """Raises ValueError for a plan with a group of several fragments."""
         for part in self.names:
             groups_of(plan, part)
 

@@ -245,11 +245,11 @@ class LocalSteps(Wrapper):
         before the training goes on bit for bit; on any other number, what memories keep adds up to the same. Of several
         in one checkpoint it is the one that was saved under `key`.
 
-        Raises ValueError, on all ranks, for another model's state, where the checkpoint has none, and with `eager`,
-        where nothing is shared."""
+        Raises ValueError, on all ranks, for another model's state, where the checkpoint has none, for a key without
+        `saved`, and with `eager`, where nothing is shared."""
         if saved is not None:
             self._join()
-        return DistributedRounds(self._rounds, self._replica, {} if saved is None else rounds_in(saved, key))
+        return DistributedRounds(self._rounds, self._replica, rounds_in(saved, key))
 
 
 def _check_weight(choices: Choices, eager: bool) -> None:
