@@ -139,8 +139,8 @@ class ActivePlan:
         self._install(plan)
 
     def _made_for(self, trained: Sequence[Slot], asked: Plan | None = None) -> Plan:
-        """The user's plan, or the one that is `asked` for now; slots that it lacks are planned as they would have been
-        at first."""
+        """The plan that is `asked` for now, or else the user's; slots that it lacks are planned by the job's
+        options."""
         assert self._options.plan_for is not None
         made, chosen = self._options.plan_for(self._in_order(trained)), asked or self._chosen
         # a plan that a user installed keeps its groups; slots that it lacks get more, unless the framework reduces

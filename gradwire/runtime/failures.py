@@ -90,7 +90,7 @@ class ExitReport(NamedTuple):
     doing: str = ""
     exchanged_s: float = 0.0
     absent: Sequence[int] = ()
-    """The ranks that did not come to a meeting with it."""
+    """The ranks for which it waited in vain in a meeting."""
 
 
 class Verdict(NamedTuple):
@@ -288,7 +288,7 @@ class FailureVerdict:
         return f"{self._named(gone)} has detached, or its process has ended, after {marks[gone[0]].step} steps"
 
     def _paused(self, marks: Mapping[int, ExitReport], at_least_s: float = 0.0) -> str | None:
-        """Blames the rank that was paused for the longest time, where that is a part of the others' time limit."""
+        """Blames the rank that was paused for the longest time, if for more than `at_least_s`."""
         rank = max(marks, key=lambda rank: marks[rank].paused_s)
         seconds = marks[rank].paused_s
         return f"{self._named([rank])} did not run for {seconds:.0f} s" if seconds > at_least_s else None

@@ -69,7 +69,7 @@ class Meeting:
 
     def gather(self, facts: Facts, patience_s: float | None = None) -> list[Facts]:
         """The facts of each rank; "call" is the call for which they meet. Raises AbsentRanks, naming them, where some
-        do not come, in PATIENCE_S or the given time, and Interrupted where one of them has ended the job."""
+        do not come, in PATIENCE_S or the given time, and PeerFailed where one of them has ended the job."""
         if self._mesh.ranks == 1:
             return [facts]
         # leave this rank's facts

@@ -22,7 +22,7 @@ from gradwire.slots import Slot
 from gradwire.transports import Mesh
 
 Held = Mapping[str, Collection[str]]
-"""By parameter the kinds of state of gradient size that some rank has."""
+"""By parameter, the kinds of gradient-sized state that at least one rank loads."""
 
 
 class States:

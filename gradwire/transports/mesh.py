@@ -141,7 +141,7 @@ class Mesh:
 
     @property
     def gives_up_s(self) -> float:
-        """How long a rank may not run until the others go on without it."""
+        """Seconds after which the others go on without a rank that does not run."""
         return min(transport.gives_up_s for transport in self.axes.values())
 
     def start(self, op: Collective) -> Pending:

@@ -302,8 +302,8 @@ class ProcessGroup(Transport):
 
 
 def silent_s(look_s: float) -> float:
-    """How long a rank may give no sign of life where ranks look every `look_s` seconds: for three looks at least. A
-    rank that looks later than half of this was stopped itself, as all would seem to be if they looked more rarely."""
+    """How long a rank may give no sign of life where ranks look every `look_s` seconds: for three looks at least:
+    `Heartbeat` takes a rank whose looks are further apart than half of this for one that was stopped itself."""
     return max(SILENT_S, 3 * look_s)
 
 

@@ -84,7 +84,7 @@ class Transport(ABC):
 
     @property
     def gives_up_s(self) -> float:
-        """How long a rank may not run until the others, which wait for it, go on without it."""
+        """Seconds after which the others go on without a rank that does not run."""
         return self.timeout_s
 
     @property

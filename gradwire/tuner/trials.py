@@ -85,7 +85,7 @@ class Trials:
     unrecorded: int = 0
     """Steps of this turn that did not count, for its plan was still to be recorded; they are not of `steps`."""
     unrecordable: list[int] = field(default_factory=list)
-    """Indices of the plans for which a turn has waited in vain: later ones wait no more."""
+    """Indices of the plans that a turn has waited for in vain; their later turns do not wait."""
 
     def __post_init__(self) -> None:
         self.alive = self.alive or list(range(len(self.plans)))

@@ -43,7 +43,7 @@ def go_on(handle: Handle, common: StateDict, own: StateDict | None, rank: int, r
         handle.replan(plan)
     # the common state, with the memories that each has kept
     handle.load_state_dict(_with_memories(replace(first, about=about), unpack(own).exported if own else {}))
-    # a controller that the new handle's options begin anew may be behind the plan that was in force
+    # a controller that began anew has another plan than the one that was in force
     if plan != handle.plan:
         handle.replan(plan)
 

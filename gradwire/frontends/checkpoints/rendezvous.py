@@ -99,8 +99,8 @@ class Rendezvous:
             raise ValueError("call meet() first, and resume() with a handle that was made with elastic=True")
         if self._resumed not in (None, handle):
             raise ValueError(
-                "a Rendezvous keeps the state of one handle, and another was resumed since meet(); wrap both models in "
-                "one module, in one DDP"
+                "a Rendezvous keeps the state of one handle, and another was resumed since meet(); put both models "
+                "into one module, and that into one DDP"
             )
         claims = self._generation.claims
         # the first rank has come furthest; from the very beginning there is nothing to go on from

@@ -200,8 +200,9 @@ class StepChoices(Choices):
         sparse: Collection[str] = (),
         no_native: str = NO_NATIVE,
     ) -> None:
-        """Raises ValueError for what several ranks refuse, and for compressors of updates, which need several. Of the
-        parameters those are `trained` now, by default all; the plan may be native where `no_native` says no reason."""
+        """Raises ValueError for what several ranks refuse, and for compressors of updates, which need several.
+        `trained` are the parameters that are trained now, by default all; `no_native` is why the plan may not be
+        native, "" where it may."""
         slots = slots or slots_of(parameters)
         warn_of(self.by_layer, slots)
         # the plan of those that are trained now

@@ -40,7 +40,7 @@ SHOWN = 5
 IN_FORCE = 3
 """Steps after which a decision is in force."""
 MOST_STEPS = CHOOSING_STEPS + IN_FORCE + MOST_UNRECORDED + SETTLE + SHOWN + 1
-"""Planning ends sooner where fewer plans are tried, or nothing is recorded."""
+"""For the progress bar: fewer where fewer plans are tried, more where plans wait to be recorded."""
 ALONE_STEPS = 6
 """Steps without messages that are timed, beside the first."""
 Late = Callable[[int, torch.device], None]
