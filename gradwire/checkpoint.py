@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
@@ -49,6 +49,8 @@ class About(Options):
     """It has the state of all `ranks`; only rank 0 has such a state."""
     shards: int = 1
     """The parts of the model that these ranks hold: several with FSDP2."""
+    momenta: Mapping[str, str] = field(default_factory=dict)
+    """The compressors, in words, of parameters whose residual is the momentum of updates, in this plan or before."""
 
     def __str__(self) -> str:
         ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
@@ -80,6 +82,7 @@ class Unpacked:
             "the state's step": str(self.step),
             "the steps that the state skipped": str(self.about.skipped),
             "the state's plan": _digest([self.about.plan.encode(), *(name.encode() for name in self.about.order)]),
+            "the momenta of the state": _digest([json.dumps(self.about.momenta, sort_keys=True).encode()]),
             "what the states have in common": _digest(_bytes_of(common)),
         }
 
@@ -175,9 +178,9 @@ def gather(states: Sequence[StateDict]) -> StateDict:
             raise ValueError(f"state {rank} of these {len(states)} is {one.about}; pass every rank's, in their order")
         if one.about.shards > 1:
             raise ValueError(f"state {rank} of these {len(states)} is {one.about}; {SHARDED}")
-        for field, fact in one.facts().items():
-            if fact != first[field]:
-                raise ValueError(f"rank {rank} and rank 0 differ in {field}; pass states that were saved together")
+        for what, fact in one.facts().items():
+            if fact != first[what]:
+                raise ValueError(f"rank {rank} and rank 0 differ in {what}; pass states that were saved together")
     # for every tensor that some rank has, a row of each rank; each state may lie on its rank's GPU
     likes = {(name, key): tensor.cpu() for one in read[::-1] for name, key, tensor in _each(one.exported)}
     exported: dict[str, dict[str, Tensor]] = {}
@@ -229,7 +232,8 @@ def _read_about(state: Mapping[str, Tensor]) -> tuple[About, dict[str, Any]]:
     skipped = fields["skipped"]
     order = names(fields["order"])
     shards = fields.get("shards", 1)
-    about = About(fields["rank"], fields["ranks"], fields["plan"], order, skipped, fields["gathered"], shards)
+    momenta = {name: str(made_by) for name, made_by in fields.get("momenta", {}).items()}
+    about = About(fields["rank"], fields["ranks"], fields["plan"], order, skipped, fields["gathered"], shards, momenta)
     if not (0 <= about.rank < about.ranks and 0 < about.shards <= about.ranks):
         raise ValueError("what it says of itself cannot be")
     if not 0 <= skipped <= int(step):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import gradwire as gw
 from gradwire import checkpoint
 from gradwire.collective import REPLICA, SHARD
 from gradwire.compressors.multi_level import MultiLevel
+from gradwire.frontends.checkpoints.distributed_checkpoint import DistributedState
 from gradwire.frontends.null_job import NullRuntime
 from gradwire.plans import uniform
 from gradwire.resharding import predecessors
@@ -465,6 +467,16 @@ def test_one_process_keeps_what_it_loads(world: int):
         other.load(gw.reshard([idle.state_dict()], world))
         for a, b in zip(residuals(other.states()), residuals(saved_states(3)), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_a_distributed_checkpoint_says_whose_momentum_a_memory_is():
+    alone, saved = NullRuntime(), about(0, momenta={"scale": "Dion(rank=2)"})
+    alone.load_state_dict(checkpoint.gather([checkpoint.pack({}, {}, 3, about(rank, momenta=saved.momenta))
+                                             for rank in range(2)]))  # fmt: skip
+    mesh: Any = SimpleNamespace(get_local_rank=lambda dim: 0, size=lambda dim: 1)
+    placed: Any = {"scale": SimpleNamespace(mesh=mesh, shard="shard 0 of 1")}
+    state = DistributedState(alone, placed, {})
+    assert checkpoint.unpack(state.part(state.state_dict())).about.momenta == saved.momenta
 
 
 SAVED = saved_states(1)[0]

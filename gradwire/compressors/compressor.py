@@ -74,6 +74,10 @@ class Compressor(Options, Recordable, ABC):
         """Whether what it decodes estimates the mean gradient; votes and updates do not."""
         return not (self.is_update or self.sign_vote)
 
+    def makes_update(self, rows: int, columns: int) -> bool:
+        """Whether what it decodes for a (rows, columns) slot is an update, of which the residual is the momentum."""
+        return self.is_update
+
     def init_slot(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
         """The tensors of other than gradient size that this algorithm keeps for a (rows, columns) slot, equal on all
         ranks: see `GroupContext.slots`."""

@@ -40,6 +40,9 @@ class Dion(LowRank, recordable=True):
         if not 0 <= self.mu < 1:
             raise ValueError(f"mu={self.mu} must lie in [0, 1), e.g. mu=0.95")
 
+    def makes_update(self, rows: int, columns: int) -> bool:
+        return bool(self.factor_rank(rows, columns))
+
     def _reduce_factors(
         self, views: LowRankViews, mean: Mean, context: GroupContext, reduce_codec: ReduceCodec
     ) -> Reduction:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from gradwire import checkpoint
-from gradwire.compressors import Compressor
 from gradwire.controllers.requests import Change, NativeRequest, ProfileRequest
 from gradwire.plans import NATIVE, Plan
 from gradwire.runtime.controller_runner import ControllerRunner, native_of, origin_of
 from gradwire.runtime.failures import AbsentRanks
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.meeting import Agreement
+from gradwire.runtime.momenta import Momenta
 from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.steps import Steps
 from gradwire.slots import Slot
@@ -56,8 +56,7 @@ class ActivePlan:
         self.origin = NATIVE
         self._native: Change | None = None
         self._timed = 0  # how many of the framework's own steps, the last ones, count for their time
-        # parameters whose residual is the momentum of a compressor that makes updates
-        self._momenta: Mapping[str, Compressor] = {}
+        self.momenta = Momenta(slots)
         if options.controller:
             options.controller.meet(slots, agreement.replicas)
         # all ranks meet here: they begin with equal plans, or none begins
@@ -182,13 +181,13 @@ class ActivePlan:
         """Raises ValueError where this job cannot go on from a state. To find out, the controller loads it; where the
         state is not taken after all, the caller brings back the controller's own by `restore`."""
         if not self._options.controller:
-            _check_momenta(self.plan, _momenta_in(read))
+            self.momenta.check(self.plan, self.momenta.of_state(read.about))
             return
         # the controller loads the state here; where it cannot, the caller brings back its own
         try:
             plan = self._load_controller(read.job)[0]
             plan.check(self.trained)
-            _check_momenta(plan, _momenta_in(read))
+            self.momenta.check(plan, self.momenta.of_state(read.about))
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
             name = type(self._options.controller).__name__
             raise ValueError(f"{name} cannot go on from this state ({error}); load what this job saved") from error
@@ -201,7 +200,7 @@ class ActivePlan:
     def load(self, read: checkpoint.Unpacked) -> None:
         """Goes on from a state; a plan that was made from slots in their order is made again in the state's order."""
         self.order, self._waits = read.about.order or self.order, read.job
-        self._momenta = {**_momenta_in(read), **_momenta_of(self.plan)}
+        self.momenta.load(read.about, self.plan)
         if self._options.controller:
             self._load_with_controller(read)
         elif self._remake and read.about.order:
@@ -261,7 +260,7 @@ class ActivePlan:
 
     def _begin(self, plan: Plan, asked: Plan | None = None) -> Plan:
         """The plan with which the controller begins, made from this one, which a user may have `asked` for."""
-        _check_momenta(plan, self._momenta)
+        self.momenta.check(plan, self.momenta.made_by)
         # frozen parameters' slots leave the plan
         controller = self._options.controller
         waiting = {slot.name for slot in self._slots} - {slot.name for slot in self.trained}
@@ -286,7 +285,8 @@ class ActivePlan:
         # a plan that a controller made was not checked before
         plan.check(self.trained)
         self._steps.install(plan)
-        self.plan, self._momenta = plan, {**self._momenta, **_momenta_of(plan)}
+        self.plan = plan
+        self.momenta.add(plan)
 
     def _apply(self, change: Change | None) -> None:
         """Carries out a controller's decision."""
@@ -319,28 +319,3 @@ class ActivePlan:
         # rank 0's order holds on all ranks
         self._pipeline.agree(partial(self._pipeline.mesh.share, [order], order.device))
         return tuple(self._slots[slot].name for slot in order.tolist())
-
-
-def _momenta_of(plan: Plan) -> dict[str, Compressor]:
-    """By parameter the compressors that make updates, and have the residual for their momentum."""
-    made = [group for group in plan.groups if group.compressor.is_update and group.memory.error_feedback]
-    return {name: group.compressor for group in made for name in group.slots}
-
-
-def _momenta_in(read: checkpoint.Unpacked) -> dict[str, Compressor]:
-    """Those of the plan of a state."""
-    try:
-        return _momenta_of(Plan.from_json(read.about.plan))
-    except ValueError:  # of compressors that are not here
-        return {}
-
-
-def _check_momenta(plan: Plan, momenta: Mapping[str, Compressor]) -> None:
-    """Raises ValueError for a plan that would send a momentum as a residual."""
-    for group in plan.groups:
-        found = [] if group.compressor.is_update else [name for name in group.slots if name in momenta]
-        if found:
-            raise ValueError(
-                f"the memory of {found[0]!r} is the momentum of {momenta[found[0]]}, which {group.compressor} would "
-                f"send as a gradient; keep {momenta[found[0]]} there, or attach anew without this state"
-            )

@@ -49,7 +49,8 @@ class States:
                 steps.executor.order_behind()
             skipped = steps.number - steps.counted
             shards = mesh.ranks // mesh.averaged
-            about = checkpoint.About(mesh.rank, mesh.ranks, plans.plan.to_json(), plans.order, skipped, shards=shards)
+            plan, momenta = plans.plan.to_json(), plans.momenta.made_by
+            about = checkpoint.About(mesh.rank, mesh.ranks, plan, plans.order, skipped, shards=shards, momenta=momenta)
             return checkpoint.pack(steps.store.export(padded), plans.export(), steps.number, about)
 
     def last(self) -> list[checkpoint.StateDict]:

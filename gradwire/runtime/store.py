@@ -202,7 +202,9 @@ class Store:
         for slot, written in zip(self.slots, self._written, strict=True):
             written.update(held.get(slot.name, ()))
         # places and buffers for all that some rank has
-        kinds = [() if i in self.sparse else held.get(slot.name, ()) for i, slot in enumerate(self.slots)]
+        kinds = [set(held.get(slot.name, ())) for slot in self.slots]
+        for i in self.sparse:  # whose residual is a memory of rows
+            kinds[i].discard(RESIDUAL)
         self._buffers.hold([i for i, own in enumerate(kinds) if own])
         for kind in {kind for own in kinds for kind in own}:
             self._buffers.need(kind)
@@ -269,10 +271,12 @@ class Store:
         """A slot's state; its group writes these kinds, and has these small tensors for the slot and for itself."""
         tensors = {SHARED + name: tensor for name, tensor in {**self._slot_tensors[i], **small}.items()}
         tensors |= {GROUP + name: tensor for name, tensor in {**self._group_tensors[i], **changed}.items()}
-        wanted, sparse = self._written[i] if padded else written, i in self.sparse
-        kept = [kind for kind in self._buffers.kinds if (kind in wanted and not sparse) or self._buffers.used(kind, i)]
+        wanted, sparse = set(self._written[i] if padded else written), i in self.sparse
         if (residual := self.rows.export(i, sparse and RESIDUAL in wanted)) is not None:
             tensors[RESIDUAL] = residual
+        if sparse:
+            wanted.discard(RESIDUAL)
+        kept = [kind for kind in self._buffers.kinds if kind in wanted or self._buffers.used(kind, i)]
         return tensors | {kind: self._buffers.read(kind, i).float() for kind in kept}
 
     def _load_rows(self, i: int, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -33,3 +33,5 @@ def _run(result: Future[T], call: Callable[[], T]) -> None:
         result.set_result(call())
     except BaseException as error:
         result.set_exception(error)
+    finally:
+        del result  # the exception holds this frame, and through it what was called, until a garbage collection

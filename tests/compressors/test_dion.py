@@ -5,14 +5,17 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
+from gradwire import checkpoint
+from gradwire.frontends.null_job import NullRuntime
 from gradwire.slots import Layout
-from tests.support.harness import Job, draw, job, plan_of, slots_of
+from tests.support.harness import Job, draw, job, plan_of, raising, slots_of, together
 
 SLOTS = slots_of({
     "w": torch.empty(12, 27), "row": torch.empty(1, 12), "column": torch.empty(9, 1), "small": torch.empty(3, 2),
     "bias": torch.empty(12),
 })  # fmt: skip
 MATRICES, VECTORS = (0, 3), (1, 2, 4)
+SAYS = r"the memory of 'w' is the momentum of Dion\(.* would send as a gradient; keep Dion"
 
 
 def start(compressor: gw.Dion) -> Job:
@@ -69,7 +72,7 @@ def test_momentum_is_not_sent_as_a_residual_by_another_compressor():
             running.install(dense)
         running.install(plan_of(SLOTS, gw.Dion(1), gw.Residual(), gw.AllReduce()))
         running.step(draw(SLOTS, 2, 1))
-    with job(dense, SLOTS, 2, can_be_native=True) as other:
+    with job(dense, SLOTS, 2, no_native="") as other:
         other.step(draw(SLOTS, 2, 0))
         without = other.states()
         with pytest.raises(ValueError, match=says):
@@ -84,3 +87,42 @@ def test_momentum_is_not_sent_as_a_residual_by_another_compressor():
         running.load(without)
         with pytest.raises(ValueError, match=says):
             running.install(dense)
+
+
+def test_momentum_stays_known_while_native_or_frozen_and_through_states():
+    """What knows of it is part of the state: another compressor never gets it, whatever plans were between."""
+    dion = plan_of(SLOTS, gw.Dion(2), gw.Residual(), gw.AllReduce())
+    sparse = plan_of(SLOTS, gw.TopK(0.5), gw.Residual(), gw.AllGather())
+    others = [slot.name for slot in SLOTS if slot.name != "w"]
+    with job(dion, SLOTS, 2, trained=[slot.name for slot in SLOTS], no_native="") as running:
+        running.step(draw(SLOTS, 2, 0))
+        running.install(gw.NATIVE)
+        native = running.states()
+        running.install(dion)
+        raising(together(2, lambda rank: running.runtimes[rank].follow(others)))
+        frozen = running.states()
+    with job(sparse, SLOTS, 2, no_native="") as other:
+        for states in (native, frozen, gw.reshard(native, 2), [checkpoint.gather(native)] * 2):
+            with pytest.raises(ValueError, match=SAYS):
+                other.load(states)
+        # nor from a state that it has only kept
+        other.install(gw.NATIVE)
+        other.load(native)
+        alone = NullRuntime()
+        alone.load_state_dict(checkpoint.gather(other.states()))
+        other.load(gw.reshard([alone.state_dict()], 2))
+        with pytest.raises(ValueError, match=SAYS):
+            other.install(sparse)
+
+
+def test_what_becomes_a_mean_has_no_momentum():
+    """Vectors lie in the groups of matrices, and may go on with any compressor."""
+    dion = plan_of(SLOTS, gw.Dion(2), gw.Residual(), gw.AllReduce(), groups=1)
+    matrices = gw.Group(("w", "small"), gw.Dion(2), gw.Residual(), gw.AllReduce())
+    vectors = gw.Group(("row", "column", "bias"), gw.FP32(), gw.NoMemory(), gw.AllReduce())
+    with job(dion, SLOTS, 2) as running:
+        running.step(draw(SLOTS, 2, 0))
+        states = running.states()
+        running.install(gw.Plan((matrices, vectors)))
+    with job(gw.Plan((matrices, vectors)), SLOTS, 2) as other:
+        other.load(states)

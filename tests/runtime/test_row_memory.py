@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
+from gradwire import checkpoint
 from gradwire.ops.workspace import scratch_on
 from gradwire.runtime.row_formats import Coded
-from tests.support.harness import Job, job, slots_of
+from tests.support.harness import Job, draw, job, plan_of, slots_of
 from tests.support.pretend_cuda import GPU, on_gpu, pretended_cuda, real
 
 WORLD = 3
@@ -151,3 +152,22 @@ def test_a_number_of_rows_that_comes_once_leaves_no_table_on_a_gpu() -> None:
             torch.testing.assert_close(real(read) + real(errors), values, rtol=1e-6, atol=1e-6)
             kept = scratch_on(GPU).contents()[1]
             assert not [key for key in kept if "grid" in str(key) and key not in before]
+
+
+def test_a_table_that_was_dense_keeps_its_velocity_where_its_gradients_are_sparse():
+    plan = plan_of(SLOTS, gw.TopK(0.2), gw.DGCMemory(), gw.AllGather())
+    with job(plan, SLOTS, 2) as running:
+        running.step(draw(SLOTS, 2, 0))
+        saved = running.states()
+    # one rank has it of one table alone: all have room for both
+    second = checkpoint.unpack(saved[1])
+    del second.exported["bag"]["velocity"]
+    saved[1] = checkpoint.pack(second.exported, second.job, second.step, second.about)
+    with start((gw.Quantized(8), gw.Residual()), 2) as other:
+        other.load(saved)
+        other.step([rows(0, rank) for rank in range(2)])
+        states = [runtime.state_dict(padded=True) for runtime in other.runtimes]
+    assert states[0].keys() == states[1].keys()
+    for own, before in zip(states, saved, strict=True):
+        for key in (f"{name}//velocity" for name in TABLES):
+            assert torch.equal(own[key], before.get(key, torch.zeros_like(own[key])))

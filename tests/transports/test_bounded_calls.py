@@ -1,9 +1,11 @@
 """Calls on threads of their own, also while the interpreter ends, when Python 3.12 starts no more threads."""
 
+import gc
 import shutil
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from gradwire.transports import bounded_calls
 from gradwire.transports.bounded_calls import on_thread, run_bounded
 from tests.support.ranks import ended_ranks
+from tests.support.waiting import wait_until
 
 STARTS_NONE = """
 import atexit, threading
@@ -69,6 +72,24 @@ def test_a_call_raises_where_its_result_is_asked_for():
     assert result is not None
     with pytest.raises(ArithmeticError, match="too much"):
         result.result(20.0)
+
+
+def test_a_call_that_raises_keeps_nothing_alive():
+    """Not even until a garbage collection: a process group that is left ends at once."""
+
+    class Group:
+        def end(self) -> None:
+            raise ArithmeticError("too much")
+
+    group = Group()
+    gone = weakref.ref(group)
+    gc.disable()
+    try:
+        run_bounded([group.end], 20.0)
+        del group
+        assert wait_until(lambda: gone() is None, 5.0)
+    finally:
+        gc.enable()
 
 
 def raises() -> None:

@@ -47,6 +47,9 @@ from gradwire.torch_private.fully_shard import behind_rows, cuts_of
 ABOUT = "gradwire"
 """The key by which a state is found in a checkpoint; its description."""
 
+DESCRIBED = "plan", "order", "skipped", "momenta"
+"""What it says of a state: these fields of `About`; those of Gradwire 0.2 lack the last."""
+
 Saved = Mapping[str, TensorStorageMetadata]
 """The tensors of a state in a checkpoint, by key."""
 
@@ -173,9 +176,9 @@ class DistributedState:
             for key, tensor in kept.items()
         }
         # what the state says of itself, as a tensor
-        about = letters(json.dumps({"plan": own.about.plan, "order": own.about.order, "skipped": own.about.skipped}))
+        about = {field: getattr(own.about, field) for field in DESCRIBED}
         rows = {self._key(key): self._row(key, tensor) for key, tensor in tensors.items()}
-        return {ABOUT: about, STEP: torch.tensor(own.step, dtype=torch.int64, device="cpu")} | rows
+        return {ABOUT: letters(json.dumps(about)), STEP: torch.tensor(own.step, dtype=torch.int64, device="cpu")} | rows
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Takes over a state that was loaded into `state_dict`."""
@@ -185,7 +188,7 @@ class DistributedState:
         """This rank's part of a state that was loaded into `state_dict`."""
         saved, step = json.loads(text_of(state[ABOUT])), int(state[STEP])
         mine = unpack(self._job.state_dict(padded=False)).about
-        about = replace(mine, plan=saved["plan"], order=tuple(saved["order"]), skipped=saved["skipped"])
+        about = replace(mine, **{field: saved[field] for field in DESCRIBED if field in saved})
         exported: dict[str, dict[str, Tensor]] = {}
         # this rank's sum of the rows of each memory, and the small tensors that are its own
         for key, tensor in state.items():

@@ -1,0 +1,55 @@
+"""Residuals that are the momentum of a compressor that makes updates."""
+
+from collections.abc import Iterable, Mapping
+
+from gradwire.checkpoint import About
+from gradwire.plans import Plan
+from gradwire.slots import Slot
+
+
+class Momenta:
+    """The parameters of a job whose residual is the momentum of a compressor that makes updates. Any other compressor
+    would send it as a gradient, whatever plans were in force meanwhile."""
+
+    made_by: Mapping[str, str]
+    """By parameter the compressor, in words."""
+
+    def __init__(self, slots: Iterable[Slot]) -> None:
+        self._matrices = {slot.name: slot.matrix for slot in slots}
+        self.made_by = {}
+
+    def add(self, plan: Plan) -> None:
+        """Adds those of a plan that is in force from now on."""
+        self.made_by = {**self.made_by, **self._of(plan)}
+
+    def load(self, about: About, plan: Plan) -> None:
+        """Those of a state in place of all others, and those of the plan that is in force."""
+        self.made_by = self.of_state(about)
+        self.add(plan)
+
+    def of_state(self, about: About) -> dict[str, str]:
+        """Those of a state. States of Gradwire 0.2 say no more of them than their plan."""
+        try:
+            planned = self._of(Plan.from_json(about.plan))
+        except ValueError:  # of compressors that are not here
+            planned = {}
+        return planned | {name: made for name, made in about.momenta.items() if name in self._matrices}
+
+    def check(self, plan: Plan, made_by: Mapping[str, str]) -> None:
+        """Raises ValueError for a plan that would send one of these as a residual."""
+        named = [(name, group.compressor) for group in plan.groups for name in group.slots if name in made_by]
+        for name, compressor in named:
+            if not compressor.makes_update(*self._matrices[name]):
+                raise ValueError(
+                    f"the memory of {name!r} is the momentum of {made_by[name]}, which {compressor} would send as a "
+                    f"gradient; keep {made_by[name]} there, or attach anew without this state"
+                )
+
+    def _of(self, plan: Plan) -> dict[str, str]:
+        return {
+            name: str(group.compressor)
+            for group in plan.groups
+            for name in group.slots
+            if name in self._matrices and group.memory.error_feedback
+            if group.compressor.makes_update(*self._matrices[name])
+        }
