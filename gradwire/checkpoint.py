@@ -226,7 +226,9 @@ def _read_about(state: Mapping[str, Tensor]) -> tuple[About, dict[str, Any]]:
         raise ValueError("it is of another format")
     # what each tensor was: its checksum, type and shape
     kinds = {key: (checksum, kind) for key, (checksum, *kind) in fields["tensors"].items()}
-    skipped, order, shards = fields["skipped"], names(fields["order"]), fields.get("shards", 1)
+    skipped = fields["skipped"]
+    order = names(fields["order"])
+    shards = fields.get("shards", 1)
     about = About(fields["rank"], fields["ranks"], fields["plan"], order, skipped, fields["gathered"], shards)
     if not (0 <= about.rank < about.ranks and 0 < about.shards <= about.ranks):
         raise ValueError("what it says of itself cannot be")

@@ -134,8 +134,7 @@ FAULTS = [
     # ops: what all devices share
     Fault("ops/ranges.py", "sent[0], alpha=-1)", "sent[0])"),
     Fault("ops/reference/masking.py", "other[start:end].ne(0)", "other[start:end].eq(0)"),
-    Fault("ops/lazy_sum.py", "self.old, self.gradient, self.decay = self.next, None, 1.0",
-          "self.old, self.gradient, self.decay = self.next, None, self.decay"),
+    Fault("ops/lazy_sum.py", "        self.decay = 1.0\n", ""),
     Fault("ops/lazy_sum.py", "self.nonfinite.fill_(torch.nan)", "self.nonfinite.fill_(0)"),
     Fault("ops/ranges.py", "min(most, ceil(slack * k / world))", "min(most, int(slack * k / world))"),
     Fault("ops/ranges.py", "origin = start if relative else 0", "origin = 0"),
@@ -327,10 +326,13 @@ FAULTS = [
           "        here |= {name: given for name, given in there.items() if given[1]}\n", ""),
     Fault("frontends/elastic_resume.py", "        first.job.pop(\"replicas\", None)\n", ""),
     # front ends
-    Fault("frontends/rounds.py", "            _copy_each(fragment.last_own, kept[\"moved\"])\n", ""),
-    Fault("frontends/rounds.py", "            _copy_each(self.fragments[index].sent, kept[\"sent\"])\n", ""),
-    Fault("frontends/rounds.py", "        self.outer.param_groups[0][\"params\"] += new\n", ""),
-    Fault("frontends/fragments.py", "        new.anchors |= self.anchors\n", ""),
+    Fault("frontends/local_steps/rounds.py",
+          "            _copy_each(fragment.last_own, kept[\"moved\"])\n", ""),
+    Fault("frontends/local_steps/rounds.py",
+          "            _copy_each(self.fragments[index].sent, kept[\"sent\"])\n", ""),
+    Fault("frontends/local_steps/rounds.py",
+          "        self.outer.param_groups[0][\"params\"] += new\n", ""),
+    Fault("frontends/local_steps/fragments.py", "        new.anchors |= self.anchors\n", ""),
     Fault("runtime/steps.py", "self.counted if times_sent is None else times_sent", "self.counted"),
     # ops: gradients, and what calls the library
     Fault("ops/gradients.py", "tensor.storage_offset() == last.storage_offset() + last.numel()",

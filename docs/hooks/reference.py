@@ -13,7 +13,7 @@ from mkdocs.structure.files import File, Files
 
 from benchmarks.shared.tables import markdown
 from gradwire import api
-from gradwire.frontends.keywords import AttachOptions, PlanOptions
+from gradwire.frontends.options.keywords import AttachOptions, PlanOptions
 from gradwire.lab.catalogue import catalogue
 
 FIRST = {

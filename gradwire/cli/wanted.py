@@ -83,7 +83,9 @@ def described(
 def texts(compared: Compared, others: Sequence[str] = ()) -> list[str]:
     """The configurations to compare, as text: the `others` where none is named, with the plan if there is one. Raises
     ValueError for none, and for a controller and rules that change nothing."""
-    configurations, controller, rules = compared.configurations or [], compared.controller, compared.rules or []
+    configurations = compared.configurations or []
+    controller = compared.controller
+    rules = compared.rules or []
     # a controller for each configuration that compresses
     named = [_controlled(text, controller) for text in configurations]
     if controller and named == configurations:

@@ -38,7 +38,9 @@ class GlobalTopK(SparseCommunicator, recordable=True):
     def reduce_codec(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         entries = codec.layout(vector.numel)
         both = context.message("both", entries.nbytes, rows=2)
-        merged, other, ops = both.row(0), both.row(1), backend_for(both.body)
+        merged = both.row(0)
+        other = both.row(1)
+        ops = backend_for(both.body)
         # select this rank's elements
         codec.encode(vector, merged.body[None], context.whole)
         # merge up the tree

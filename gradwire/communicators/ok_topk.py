@@ -67,8 +67,13 @@ class OkTopk(SparseCommunicator):
 
     def reduce_codec(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         x = vector.total()
-        n, world, k, ops = len(x), context.world, codec.count(len(x)), backend_for(x)
-        entries, bounds, threshold = self._entries(codec, n, world), _bounds(n, context), self._threshold(x, context)
+        n = len(x)
+        world = context.world
+        k = codec.count(len(x))
+        ops = backend_for(x)
+        entries = self._entries(codec, n, world)
+        bounds = _bounds(n, context)
+        threshold = self._threshold(x, context)
         # select, and send each region's elements to its owner
         send, receive = (context.message(name, entries.nbytes, rows=world) for name in ("send", "receive"))
         indices = codec.select(x, k, context)

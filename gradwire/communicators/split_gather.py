@@ -50,7 +50,9 @@ class SplitGather(SparseCommunicator, recordable=True):
         return all_to_all(world * framed(layouts.out.nbytes), world) + all_gather(framed(layouts.back_bytes), world)
 
     def reduce_codec(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
-        x, world, buffers = vector.total(), context.world, context.buffers
+        x = vector.total()
+        world = context.world
+        buffers = context.buffers
         layouts, bounds = self._layouts(codec, len(x), world), even(len(x), world)
         # select, and send each part's elements to its owner
         send, receive = (context.message(name, layouts.out.nbytes, rows=world) for name in ("send", "receive"))

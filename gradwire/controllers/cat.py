@@ -146,7 +146,11 @@ class CAT(Controller):
         self._factors = spaced(self.min_factor, self.max_factor, "geometric")
         # measurements by factor, the factor in force, and for how many steps it is
         self._shown = [FactorStats() for _ in self._factors]
-        self._origin, self._index, self._stayed, self._slow, self._sent = Plan(()), 0, 0, 0, 0.0
+        self._origin = Plan(())
+        self._index = 0
+        self._stayed = 0
+        self._slow = 0
+        self._sent = 0.0
         self._marked_s: float | None = None
 
     @property
@@ -160,7 +164,9 @@ class CAT(Controller):
     def begin(self, plan: Plan) -> Plan:
         self._origin = plan
         # shares and seconds were those of another plan
-        self._shown, self._stayed, self._slow = [FactorStats() for _ in self._factors], 0, 0
+        self._shown = [FactorStats() for _ in self._factors]
+        self._stayed = 0
+        self._slow = 0
         return self._plan()
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:

@@ -142,7 +142,9 @@ class GraVAC(Controller):
         numbers[6] = self.scheduler.get_last_lr()[0] if self.scheduler else 0.0
         if self._losses:
             numbers[7], numbers[8] = self._loss / self._losses, 1
-        self._loss_read, self._loss, self._losses = self._loss, 0.0, 0
+        self._loss_read = self._loss
+        self._loss = 0.0
+        self._losses = 0
 
     def decide(self, seen: Observation) -> Plan | None:
         row = Observed(*(seen.sums.double() / seen.ranks).tolist())
@@ -169,7 +171,9 @@ class GraVAC(Controller):
         return None if plan == seen.plan else plan
 
     def state_dict(self) -> dict[str, Tensor]:
-        factors, reference, guard = self._factors, self._reference, self._guard
+        factors = self._factors
+        reference = self._reference
+        guard = self._guard
         numbers = [
             factors.index, factors.frozen, factors.compute_s, reference.share, reference.seconds, reference.rate,
             reference.factor, guard.loss, guard.error, guard.residual,
@@ -179,12 +183,16 @@ class GraVAC(Controller):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         index, frozen, compute_s, *numbers = state["search"].tolist()
-        reference, guard, factors = numbers[:4], numbers[4:7], self._factors
+        reference = numbers[:4]
+        guard = numbers[4:7]
+        factors = self._factors
         count = len(numbers[7:]) // 3
         saved, shares, seconds = (numbers[7 + count * part :][:count] for part in range(3))
         check_factors(saved, factors.factors, self._settings)
         self._window.load(state["steps"])
-        factors.index, factors.frozen, factors.compute_s = int(index), bool(frozen), compute_s
+        factors.index = int(index)
+        factors.frozen = bool(frozen)
+        factors.compute_s = compute_s
         factors.shares, factors.seconds = shares, seconds
         self._reference, self._guard = Reference(*reference), Guard(*guard)
 
@@ -238,7 +246,9 @@ class GraVAC(Controller):
     def _watch(self, summary: Summary) -> str:
         """Keeps the factor, unless its gain fell or something changed since it was settled on; returns the reason."""
         # what is gained now
-        factors, before, gain = self._factors, self._reference, self._reading.of(summary.sent)
+        factors = self._factors
+        before = self._reference
+        gain = self._reading.of(summary.sent)
         # a smaller factor has become better
         if factors.reconsider(summary.held, summary.seconds):
             return f"the gain fell to {self._reading.of(summary.held):.2f}: step back to {factors.factor:g}x"

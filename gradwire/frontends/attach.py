@@ -9,15 +9,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.compressors import Compressor
-from gradwire.frontends.choices import StepChoices, device_of, parameters_of, slots_of
-from gradwire.frontends.ddp import DDPFrontEnd
+from gradwire.frontends.ddp.ddp_front_end import DDPFrontEnd
 from gradwire.frontends.handle import Handle
-from gradwire.frontends.keywords import AttachOptions
+from gradwire.frontends.hooks.sparse_gradients import sparse_in
 from gradwire.frontends.null_job import NullFrontEnd
+from gradwire.frontends.options.choices import StepChoices, device_of, parameters_of, slots_of
+from gradwire.frontends.options.keywords import AttachOptions
+from gradwire.frontends.options.weighted import asked_in_backward
 from gradwire.frontends.owners import check_free, own
-from gradwire.frontends.shards import attach_shards
-from gradwire.frontends.sparse_gradients import sparse_in
-from gradwire.frontends.weighted import asked_in_backward
+from gradwire.frontends.shards.shards_front_end import attach_shards
 from gradwire.options import called_as, check_type
 from gradwire.plans import Plan
 from gradwire.torch_private.compiled import uncompiled
@@ -54,7 +54,7 @@ def attach(
     group; `rules` say it layer by layer, as in [("*.norm.*", gw.FP32()), ("numel>65535", gw.PowerSGD(4))]. Without
     one, the plan with the most progress per second is found while training: see `gradwire.Auto`. The
     options are memory, communicator, dense, groups, rules, transport, seed, weight, candidates, fidelity, controller,
-    find_unused_parameters, scaler, rows and elastic; `gradwire.frontends.keywords` describes each.
+    find_unused_parameters, scaler, rows and elastic; `gradwire.frontends.options.keywords` describes each.
 
     For FSDP2, `mesh` is the mesh of all ranks, whose first dimension counts replicas (hosts); the model was wrapped on
     what remains of it, `fully_shard(model, mesh=mesh["shard"])`, or on all of it, where `mesh` may be left out. Its

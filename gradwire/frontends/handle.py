@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.storage import StorageReader
 
 from gradwire.checkpoint import StateDict
-from gradwire.frontends.distributed_checkpoint import DistributedState, ShardSpec, saved_in
+from gradwire.frontends.checkpoints.distributed_checkpoint import DistributedState, ShardSpec, saved_in
 from gradwire.frontends.null_job import NullRuntime
 from gradwire.frontends.summary import table
 from gradwire.options import check_type
@@ -67,7 +67,10 @@ class Handle:
     ) -> None:  # fmt: skip
         self._runtime: Runtime | NullRuntime = runtime or NullRuntime()
         self._front_end: FrontEnd | None = front_end
-        self._own_time, self._waits, self._remark, self._inner_steps = OwnTime(), waits, remark, inner_steps
+        self._own_time = OwnTime()
+        self._waits = waits
+        self._remark = remark
+        self._inner_steps = inner_steps
         forked.register(self)
 
     def after_fork(self) -> None:

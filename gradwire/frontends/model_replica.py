@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from gradwire.frontends import shards
-from gradwire.frontends.choices import parameters_of, slots_of
-from gradwire.frontends.distributed_checkpoint import ShardSpec, replicated_specs, sharded_specs
+from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, replicated_specs, sharded_specs
+from gradwire.frontends.options.choices import parameters_of, slots_of
+from gradwire.frontends.shards import shards_front_end
 from gradwire.frontends.trained import TrainedParameters, on_one_device
 from gradwire.slots import Slot, real
 from gradwire.torch_private.fully_shard import fsdp_groups, is_fsdp, only_inside_replicas
@@ -56,19 +56,21 @@ def replica_of(
         trained = TrainedParameters(model, on_one_device(model), optimizer)
         trained.parameters()
         parameters, others = (trained.fit, trained.others) if optimizer else parameters_of(model)
-        slots, axes, local = slots_of(parameters), partial(ProcessGroup.own, group), _real(parameters)
+        slots = slots_of(parameters)
+        axes = partial(ProcessGroup.own, group)
+        local = _real(parameters)
         placed = lambda: replicated_specs(world_or(group), parameters)  # noqa: E731
         return ModelReplica(parameters, others, local, slots, slots, axes, placed, trained)
     return _sharded(model, mesh, optimizer)
 
 
 def _sharded(model: nn.Module, mesh: DeviceMesh | None, optimizer: Optimizer | None) -> ModelReplica:
-    trained, mesh = shards.checked_replicas(model, mesh, optimizer)
+    trained, mesh = shards_front_end.checked_replicas(model, mesh, optimizer)
     parameters = trained.fit if optimizer else trained.parameters()
     others = trained.others if optimizer else dict(model.named_parameters()).keys() - parameters.keys()
-    local = shards.locals_of(parameters)
+    local = shards_front_end.locals_of(parameters)
     return ModelReplica(
-        parameters, others, _real(local), slots_of(local), shards.planned_slots(parameters),
+        parameters, others, _real(local), slots_of(local), shards_front_end.planned_slots(parameters),
         partial(ProcessGroup.by_replica, mesh), partial(sharded_specs, mesh, parameters), trained,
         lambda: [undo for group in fsdp_groups(model) if (undo := only_inside_replicas(group))], partial(_all_of, mesh),
     )  # fmt: skip

@@ -10,13 +10,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradwire.compressors import Compressor
-from gradwire.frontends.choices import StepChoices, device_of, slots_of
-from gradwire.frontends.gradient_access import FullGradients
-from gradwire.frontends.gradient_hooks import GradientHooks
 from gradwire.frontends.handle import Handle
-from gradwire.frontends.keywords import AttachOptions
+from gradwire.frontends.hooks.gradient_access import FullGradients
+from gradwire.frontends.hooks.gradient_hooks import GradientHooks
+from gradwire.frontends.hooks.sparse_gradients import sparse_in
+from gradwire.frontends.options.choices import StepChoices, device_of, slots_of
+from gradwire.frontends.options.keywords import AttachOptions
 from gradwire.frontends.owners import check_free
-from gradwire.frontends.sparse_gradients import sparse_in
 from gradwire.frontends.trained import HeldParameters, TrainedParameters, add_to, check_held, on_one_device
 from gradwire.frontends.values import share_values, values_of
 from gradwire.frontends.wrapper import Wrapper

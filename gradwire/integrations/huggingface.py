@@ -27,7 +27,9 @@ class CompressionCallback(TrainerCallback):
 
     def __init__(self, trainer: Trainer, compressor: Compressor | Plan | str | None = None, **options: Any) -> None:
         self.handle: Handle | None = None
-        self._trainer, self._compressor, self._options = trainer, compressor, options
+        self._trainer = trainer
+        self._compressor = compressor
+        self._options = options
         self._model: nn.Module | None = None
         self._from: str | None = None
         # the Trainer tells no callback from where it resumes, nor of every checkpoint, nor where it lies

@@ -34,7 +34,9 @@ class GradientCompression(lightning.Callback):
         """Notes what begins, before a checkpoint is read. A new training has nothing of the one before."""
         self._stage = stage
         if stage == "fit":
-            self.handle, self._model, self._loaded = None, None, {}
+            self.handle = None
+            self._model = None
+            self._loaded = {}
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Attaches to the strategy's model, which exists by now, and loads a checkpoint's state."""

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
-from gradwire.frontends.choices import StepChoices, device_of, parameters_of, slots_of
-from gradwire.frontends.gradient_access import FullGradients
-from gradwire.frontends.gradient_hooks import GradientHooks
+from gradwire.frontends.hooks.gradient_access import FullGradients
+from gradwire.frontends.hooks.gradient_hooks import GradientHooks
+from gradwire.frontends.options.choices import StepChoices, device_of, parameters_of, slots_of
 from gradwire.frontends.owners import check_free
 from gradwire.integrations.framework import check_unused
 from gradwire.integrations.megatron_ddp import BucketGroup, MegatronModel

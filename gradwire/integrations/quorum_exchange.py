@@ -19,7 +19,7 @@ from typing import Any
 
 from gradwire.checkpoint import StateDict, unpack
 from gradwire.frontends import Handle
-from gradwire.frontends.elastic_resume import go_on, memories_alone, without_memories
+from gradwire.frontends.checkpoints.elastic_resume import go_on, memories_alone, without_memories
 from gradwire.frontends.handle import FrontEnd
 from gradwire.frontends.null_job import NullFrontEnd
 from gradwire.integrations.framework import check_fits
@@ -42,7 +42,9 @@ class QuorumExchange:
         has: Collection[str] = (),
     ) -> None:
         check_fits(_refusals(manager))
-        self._manager, self._make, self._least = manager, make, least
+        self._manager = manager
+        self._make = make
+        self._least = least
         self.handle = Handle(None, NullFrontEnd())
         self.runtime: Runtime | None = None
         self._quorum, self._has_met = -1, False
@@ -143,7 +145,10 @@ class QuorumExchange:
         shared = self.handle.from_first(self._shared() or without_memories(self.handle.state_dict()))
         go_on(self.handle, shared, self._own(), mesh.rank, mesh.ranks)
         # this quorum's exchange goes on from here
-        self.runtime, self._states, self._healed, self._has_met = runtime, {}, {}, True
+        self.runtime = runtime
+        self._states = {}
+        self._healed = {}
+        self._has_met = True
 
     def _shared(self) -> StateDict:
         """The state that all replicas share after the last step that counts; empty before the first quorum. Called on

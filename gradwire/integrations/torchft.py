@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
-from gradwire.frontends.choices import Choices, StepChoices, device_of
-from gradwire.frontends.fragments import Fragment, FragmentedModel, Schedule
-from gradwire.frontends.given_rules import warn_of
 from gradwire.frontends.handle import FrontEnd
-from gradwire.frontends.keywords import Dense
-from gradwire.frontends.local_optimizer import DILOCO
+from gradwire.frontends.local_steps.fragments import Fragment, FragmentedModel, Schedule
+from gradwire.frontends.local_steps.local_optimizer import DILOCO
+from gradwire.frontends.local_steps.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
+from gradwire.frontends.local_steps.rounds import go_back
 from gradwire.frontends.null_job import NullFrontEnd
-from gradwire.frontends.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
-from gradwire.frontends.rounds import go_back
+from gradwire.frontends.options.choices import Choices, StepChoices, device_of
+from gradwire.frontends.options.given_rules import warn_of
+from gradwire.frontends.options.keywords import Dense
 from gradwire.groups import Grouping
 from gradwire.integrations.framework import check_unused
 from gradwire.integrations.quorum_exchange import QuorumExchange

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from gradwire.frontends import model_replica
-from gradwire.frontends.choices import device_of, parameters_of
-from gradwire.frontends.distributed_checkpoint import ShardSpec
-from gradwire.frontends.gradient_access import FullGradients
-from gradwire.frontends.gradient_hooks import GradientHooks
+from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec
+from gradwire.frontends.hooks.gradient_access import FullGradients
+from gradwire.frontends.hooks.gradient_hooks import GradientHooks
 from gradwire.frontends.model_replica import ModelReplica
-from gradwire.frontends.shard_gradients import ShardedGradients
-from gradwire.frontends.shards import locals_of, reshard
+from gradwire.frontends.options.choices import device_of, parameters_of
+from gradwire.frontends.shards.shard_gradients import ShardedGradients
+from gradwire.frontends.shards.shards_front_end import locals_of, reshard
 from gradwire.frontends.values import is_sharded, local
 from gradwire.runtime.failures import PeerFailed
 from gradwire.runtime.runtime import Runtime
@@ -70,7 +70,9 @@ class ReplicaGradients(GradientHooks):
     ) -> None:
         places = ShardedGradients(fsdp_groups(model), replicas) if is_fsdp(model) else FullGradients()
         super().__init__(own.parameters, model, places, find_unused)
-        self._report, self._own, self.reduced = report, own, False
+        self._report = report
+        self._own = own
+        self.reduced = False
 
     def placed(self) -> Mapping[str, ShardSpec]:
         """Where the parameters lie on this replica's ranks."""

@@ -31,7 +31,7 @@ from gradwire.compressors import FP32, Compressor
 from gradwire.construct import construct
 from gradwire.controllers import Controller
 from gradwire.frontends import Handle, LocalSteps, Outer, attach
-from gradwire.frontends.given_rules import GivenRule, rules_of
+from gradwire.frontends.options.given_rules import GivenRule, rules_of
 from gradwire.groups import Grouping
 from gradwire.importing import imported
 from gradwire.lab.local import LocalStepsSpec

@@ -22,7 +22,9 @@ class PlayedCluster:
     and what the others do."""
 
     def __init__(self, spec: PlaySpec, seed: int = 0) -> None:
-        self.cluster, self._others, self._seed = spec.cluster, spec.others, seed
+        self.cluster = spec.cluster
+        self._others = spec.others
+        self._seed = seed
         cluster = spec.cluster
         inside = Card(cluster.inside_latency_s, cluster.inside_bytes_per_s)
         self.hosts, *self._speed = cluster.network

@@ -84,7 +84,9 @@ class LazySum:
 
     def _added(self, finite: bool, *sent: Tensor) -> None:
         """Notes that x, or what is left of it, is in `next`."""
-        self.old, self.gradient, self.decay = self.next, None, 1.0
+        self.old = self.next
+        self.gradient = None
+        self.decay = 1.0
         # harmless zeros travel, and the flag says why
         if not finite:
             for tensor in (self.next, *sent):

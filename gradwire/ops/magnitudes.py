@@ -56,7 +56,10 @@ def mean_and_peak(x: Tensor, scratch: Workspace) -> tuple[float, float]:
 @np.errstate(over="ignore", invalid="ignore")
 def tail(x: Tensor, threshold: float, scratch: Workspace, *, logs: bool = False) -> Tail[float]:
     """Statistics of how x (n,) exceeds the threshold; the mean logarithm only where `logs`, for it costs most."""
-    number, total, squares, log = 0, 0.0, 0.0, 0.0
+    number = 0
+    total = 0.0
+    squares = 0.0
+    log = 0.0
     # sums over all tiles
     for excess in _tiles(x, scratch):
         np.maximum(np.subtract(excess, np.float32(threshold), out=excess), 0, out=excess)

@@ -44,12 +44,16 @@ class ActivePlan:
     """The slots of the parameters that are trained now, which the plan has; the others' state waits."""
 
     def __init__(self, make: Callable[[], Plan], agreement: Agreement, options: JobOptions, slots: list[Slot]) -> None:
-        self._agreement, self._options, self._slots = agreement, options, slots
+        self._agreement = agreement
+        self._options = options
+        self._slots = slots
         self._train({slot.name for slot in slots} if options.trained is None else options.trained)
         self._chosen: Plan | None = None
         # the controller's part of a loaded state, kept for the next state_dict() where this job has no controller
         self._waits: Mapping[str, Tensor] = {}
-        self.native_steps, self.plan, self.origin = None, NATIVE, NATIVE
+        self.native_steps = None
+        self.plan = NATIVE
+        self.origin = NATIVE
         self._native: Change | None = None
         self._timed = 0  # how many of the framework's own steps, the last ones, count for their time
         # parameters whose residual is the momentum of a compressor that makes updates
@@ -65,7 +69,9 @@ class ActivePlan:
     def work_with(self, steps: Steps, control: ControllerRunner, pipeline: Pipeline) -> None:
         """Puts the first plan in force."""
         # these three need the first plan themselves, so they come after it
-        self._steps, self._control, self._pipeline = steps, control, pipeline
+        self._steps = steps
+        self._control = control
+        self._pipeline = pipeline
         control.paused = self.follows_order
         steps.store.train(self._names)
         self._install(self.first)
@@ -251,7 +257,9 @@ class ActivePlan:
     def _replace(self, plan: Plan, follows: Callable[[list[Slot]], Plan] | None = None) -> None:
         """Puts a plan in force that no controller decided on; it is made again once the order of gradients is known,
         where that `follows`."""
-        self._follow_order, self.native_steps, self._native = follows, None, None
+        self._follow_order = follows
+        self.native_steps = None
+        self._native = None
         self._control.paused = self.follows_order
         self._install(plan)
 

@@ -68,9 +68,13 @@ class ControllerRunner:
     """The controller sees nothing."""
 
     def __init__(self, options: JobOptions, slots: Sequence[Slot], pipeline: Pipeline, executor: Executor) -> None:
-        self.controller, self._pipeline, self._executor = options.controller, pipeline, executor
+        self.controller = options.controller
+        self._pipeline = pipeline
+        self._executor = executor
         self.slots = slots
-        self._mesh, self._profiler, self._can_be_native = pipeline.mesh, options.profiler, not options.no_native
+        self._mesh = pipeline.mesh
+        self._profiler = options.profiler
+        self._can_be_native = not options.no_native
         self.decided, self.paused = None, False
         self._tracing: Tracing | None = None
         count = self.controller.numbers + 1 if self.controller else 1

@@ -139,7 +139,10 @@ class ReplicaExchange(GroupExchange):
     """Reduces a group along the axis "replica"."""
 
     def __init__(self, group: Group, index: int, stored: StoredGroup, job: JobContext) -> None:
-        self.group, self.index, self.stored, self._job = group, index, stored, job
+        self.group = group
+        self.index = index
+        self.stored = stored
+        self._job = job
         axis = job.mesh.replica
         self.context = GroupContext(
             stored.layout, axis.rank, axis.world, stored.buffers, job.scratch, stored.slot_state, stored.group_state,
@@ -167,7 +170,9 @@ class ReplicaExchange(GroupExchange):
     def enter(self, given: GroupInput, step: int) -> None:
         """Sets the step, its input and its state for the turns that follow."""
         # draws of a step are counted from 0
-        self.input, self.context.step, self.context.draws = given, step, count()
+        self.input = given
+        self.context.step = step
+        self.context.draws = count()
         self.context.flat = self.stored.flat
 
     def turns(self, given: GroupInput) -> Reduction:

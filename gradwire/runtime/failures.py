@@ -122,8 +122,14 @@ class FailureVerdict:
         self, mesh: Mesh, hosts: Callable[[], Sequence[str]], step_s: Callable[[], float],
         paused_s: Callable[[float], float], status: Callable[[], RankStatus] = RankStatus,
     ) -> None:  # fmt: skip
-        self._mesh, self._hosts, self._step_s, self._paused_s = mesh, hosts, step_s, paused_s
-        self._status, self._ended, self._marks, self._round = status, False, 0, 0
+        self._mesh = mesh
+        self._hosts = hosts
+        self._step_s = step_s
+        self._paused_s = paused_s
+        self._status = status
+        self._ended = False
+        self._marks = 0
+        self._round = 0
 
     def end(self, error: BaseException) -> None:
         """Ends this rank's part with an error, which gets its reason."""

@@ -112,14 +112,19 @@ class GradientCollector:
         options: JobOptions, job: FirstError,
     ) -> None:  # fmt: skip
         self.step = self.ended = 0
-        self._ask_weight, self._weight, self._times_sent = weight_reader(options.weight, job), None, None
+        self._ask_weight = weight_reader(options.weight, job)
+        self._weight = None
+        self._times_sent = None
         self._no_rows = NOT_FOUND if options.finds_sparse else NOT_HERE
         # the training thread: the only one that may hand gradients over
         self._thread, self._made_at = get_ident(), monotonic()
         self.groups: Sequence[int] = ()
         self._step_s, self._opened_at = 0.0, float("inf")
         self.arrivals = Arrivals(partial(GradientCollector._complete, weakref.proxy(self)))
-        self._steps, self._active, self._executor, self._recorder = steps, active, executor, recorder
+        self._steps = steps
+        self._active = active
+        self._executor = executor
+        self._recorder = recorder
         self.slots = steps.store.slots
         # by the plan in force: slots of each group; and the gradients of this step, by slot
         self._members: list[tuple[int, ...]] = []
@@ -265,7 +270,9 @@ class GradientCollector:
         note_raised(self._steps.pipeline.mesh, self.step)
         self._executor.post(self._steps.lose)
         # then zeros for what is missing, which complete its groups: in this step alone, for no gradient lies there
-        places, fixed, self._fixed = self._tensors.copy(), self._fixed, False
+        places = self._tensors.copy()
+        fixed = self._fixed
+        self._fixed = False
         for slot in self.arrivals.missing(self.groups):
             zeros = torch.zeros(self.slots[slot].numel, dtype=torch.float32, device=self._executor.device)
             self.submit_absent(slot, self.slots[slot].view(zeros))

@@ -38,10 +38,14 @@ class HostExchange(GroupExchange):
         # between hosts, the rank that leads this group exchanges; groups take turns
         self._between = ReplicaExchange(group, index, stored, job)
         self._leader = index % job.mesh.leaders
-        self.group, self.index, self.stored = group, index, stored
+        self.group = group
+        self.index = index
+        self.stored = stored
         self.context, self.nonfinite = self._between.context, self._between.nonfinite
         # the state that a new leader takes over, the sum, what the leader does, the mean, and small tensors, if any
-        self._moved, self._led_before, self._unused = list[str](), stored.leader_of, dict[int, Tensor]()
+        self._moved = list[str]()
+        self._led_before = stored.leader_of
+        self._unused = dict[int, Tensor]()
         self.rounds = len(stored.kinds) + self._between.rounds + 2 + bool(stored.slot_state.buffers)
         self.compresses = self._host.rank == self._leader
 

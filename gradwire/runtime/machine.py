@@ -84,7 +84,9 @@ class Machine:
     def begin(self, groups: Sequence[int], rounds: Sequence[int]) -> None:
         """Begins a step of these groups, of which group g takes `rounds[g]` collectives."""
         assert not self._running, "a step begins when the one before has ended"
-        self._script, self._at, self._running = script(groups, rounds), 0, True
+        self._script = script(groups, rounds)
+        self._at = 0
+        self._running = True
         self._complete.clear()
 
     def complete(self, group: int) -> None:

@@ -56,7 +56,9 @@ class Meeting:
     """The ranks' hosts, from the first meeting on."""
 
     def __init__(self, mesh: Mesh) -> None:
-        self._mesh, self._count, self._patience_s = mesh, 0, min(PATIENCE_S, mesh.timeout_s / 2)
+        self._mesh = mesh
+        self._count = 0
+        self._patience_s = min(PATIENCE_S, mesh.timeout_s / 2)
         self.hosts = []
 
     def compare(self, facts: Facts, *, patience_s: float | None = None) -> None:
@@ -72,7 +74,9 @@ class Meeting:
             return [facts]
         # leave this rank's facts
         self._count, self._call = self._count + 1, facts.get("call", "the meeting")
-        store, rank, key = self._mesh.store, self._mesh.rank, f"meeting/{self._count}"
+        store = self._mesh.store
+        rank = self._mesh.rank
+        key = f"meeting/{self._count}"
         patience_s = self._patience_s if patience_s is None else patience_s
         store.set(f"{key}/{rank}", json.dumps([gethostname(), dict(facts)]))
         # rank 0 collects them, and answers all
@@ -163,7 +167,9 @@ class Agreement:
     """Ranks that compress among each other."""
 
     def __init__(self, mesh: Mesh, slots: Sequence[Slot], device: torch.device, options: JobOptions) -> None:
-        self._meeting, self._slots, self._device = Meeting(mesh), slots, device
+        self._meeting = Meeting(mesh)
+        self._slots = slots
+        self._device = device
         self._timeout_s = mesh.timeout_s
         # long tables are compared by their digests; only where these differ is the entry looked for
         self._tables = {

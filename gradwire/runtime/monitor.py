@@ -28,7 +28,9 @@ class Monitor:
     """
 
     def __init__(self, mesh: Mesh, executor: Executor) -> None:
-        self._mesh, self._executor, self._closed = mesh, executor, threading.Event()
+        self._mesh = mesh
+        self._executor = executor
+        self._closed = threading.Event()
         self._period_s = period_s(mesh.ranks * len(mesh.axes))
         for transport in mesh.axes.values():
             transport.look_s = self._period_s

@@ -33,7 +33,10 @@ class RowExchange(GroupExchange):
     why_not_recorded: ClassVar[str] = "sparse gradients have other sizes at every step"
 
     def __init__(self, group: Group, index: int, stored: StoredGroup, job: JobContext) -> None:
-        self.group, self.index, self.stored, self.rounds = group, index, stored, 2
+        self.group = group
+        self.index = index
+        self.stored = stored
+        self.rounds = 2
         self._slots, self._world = stored.layout.slots, job.mesh.replica.world
         assert stored.rows
         self._format, self._memory = format_of(group.compressor), stored.rows

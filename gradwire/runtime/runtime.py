@@ -55,12 +55,18 @@ class Runtime:
     def __init__(
         self, plan: Callable[[], Plan], slots: Sequence[Slot], mesh: Mesh, device: torch.device, options: JobOptions
     ) -> None:
-        self.slots, self.mesh, self._options = list(slots), mesh.for_job(), options
-        self.sparse, self.rows, self.elastic = options.sparse, options.rows, options.elastic
+        self.slots = list(slots)
+        self.mesh = mesh.for_job()
+        self._options = options
+        self.sparse = options.sparse
+        self.rows = options.rows
+        self.elastic = options.elastic
         self.controlled = options.controller is not None
         # the error and counters, which are needed from the beginning
         self._first_error = failing = FirstError(partial(Runtime._end_job, weakref.proxy(self)))
-        self.fail, self.raise_error, self.refuse = failing.fail, failing.raise_known, failing.refuse
+        self.fail = failing.fail
+        self.raise_error = failing.raise_known
+        self.refuse = failing.refuse
         self._futures, self._reduced = StepFutures(), DenseTraffic(self.slots, mesh)
         planned = self.slots if options.planned is None else list(options.planned)
         self._agreement = Agreement(self.mesh, planned, device, options)
@@ -104,7 +110,10 @@ class Runtime:
     def _hand_on_calls(self) -> None:
         """Makes the methods of the parts this runtime's own. They are called for every gradient: a method that only
         forwards would cost as much again."""
-        collector, arrivals, lock, executor = self._collector, self._collector.arrivals, self._step_lock, self._executor
+        collector = self._collector
+        arrivals = self._collector.arrivals
+        lock = self._step_lock
+        executor = self._executor
         # a step is opened, given up, and no other follows
         self.open_step = lock.open_step
         self.reduce = lock.reduce

@@ -167,7 +167,10 @@ class BufferPart:
     """The layout of its halves, which are payloads, in int8; None in other types."""
 
     def __init__(self, buffer: StateBuffer, first: int, last: int, span: slice, codes: Blocks | None) -> None:
-        self._buffer, self._first, self._last, self.codes = buffer, first, last, codes
+        self._buffer = buffer
+        self._first = first
+        self._last = last
+        self.codes = codes
         self._halves = buffer.tensor[0, span], buffer.tensor[1, span]
         self._used_before: bytes | None = None
 

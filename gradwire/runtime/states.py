@@ -30,12 +30,17 @@ class States:
     the worker, `save` and `last` for any thread."""
 
     def __init__(self, steps: Steps, plans: ActivePlan, agreement: Agreement, options: JobOptions) -> None:
-        self._steps, self._plans, self._agreement, self._options = steps, plans, agreement, options
+        self._steps = steps
+        self._plans = plans
+        self._agreement = agreement
+        self._options = options
         self._mesh, self._slots = steps.pipeline.mesh, steps.store.slots
 
     def save(self, padded: bool = False) -> checkpoint.StateDict:
         """A copy of this rank's state after the last whole step, as `Store.export` has it."""
-        steps, plans, mesh = self._steps, self._plans, self._mesh
+        steps = self._steps
+        plans = self._plans
+        mesh = self._mesh
         # the worker counts no step meanwhile: memories and step number belong together
         with steps.changing:
             steps.settle()

@@ -20,7 +20,9 @@ class DenseTraffic:
     which a host sends as much as a rank."""
 
     def __init__(self, slots: Sequence[Slot], mesh: Mesh) -> None:
-        self._slots, self._ranks, self._host = slots, mesh.averaged, mesh.host
+        self._slots = slots
+        self._ranks = mesh.averaged
+        self._host = mesh.host
         # of a step, for the slots that are trained now
         self._step_bytes = 0
         self.steps = self.dense_bytes = 0
@@ -125,7 +127,9 @@ class OwnTime:
 
     def begin(self, steps: int, waited_s: float) -> None:
         """Counts time from now on."""
-        self._began_s, self._steps, self._waited_s = monotonic(), steps, waited_s
+        self._began_s = monotonic()
+        self._steps = steps
+        self._waited_s = waited_s
 
     def per_step(self, steps: int, waited_s: float) -> float:
         """Mean seconds since `begin`."""

@@ -77,12 +77,20 @@ class Steps:
     def __init__(
         self, store: Store, pipeline: Pipeline, executor: Executor, control: ControllerRunner, options: JobOptions
     ) -> None:
-        self.store, self.pipeline, self.executor, self.control = store, pipeline, executor, control
+        self.store = store
+        self.pipeline = pipeline
+        self.executor = executor
+        self.control = control
         self.machine, self.changing = Machine(), RLock()
         self.number = self.counted = self.current = self.skipped = self.last_counted = self._follows = 0
-        self.skip_reason, self.last_arrival, self.members, self.ended = "", EPOCH, [], lambda: None
+        self.skip_reason = ""
+        self.last_arrival = EPOCH
+        self.members = []
+        self.ended = lambda: None
         self.exchanges, self._active = list[GroupExchange](), list[GroupExchange]()
-        self._scale, self._elastic, self._voted = options.scale, options.elastic, options.voted
+        self._scale = options.scale
+        self._elastic = options.elastic
+        self._voted = options.voted
         self.promised = self.over = self._lost = False
         # what all groups share
         self.job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), look=control.shown)
@@ -108,7 +116,9 @@ class Steps:
         with self.changing:
             self.settle()
             self.store.close()
-            plan, self._next, self._last = self._next, None, None
+            plan = self._next
+            self._next = None
+            self._last = None
             if plan:
                 self._arrange(plan)
 
@@ -155,7 +165,10 @@ class Steps:
         """Counts a step that the framework has reduced by itself; none before it can be taken back any more."""
         with self.changing:
             self.settle()
-            self.number, self.counted, self.last_counted, self._last = self.number + 1, self.counted + 1, opened, None
+            self.number = self.number + 1
+            self.counted = self.counted + 1
+            self.last_counted = opened
+            self._last = None
 
     def lose(self) -> None:
         """Marks the step that is under way, or begins next, as one that no rank takes."""

@@ -174,12 +174,16 @@ class Recorder:
     """Where the training thread is before a step's first gradient, for errors."""
 
     def __init__(self, executor: Executor, rank: int) -> None:
-        self.record_event, self._rank, self._every = executor.record_event, rank, 1 if executor.is_immediate else EVERY
+        self.record_event = executor.record_event
+        self._rank = rank
+        self._every = 1 if executor.is_immediate else EVERY
         self._clock = Clock()
         self._traces: list[Trace] = []
         self.doing = BETWEEN
         # steps so far; whether this one is timed; and the last one that is
-        self._steps, self._is_timed, self._step = 0, True, TimedStep()
+        self._steps = 0
+        self._is_timed = True
+        self._step = TimedStep()
 
     def step_begins(self, is_timed: bool) -> None:
         """Chooses whether the groups of a step are timed, unless that is asked for. On the worker."""

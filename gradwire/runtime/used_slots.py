@@ -16,7 +16,9 @@ class UsedSlots:
     """The slots of a job that were used in its last step: all of them, unless ranks `find_unused` ones."""
 
     def __init__(self, slots: int, pipeline: Pipeline, executor: Executor, find_unused: bool) -> None:
-        self._pipeline, self._executor, self._find_unused = pipeline, executor, find_unused
+        self._pipeline = pipeline
+        self._executor = executor
+        self._find_unused = find_unused
         self._all = torch.ones(slots, dtype=torch.float32, device=executor.device)
         self._last: Callable[[], Tensor] | None = None
 

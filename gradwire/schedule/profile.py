@@ -201,7 +201,9 @@ class Profile:
 
     def _option(self, candidate: Candidate) -> Option:
         # on the wire: bytes follow from elements, or slot by slot
-        way, wire, units = candidate.way, self.collectives[candidate.way.communicator.name], None
+        way = candidate.way
+        wire = self.collectives[candidate.way.communicator.name]
+        units = None
         shapes = [slot.shape for slot in self.slots]
         if way.compressor.sized_by_elements:
             wire = ComposedCost(wire, bytes_of_elements(way, shapes, self.hosts))

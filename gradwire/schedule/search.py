@@ -83,7 +83,9 @@ class _Search:
     """State of one search: the best plan so far, and the lower bound `lower_s` on every plan's step."""
 
     def __init__(self, problem: Problem, regime: Regime, eps: float) -> None:
-        self.problem, self.regime, self.eps = problem, regime, eps
+        self.problem = problem
+        self.regime = regime
+        self.eps = eps
         self.lower_s = problem.around_s
         self.best = Solution((), float("inf"))
         self.chain = np.repeat(regime.balance(0.5)[:, None], problem.pieces + 1, 1)
@@ -183,10 +185,15 @@ class _Labels:
     """One pass over the slots. Labels lie in flat arrays, those of a slot side by side."""
 
     def __init__(self, bounds: Bounds, goal_s: float, merge_s: float) -> None:
-        self.bounds, self.problem, self.regime, self.edges = bounds, bounds.problem, bounds.regime, bounds.edges
+        self.bounds = bounds
+        self.problem = bounds.problem
+        self.regime = bounds.regime
+        self.edges = bounds.edges
         self.goal_s, self.merge_s = goal_s, merge_s
         self.backward_s = float(self.problem.ready_s[-1])
-        self.deferred, self.ended, self.compared = self.problem.deferred, True, 0
+        self.deferred = self.problem.deferred
+        self.ended = True
+        self.compared = 0
         dims = self.regime.dims
         deferred = max(self.deferred[-1], 1.0)
         seconds = sum(float(part) for part in load_of(self.problem, self.problem.tail, 0, 0, deferred)) + 1e-300
@@ -217,7 +224,9 @@ class _Labels:
 
     def _ends(self, states: Array) -> Array:
         """The ends of steps, after a last group of the deferred slots."""
-        problem, regime, deferred = self.problem, self.regime, states[-1]
+        problem = self.problem
+        regime = self.regime
+        deferred = states[-1]
         ends = regime.finish(tuple(states[:-1]), self.backward_s)
         if not self.deferred[-1]:
             return ends

@@ -114,7 +114,9 @@ class TimesReplicas:
     adds that to gradients of earlier backward passes; a hook of the user's runs first."""
 
     def __init__(self, group: Any, replicas: int) -> None:
-        self._group, self._replicas, self._before = group, replicas, group._all_reduce_hook
+        self._group = group
+        self._replicas = replicas
+        self._before = group._all_reduce_hook
         group._all_reduce_hook = self._multiply
 
     def remove(self) -> None:

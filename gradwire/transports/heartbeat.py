@@ -22,7 +22,9 @@ class Heartbeat:
     """Some rank has raised the alarm."""
 
     def __init__(self, store: KeyValueStore, rank: int, world: int, now: Callable[[], float] = time.monotonic) -> None:
-        self._store, self._rank, self._now = store, rank, now
+        self._store = store
+        self._rank = rank
+        self._now = now
         self._partners = {(rank + half) % world for half in (world // 2, -(world // 2))} - {rank}
         # own beats, and the time of the last
         self._count, self._beaten = 0, now()

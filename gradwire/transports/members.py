@@ -53,7 +53,9 @@ class Members:
     def meet(self, steps: int) -> Generation:
         """The next generation, once it is complete. Raises TimeoutError where too few come, or none of the last
         generation, and RuntimeError where all processes that had the model are lost."""
-        mine, until, number = Claim(self._last, steps), monotonic() + self._timeout_s, self._last
+        mine = Claim(self._last, steps)
+        until = monotonic() + self._timeout_s
+        number = self._last
         while True:
             # the first list that is open: put this process's claim on it
             number = self._first_open(number + 1)

@@ -82,7 +82,11 @@ class Played(Transport):
     def __init__(self, world: int, card: Card, hosts: int | None = None, others: Others | None = None) -> None:
         if world < 1:
             raise ValueError(f"{world} ranks cannot be played; use e.g. Played(8, Card(50e-6, 1e9))")
-        self.rank, self.world, self.hosts, self.card, self.store = 0, world, hosts or world, card, Echo(world)
+        self.rank = 0
+        self.world = world
+        self.hosts = hosts or world
+        self.card = card
+        self.store = Echo(world)
         self.others = others
         self.sent: Counter[SentCollective] = Counter()
 

@@ -9,7 +9,9 @@ class SizeRecorder(Transport):
     """One rank of `world` whose peers all have the same gradient; `ops` are the collectives that it started."""
 
     def __init__(self, world: int, rank: int = 0) -> None:
-        self.world, self.rank, self.store = world, rank, Echo(world)
+        self.world = world
+        self.rank = rank
+        self.store = Echo(world)
         self.ops: list[Collective] = []
 
     @property

@@ -101,7 +101,9 @@ class Threads(Transport):
     """One rank of a group of threads; `Threads.group(world)` makes all of them."""
 
     def __init__(self, rank: int, hub: _Hub) -> None:
-        self.rank, self.world, self.store = rank, hub.world, hub.store
+        self.rank = rank
+        self.world = hub.world
+        self.store = hub.store
         self.started: list[Collective] = []
         self._hub = hub
 

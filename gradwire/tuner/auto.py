@@ -159,7 +159,9 @@ class Auto(Controller):
 
     def _forget(self) -> None:
         """Begins anew, with nothing measured."""
-        self._phase, self.measured, self._measured_by = "begin", None, ""
+        self._phase = "begin"
+        self.measured = None
+        self._measured_by = ""
 
     # Dense steps, and the profile
 

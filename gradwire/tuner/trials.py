@@ -231,7 +231,9 @@ class Trials:
     def go_on(self, steps: int) -> None:
         """Begins further pairs of the chosen plan, which is in force, and its challenger, for so many steps."""
         assert self.challenger is not None
-        self.steps, self.before, self.alive = steps, self.choice, sorted([self.choice, self.challenger])
+        self.steps = steps
+        self.before = self.choice
+        self.alive = sorted([self.choice, self.challenger])
 
     def relative_to(self, chosen: Plan) -> dict[Plan, Tried]:
         """The plans that ran, beside the chosen one, or the best where that did not run."""
@@ -251,7 +253,10 @@ class Trials:
     def _pass_on(self, seconds: float) -> None:
         # the turn is over: its steps are spent
         self.steps -= TRIED + self._change_steps * (self.index != self.before)
-        self.before, self.turn, self.unrecorded, self.medians = self.index, [], 0, [*self.medians, seconds]
+        self.before = self.index
+        self.turn = []
+        self.unrecorded = 0
+        self.medians = [*self.medians, seconds]
         if len(self.medians) < len(self.alive):
             return
         # a round is over

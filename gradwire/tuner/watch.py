@@ -46,7 +46,9 @@ class StepTimeMonitor:
         self.confirmed = self.confirmed or not self.strange
         # no window ever took as long as in the trials: these were measured wrong, and nothing has changed since
         if self.strange >= PATIENCE and not self.confirmed:
-            self.expected_s, self.strange, self.confirmed = self.now_s, 0, True
+            self.expected_s = self.now_s
+            self.strange = 0
+            self.confirmed = True
         return True
 
     @property

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import gradwire as gw
-from gradwire.frontends.choices import StepChoices
+from gradwire.frontends.options.choices import StepChoices
 from gradwire.integrations.framework import attach_whole
 
 

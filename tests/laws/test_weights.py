@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.frontends.weighted import check_weighted
+from gradwire.frontends.options.weighted import check_weighted
 from tests.support.cases import CASES, Case, rows
 from tests.support.harness import SMALL, Job, draw, hosts, job, plan_of, slots_of
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
-from gradwire.frontends.ddp import DDPFrontEnd
+from gradwire.frontends.ddp.ddp_front_end import DDPFrontEnd
 from gradwire.torch_private.autograd import has_gradient_hooks
 from tests.processes import layers, parameters, scenarios
 from tests.processes.scenarios import SCENARIOS, batch, network, scenario, train

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
-from gradwire.frontends.rendezvous import Rendezvous
+from gradwire.frontends.checkpoints.rendezvous import Rendezvous
 from gradwire.frontends.values import local
 from gradwire.runtime.meeting import Meeting
 

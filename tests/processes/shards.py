@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.collective import framed
-from gradwire.frontends.shard_compression import ShardAllGather, ShardReduceScatter
+from gradwire.frontends.shards.shard_compression import ShardAllGather, ShardReduceScatter
 from gradwire.torch_private.fully_shard import fsdp_groups, parameters_of_fsdp
 from tests.processes.scenarios import (
     Halving,

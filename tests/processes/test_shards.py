@@ -15,10 +15,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import gradwire as gw
 from gradwire.compressors import Codec
 from gradwire.frontends import shard_compression
-from gradwire.frontends.distributed_checkpoint import sharded_specs
-from gradwire.frontends.shard_compression import ShardAllGather, _check
-from gradwire.frontends.shard_gradients import ShardedGradients
-from gradwire.frontends.shards import planned_slots
+from gradwire.frontends.checkpoints.distributed_checkpoint import sharded_specs
+from gradwire.frontends.shards.shard_compression import ShardAllGather, _check
+from gradwire.frontends.shards.shard_gradients import ShardedGradients
+from gradwire.frontends.shards.shards_front_end import planned_slots
 from gradwire.torch_private.fully_shard import is_cut
 from tests.processes import shards
 from tests.processes.launched import cases, check

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.frontends.elastic_resume import go_on, without_memories
+from gradwire.frontends.checkpoints.elastic_resume import go_on, without_memories
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.null_job import NullFrontEnd
 from gradwire.runtime.replicas import from_first

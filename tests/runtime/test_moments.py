@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.frontends.fragments import cut
+from gradwire.frontends.local_steps.fragments import cut
 from tests.support.harness import raising, together
 from tests.support.moments import CALLS, Log, Network, OfGradients, Trained, Training, check, dense_of, flat
 

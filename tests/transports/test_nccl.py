@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import gradwire as gw
 from gradwire.collective import Collective, Message, Sum
-from gradwire.frontends.rendezvous import OFF
+from gradwire.frontends.checkpoints.rendezvous import OFF
 from gradwire.torch_private import process_groups
 from gradwire.transports import connections, process_group
 from tests.support.harness import SMALL, job, plan_of, slots_of

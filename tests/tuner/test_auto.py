@@ -16,8 +16,8 @@ import gradwire as gw
 from gradwire import plan_parts
 from gradwire.controllers import Observation
 from gradwire.controllers.requests import ProfileRequest
-from gradwire.frontends.choices import StepChoices
 from gradwire.frontends.handle import Handle
+from gradwire.frontends.options.choices import StepChoices
 from gradwire.notation import way_of
 from gradwire.plans import Plan, uniform
 from gradwire.rules import Rule, joined, sort_by

@@ -77,7 +77,10 @@ class Listener(Protocol):
 def examine(site: Site, listener: Listener) -> None:
     """Runs all checks on this rank; on each, at the same time. Ends early where a rank does not come, which is a
     finding on all others. `site.works` is false where something still hangs: then end the process at once."""
-    meeting, name, began, spent = site.meeting("main"), "ranks", monotonic(), 0.0
+    meeting = site.meeting("main")
+    name = "ranks"
+    began = monotonic()
+    spent = 0.0
     try:
         # the ranks meet, and learn each other's facts
         listener.begins(name)

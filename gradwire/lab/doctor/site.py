@@ -20,7 +20,10 @@ class OverStore(Transport):
     """Ranks that only a store joins: they can meet, each waiting for the others for `patience_s`, but send nothing."""
 
     def __init__(self, rank: int, world: int, store: TorchStore, patience_s: float) -> None:
-        self.rank, self.world, self.store, self.timeout_s = rank, world, store, 2 * patience_s
+        self.rank = rank
+        self.world = world
+        self.store = store
+        self.timeout_s = 2 * patience_s
 
     def start(self, op: Collective) -> Pending:
         raise RuntimeError("the ranks have no process group yet")

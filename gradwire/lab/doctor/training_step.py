@@ -66,7 +66,9 @@ def _steps(site: Site, name: str, ddp: nn.Module) -> tuple[list[float], Tensor]:
     generator = torch.Generator().manual_seed(site.rank)
     inputs = torch.randn(BATCH, WIDTH, generator=generator).to(site.device)
     labels = torch.randint(10, (BATCH,), generator=generator).to(site.device)
-    optimizer, times, loss = SGD(ddp.parameters(), lr=0.01), list[float](), inputs
+    optimizer = SGD(ddp.parameters(), lr=0.01)
+    times = list[float]()
+    loss = inputs
     while len(times) < STEPS:
         site.doing = f"in step {len(times)} of training, {name}"
         # only the step is timed: forward, backward with its reductions, optimizer

@@ -55,7 +55,9 @@ class MeasuredModel:
     ) -> None:
         self.precision = MixedPrecision(autocast, peers.device)
         self._whole, self.peers = model.to(peers.device), peers
-        self._sharded, self.rate, self._seed = shard > 1, Rate(), seed
+        self._sharded = shard > 1
+        self.rate = Rate()
+        self._seed = seed
         self._configuration, self.local = configuration, configuration.local is not None
         self._local_steps: LocalSteps | None = None
         self._mesh: DeviceMesh | None = None

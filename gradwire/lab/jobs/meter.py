@@ -71,7 +71,9 @@ class Meter:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from what `state_dict` returned, without the bytes of this process so far, of one step."""
-        self._wall_s, self._step_ms, self._steps = state["wall_s"], state["step_ms"], state["steps"]
+        self._wall_s = state["wall_s"]
+        self._step_ms = state["step_ms"]
+        self._steps = state["steps"]
         self.loss.copy_(state["loss"])
         self._resumed = state["number"], Totals(**state["totals"]) - self._replica.totals(1)
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.checkpoint import letters, text_of
 from gradwire.compressors import FP32
 from gradwire.frontends import Handle, attach
-from gradwire.frontends.given_rules import GivenRule, rules_of
+from gradwire.frontends.options.given_rules import GivenRule, rules_of
 from gradwire.lab.configuration import parse
 from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank
@@ -151,7 +151,9 @@ def candidate(text: str) -> Way:
 def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
     """Trains until a plan is found; `log` gets a line for each step, and at last a `Planned`. The measured step is that
     of the ranks that run."""
-    task, running, controller = make_task(spec.task, spec.options), peers, spec.controller()
+    task = make_task(spec.task, spec.options)
+    running = peers
+    controller = spec.controller()
     peers, late = _played(spec, task, controller, running)
     ddp = DistributedDataParallel(task.build_model(spec.seed).to(peers.device), process_group=peers.group)
     dense: list[GivenRule] = [(pattern, FP32()) for pattern, _ in map(read_rule, spec.rules)]

@@ -31,7 +31,9 @@ class TimedModel:
     """A model that takes steps on batches in turns."""
 
     def __init__(self, replica: MeasuredModel, task: Task, batches: Sequence[Any]) -> None:
-        self._replica, self._task, self._batches = replica, task, batches
+        self._replica = replica
+        self._task = task
+        self._batches = batches
         self.late: Callable[[int, torch.device], None] = lambda step, device: None
         self._optimizer: Optimizer = replica.optimizer(SGD(replica.wrapped.parameters(), lr=1e-3))
         self._taken = 0

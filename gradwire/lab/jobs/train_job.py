@@ -54,7 +54,10 @@ class _Training:
     """State of one rank's training."""
 
     def __init__(self, spec: TrainSpec, task: Task, replica: MeasuredModel) -> None:
-        self.spec, self.task, self.replica, self.peers = spec, task, replica, replica.peers
+        self.spec = spec
+        self.task = task
+        self.replica = replica
+        self.peers = replica.peers
         self.course = spec.recipe.course(task, self.peers.world)
         self.optimizer = replica.optimizer(spec.recipe.make_optimizer(task, replica.wrapped.parameters()))
         self.schedule = LambdaLR(self.optimizer, self.course.share_of_rate)

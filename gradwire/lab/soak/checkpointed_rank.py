@@ -62,7 +62,9 @@ class CheckpointedRank:
 
     def __init__(self, store: Store, facts: dict[str, Any]) -> None:
         torch.set_num_threads(1)
-        self._orders, self._home, self._job = Orders(), Path(facts["folder"]), facts["job"]
+        self._orders = Orders()
+        self._home = Path(facts["folder"])
+        self._job = facts["job"]
         # each life of the job has its own keys in the store
         dist.init_process_group(
             "gloo", store=PrefixStore(str(facts["life"]), store), rank=facts["rank"], world_size=facts["ranks"],

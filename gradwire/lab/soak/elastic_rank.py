@@ -28,7 +28,9 @@ class ElasticRank:
 
     def __init__(self, store: Store, facts: dict[str, Any]) -> None:
         torch.set_num_threads(1)
-        self.model, self.alone, self._facts = network(), network(), facts
+        self.model = network()
+        self.alone = network()
+        self._facts = facts
         self._inner = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         # ranks meet over the store; a round begins once the last call is over
         timeout = timedelta(seconds=TIMEOUT_S)

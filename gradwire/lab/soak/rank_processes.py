@@ -23,8 +23,13 @@ class RankProcess:
     them to 0, whether it has `ended`, and the last `error`. Its reports go into the queue `heard`."""
 
     def __init__(self, name: str, host: int, number: int, pipes: tuple[int, int], heard: "SimpleQueue[Heard]") -> None:
-        self.name, self.host, self._number = name, host, number
-        self.life, self.ranks, self.made, self.ended = "", 0, 0, False
+        self.name = name
+        self.host = host
+        self._number = number
+        self.life = ""
+        self.ranks = 0
+        self.made = 0
+        self.ended = False
         # orders go in, reports come out, on a thread of their own
         self.error = ""
         self._orders, self._reports = os.fdopen(pipes[0], "w"), os.fdopen(pipes[1])
@@ -60,7 +65,9 @@ class RankProcess:
     def hear(self, facts: Facts) -> None:
         """Updates the state by a report."""
         if "resumed" in facts:
-            self.life, self.ranks, self.made = facts["life"], facts["ranks"], 0
+            self.life = facts["life"]
+            self.ranks = facts["ranks"]
+            self.made = 0
         self.made += "step" in facts
         self.error = facts.get("error", "" if "resumed" in facts else self.error)
 

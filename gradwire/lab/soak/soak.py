@@ -68,14 +68,19 @@ class Soak:
     `home`."""
 
     def __init__(self, hosts: int, network: Network | None, seed: int, home: Path, log: IO[bytes]) -> None:
-        self._hosts, self._network, self._home = hosts, network, home
+        self._hosts = hosts
+        self._network = network
+        self._home = home
         where = f"hosts, {network.link} links" if network else "ranks over loopback"
         self.came = Soaked(seed, f"2 to {hosts} {where}")
         self._laws = Laws()
         self.came.broken = self._laws.broken
         self._heard: SimpleQueue[Heard] = SimpleQueue()
         # episodes, ranks and lives are counted: keys in the store are never used twice
-        self._numbers, self._episode, self._size, self._ranks = count(), -1, 2, 2
+        self._numbers = count()
+        self._episode = -1
+        self._size = 2
+        self._ranks = 2
         self._lives, self._episode_ends = count(), 0
         # on loopback the store is this process's, so that no other takes its port; else a process's of the first host
         if network:

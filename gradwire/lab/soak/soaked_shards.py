@@ -54,7 +54,9 @@ class SoakedShards:
         return _whole(self._model.parameters())
 
     def owed(self) -> Tensor:
-        state, shards, parts = self.handle.state_dict(), self._mesh["shard"], list[Tensor]()
+        state = self.handle.state_dict()
+        shards = self._mesh["shard"]
+        parts = list[Tensor]()
         for name, p in self._model.named_parameters():
             part = torch.zeros(p.shape, dtype=torch.double)
             if (kept := state.get(f"{name}{SEPARATOR}{RESIDUAL}")) is not None:

@@ -88,7 +88,9 @@ class Masked(ModelOptions, WordsTask):
         """Windows (batch, length), and what is to be guessed, (batch, length + 1), of which the last is 1 where the
         second piece is from elsewhere."""
         # windows of two pieces, the second from elsewhere in every other one
-        count, half, starts = len(index), self._words // 2, index * self._words
+        count = len(index)
+        half = self._words // 2
+        starts = index * self._words
         elsewhere = torch.from_numpy(draw.random(count) < 0.5)
         others = torch.from_numpy(draw.integers(len(tokens) - self._words, size=count))
         first = tokens[starts[:, None] + torch.arange(half)]

@@ -60,14 +60,19 @@ def scales_in(payloads: Tensor, layout: Blocks) -> Tensor:
 
 def walk(x: Tensor, payload: Tensor, layout: Blocks) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """The tiles of x (n,) as blocks (rows, width), with views of their scales (rows, 1 or 2) and codes (bytes,)."""
-    code, start, block, byte = layout.code, 0, 0, layout.codes_at
+    code = layout.code
+    start = 0
+    block = 0
+    byte = layout.codes_at
     scales = scales_in(payload, layout)
     # part by part, tile by tile; every part's codes begin with a byte of their own
     for length in layout.lengths:
         for _, rows, width in tiles(x[start : start + length], code.block):
             end, size = start + rows * width, ceil(rows * width * code.bits / 8)
             yield x[start:end].view(rows, width), scales[block : block + rows], payload[byte : byte + size]
-            start, block, byte = end, block + rows, byte + size
+            start = end
+            block = block + rows
+            byte = byte + size
 
 
 def _write(part: Tensor, scales: Tensor, codes: Tensor, code: Code, noise: Noise | None) -> Finite:

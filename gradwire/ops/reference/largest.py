@@ -52,7 +52,9 @@ def few_above(x: Tensor, bound: float, most: float, scratch: Workspace) -> tuple
     values, limit = x.numpy(), np.float32(bound)
     magnitude = scratch.tensor("magnitude", (TILE,)).numpy()
     mask = scratch.tensor("mask", (TILE,), torch.bool).numpy()
-    found, sizes, total = [], [], 0
+    found = []
+    sizes = []
+    total = 0
     # tile by tile; stop as soon as there are too many
     for start, end in tile_bounds(x):
         m = np.abs(values[start:end], out=magnitude[: end - start])

@@ -35,7 +35,9 @@ HUGE_BITS: tl.constexpr = tl.constexpr(0x6F800000)
 def of_program(table):
     """A program's row of the table: see above."""
     table += 5 * tl.program_id(0)
-    byte, scale_byte, before = tl.load(table + 2), tl.load(table + 3), tl.load(table + 4).to(tl.int32)
+    byte = tl.load(table + 2)
+    scale_byte = tl.load(table + 3)
+    before = tl.load(table + 4).to(tl.int32)
     return tl.load(table), tl.load(table + 1).to(tl.int32), byte, scale_byte, before
 
 

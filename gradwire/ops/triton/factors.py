@@ -30,7 +30,9 @@ def renew_kernel(factors, before, largest, table, count, SIZE: tl.constexpr):
     matrix = tl.program_id(0)
     start = tl.load(table + matrix)
     n = tl.load(table + count + matrix) * tl.load(table + 2 * count + matrix)
-    factors, before, each = factors + start, before + start, tl.arange(0, SIZE)
+    factors = factors + start
+    before = before + start
+    each = tl.arange(0, SIZE)
     # the largest magnitude
     most = tl.zeros((SIZE,), tl.float32)
     for first in range(0, n, SIZE):

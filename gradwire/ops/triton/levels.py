@@ -20,7 +20,9 @@ def pack_levels_kernel(
     `pack_kernel`."""
     groups = tl.cdiv(n, GROUP)
     group, row = tl.program_id(0) % groups, (tl.program_id(0) // groups).to(tl.int64)
-    payloads, indices, filled = payloads + row * stride, indices + row * m, filled + row * m
+    payloads = payloads + row * stride
+    indices = indices + row * m
+    filled = filled + row * m
     chosen, sent = chosen + row * source_stride, sent + row * source_stride
     first, last = tl.load(starts + row * (groups + 1) + group), tl.load(starts + row * (groups + 1) + group + 1)
     # scale: the largest magnitude

@@ -155,7 +155,9 @@ def sum_kernel(
     (ranks, stride) int32. Within one payload the indices of values other than 0 differ, so only ranks have to wait for
     each other. Further programs write to the next vector of n elements, from the next row on."""
     first_row, span = (tl.program_id(0) // spans).to(tl.int64), tl.program_id(0) % spans
-    out, rows, ends = out + first_row * n, rows + first_row * stride, ends + first_row * words
+    out = out + first_row * n
+    rows = rows + first_row * stride
+    ends = ends + first_row * words
     starts += first_row * (spans + 1) + span
     # zero the elements
     for start in range(0, SPAN << LOW, ZEROS):
@@ -197,7 +199,10 @@ def unpack_kernel(
     """Unpacks SIZE of the k entries of one payload: indices (k,) below n, and to found (k,) their values or, in a
     payload without values, 1; 0 for entries that are not filled. `steps` are enough to bisect `words`."""
     program, row = tl.program_id(0) % tl.cdiv(k, SIZE), (tl.program_id(0) // tl.cdiv(k, SIZE)).to(tl.int64)
-    rows, ends, indices, found = rows + row * stride, ends + row * words, indices + row * k, found + row * k
+    rows = rows + row * stride
+    ends = ends + row * words
+    indices = indices + row * k
+    found = found + row * k
     entry = program.to(tl.int64) * SIZE + tl.arange(0, SIZE)
     filled = (entry < k) & (entry < tl.load(ends + words - 1))
     low, high = tl.zeros((SIZE,), tl.int64), tl.zeros((SIZE,), tl.int64) + words

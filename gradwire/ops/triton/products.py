@@ -66,7 +66,9 @@ def project_rows_kernel(
 ):  # fmt: skip
     """P = Q Mᵀ for HEIGHT rows of one matrix: WIDTH sums, each of every WIDTH-th column, and then the sum of these."""
     matrix, p, q, rows, columns, rank, height, width = of_program(matrices, p, q, table, count, UNIT, HEIGHT)
-    row, i, column = tl.arange(0, HEIGHT)[:, None, None], tl.arange(0, RANK)[None, :, None], tl.arange(0, WIDTH)
+    row = tl.arange(0, HEIGHT)[:, None, None]
+    i = tl.arange(0, RANK)[None, :, None]
+    column = tl.arange(0, WIDTH)
     total = tl.zeros((HEIGHT, RANK, WIDTH), tl.float32)
     for first in range(0, width, WIDTH):
         each = first + column[None, None, :]
@@ -81,7 +83,9 @@ def project_columns_kernel(
 ):  # fmt: skip
     """Q = P M for WIDTH columns of one matrix: HEIGHT sums, each of every HEIGHT-th row, and then the sum of these."""
     matrix, p, q, rows, columns, rank, height, width = of_program(matrices, p, q, table, count, UNIT, HEIGHT)
-    i, row, column = tl.arange(0, RANK)[:, None, None], tl.arange(0, HEIGHT)[None, :, None], tl.arange(0, WIDTH)
+    i = tl.arange(0, RANK)[:, None, None]
+    row = tl.arange(0, HEIGHT)[None, :, None]
+    column = tl.arange(0, WIDTH)
     total, each = tl.zeros((RANK, HEIGHT, WIDTH), tl.float32), column[None, None, :]
     for first in range(0, height, HEIGHT):
         there = first + row < height
@@ -202,7 +206,9 @@ def _table(
     places: Sequence[tuple[int, ...]], ranks: Sequence[int], steps: tuple[int, int], device: torch.device
 ) -> Tensor:
     """The table for batches of matrices, by first element, stride, number, rows and columns (`places`), and rank."""
-    found, p, q = [], 0, 0
+    found = []
+    p = 0
+    q = 0
     for (start, stride, count, rows, columns), rank in zip(places, ranks, strict=True):
         # first rows and columns of the programs of one matrix
         firsts = (np.arange(0, n, step or n) for n, step in zip((rows, columns), steps, strict=True))
@@ -213,5 +219,7 @@ def _table(
             of_matrix = np.array([start, rows, columns, rank, p, q])[:, None]
             if not long:
                 found.append(np.concatenate([np.broadcast_to(of_matrix, (6, grid.shape[1])), grid]))
-            start, p, q = start + stride, p + rank * rows, q + rank * columns
+            start = start + stride
+            p = p + rank * rows
+            q = q + rank * columns
     return to_device(torch.from_numpy(np.concatenate(found, 1)), device)

@@ -35,7 +35,9 @@ class Lists:
     """
 
     def __init__(self, device: torch.device, rows: int, n: int, k: int) -> None:
-        self.shape, self.k, self.tiles = (rows, n), k, programs_for(n, TILE.value)
+        self.shape = (rows, n)
+        self.k = k
+        self.tiles = programs_for(n, TILE.value)
         scratch, room = scratch_on(device), rows * self.tiles * TILE.value
         self.state = scratch.tensor("lists' state", (rows, STATE.value), torch.int32)
         self.keys = scratch.tensor("keys", (room,), torch.int32)

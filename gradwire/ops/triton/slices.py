@@ -81,11 +81,15 @@ def select_slices_kernel(
     """Writes the indices of the k largest elements of each slice, ascending, PART elements of each slice at a time; to
     MOVE them also their `values`, and zeros to x. LENGTH is at most 32,768, and k at most GROUPS."""
     start, slices, length, slice_stride, stride, k, entry = row_of(table)
-    x, values, indices = x + start, values + entry, indices + entry
+    x = x + start
+    values = values + entry
+    indices = indices + entry
     # find the k-th largest key
     _at, _value, keys = read_tile(x, 0, slices, length, slice_stride, stride, AXIS, SLICES, LENGTH)
     low, high, above = bisected(keys, k, AXIS, SLICES, LENGTH, GROUPS)
-    low, high, left = tl.expand_dims(low, AXIS), tl.expand_dims(high, AXIS), tl.expand_dims(k - above, AXIS)
+    low = tl.expand_dims(low, AXIS)
+    high = tl.expand_dims(high, AXIS)
+    left = tl.expand_dims(k - above, AXIS)
     # choose all above it, and the first of its equals: count both, in 16 bits each
     entries, counted = tl.expand_dims(tl.arange(0, SLICES) * k, AXIS), tl.zeros((SLICES,), tl.int32)
     for first in range(0, length, PART):
@@ -124,4 +128,6 @@ def add_slices_kernel(
             tl.store(target, tl.load(target, live, 0.0) + tl.load(values + at, live, 0.0), live)
         # the next payload may add to what other threads have written
         tl.debug_barrier()
-        values, long, short = values + values_stride, long + long_stride, short + short_stride
+        values = values + values_stride
+        long = long + long_stride
+        short = short + short_stride

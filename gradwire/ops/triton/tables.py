@@ -33,7 +33,10 @@ def _table(layouts: Sequence[Blocks], stride: int, each: int, device: torch.devi
 
 def _parts(layout: Blocks, each: int) -> Iterator[np.ndarray]:
     """The table of one layout by itself, part by part."""
-    code, start, byte, scale = layout.code, 0, layout.codes_at, 0
+    code = layout.code
+    start = 0
+    byte = layout.codes_at
+    scale = 0
     # part by part; every part's codes begin with a byte of their own
     for length in layout.lengths:
         at = np.arange(0, length, each)

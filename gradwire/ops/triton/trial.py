@@ -157,7 +157,9 @@ def _slices(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     found += kernels.largest_first(gradient.abs().view(10, 500), 20)
     # slices of several matrices, along both axes
     shapes = ((0, 2, 1100, 11, 1), (2200, 20, 100, 1, 0), (4200, 1, 800, 8, 1))
-    layout, left, out = SliceEntries.of(Slices(*shape) for shape in shapes), old.clone(), torch.empty_like(old)
+    layout = SliceEntries.of(Slices(*shape) for shape in shapes)
+    left = old.clone()
+    out = torch.empty_like(old)
     payload = torch.zeros(layout.nbytes, dtype=torch.uint8, device=old.device)
     # move the largest, and sum what was moved twice
     kernels.move_slices(left, payload, layout)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwire.frontends.fragments import Fragment
+from gradwire.frontends.local_steps.fragments import Fragment
 
 OuterOptimizer = Callable[[list[Tensor]], Optimizer]
 """Makes the optimizer of the anchors: a class of torch's, or a function."""

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gradwire.frontends.distributed_checkpoint import ShardSpec, replicated_specs
-from gradwire.frontends.gradient_access import GradientAccess
-from gradwire.frontends.module_hooks import ByModel, Hook, RegisteredHooks
+from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, replicated_specs
+from gradwire.frontends.hooks.gradient_access import GradientAccess
+from gradwire.frontends.hooks.module_hooks import ByModel, Hook, RegisteredHooks
 from gradwire.frontends.owners import own
 from gradwire.frontends.paused import Accumulated, paused
 from gradwire.frontends.trained import TrainedParameters
@@ -50,9 +50,14 @@ class GradientHooks:
         trained: TrainedParameters | None = None,
     ) -> None:
         # kept for the whole job
-        self.detached, self._group, self._trained = False, group, trained
+        self.detached = False
+        self._group = group
+        self._trained = trained
         self._followed = trained.now() if trained else []
-        self._parameters, self._model, self._places, self._find_unused = parameters, model, places, find_unused
+        self._parameters = parameters
+        self._model = model
+        self._places = places
+        self._find_unused = find_unused
         # kept for one step: which gradients have been accumulated, whether DDP synchronises in it, its backward pass
         self._runtime: Runtime | None = None
         self._accumulated, self._synchronising = Accumulated(), True
@@ -240,7 +245,9 @@ class GradientHooks:
         if not self._forward:  # the loss came from another method than forward
             runtime.forward_begins()
             runtime.forward_ends()
-        self._forward, self._under_way, self._accumulated.since_step = False, True, False
+        self._forward = False
+        self._under_way = True
+        self._accumulated.since_step = False
 
     def _backward_ends(self) -> None:
         left = self._complete()

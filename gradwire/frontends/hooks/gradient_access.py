@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gradwire.frontends.sparse_gradients import no_rows
+from gradwire.frontends.hooks.sparse_gradients import no_rows
 
 
 class GradientAccess(Protocol):

@@ -147,7 +147,10 @@ class _Comm:
         seed: int,
         memory: Residual | None = None,
     ) -> None:
-        self._codec, self._links, self._seed, self._memory = codec, links, seed, memory
+        self._codec = codec
+        self._links = links
+        self._seed = seed
+        self._memory = memory
         self._contexts: dict[tuple[int, dist.ProcessGroup, int], GroupContext] = {}
         self._draws = count()
         self.wire_bytes = self.dense_bytes = 0

@@ -12,7 +12,7 @@ from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivat
 from torch.distributed.checkpoint.stateful import Stateful
 
 from gradwire.checkpoint import STEP, StateDict
-from gradwire.frontends.elastic_resume import go_on, without_memories
+from gradwire.frontends.checkpoints.elastic_resume import go_on, without_memories
 from gradwire.frontends.handle import Handle
 from gradwire.options import check_type
 from gradwire.torch_private.process_groups import leave_default_group
@@ -48,7 +48,9 @@ class Rendezvous:
             raise ValueError(f"{given}: wait for a rank or more, and for some time")
         # the watchdog of NCCL would end the process while ranks are gone
         _check_watchdog(backend or ("nccl" if torch.cuda.is_available() else "gloo"))
-        self._store, self._timeout, self._backend = store, timeout, backend
+        self._store = store
+        self._timeout = timeout
+        self._backend = backend
         self._members = Members(store, at_least, last_call_timeout, timeout.total_seconds())
         # the job that runs now, and what a rank hands on to the next one
         self._generation: Generation | None = None
@@ -109,7 +111,9 @@ class Rendezvous:
             # parameters' companions: where some rank is behind, all take the first one's
             if any(claim != newest for claim in claims):
                 self._share(handle, common)
-        self._resumed, self._steps, self._states = handle, max(newest.steps, 0), {}
+        self._resumed = handle
+        self._steps = max(newest.steps, 0)
+        self._states = {}
         self._members.begun()
         return self._steps
 

@@ -12,10 +12,10 @@ from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportU
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.frontends.buckets import Buckets, left_alone, reduce_dense
-from gradwire.frontends.distributed_checkpoint import ShardSpec, replicated_specs
-from gradwire.frontends.module_hooks import RegisteredHooks, trainable
-from gradwire.frontends.native_steps import NativeSteps
+from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, replicated_specs
+from gradwire.frontends.ddp.buckets import Buckets, left_alone, reduce_dense
+from gradwire.frontends.ddp.native_steps import NativeSteps
+from gradwire.frontends.hooks.module_hooks import RegisteredHooks, trainable
 from gradwire.frontends.paused import Accumulated, paused
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.step_lock import GONE
@@ -102,7 +102,9 @@ class DDPFrontEnd:
         elif self._native:
             with_hook(self.ddp, self._bucket_ready)
         # a slot for every parameter, found by its tensor
-        self.runtime, self._native, self._managed = runtime, False, managed
+        self.runtime = runtime
+        self._native = False
+        self._managed = managed
         self._slot = {parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
         self._accumulated = Accumulated()
         self._buckets = Buckets(runtime, self._slot, self.ddp.static_graph, self._accumulated)
@@ -162,11 +164,9 @@ class DDPFrontEnd:
             self._gradient_hooks.on_gradients(self._slot, partial(self._gradient_hook, runtime, buckets))
 
     def _gradient_hook(self, runtime: Runtime, buckets: Buckets, slot: int) -> Callable[[Tensor], None]:
-        arrive, became_ready, sparse = (
-            runtime.mark_ready,
-            runtime.became_ready,
-            runtime.slots[slot].name in runtime.sparse,
-        )
+        arrive = runtime.mark_ready
+        became_ready = runtime.became_ready
+        sparse = runtime.slots[slot].name in runtime.sparse
 
         def ready(parameter: Tensor) -> None:  # runs for each parameter and step: nothing else belongs here
             if not self._open and not self._backward_begins():

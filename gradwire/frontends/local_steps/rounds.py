@@ -20,12 +20,12 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwire.frontends.distributed_checkpoint import ShardSpec
-from gradwire.frontends.fragments import Fragment, Schedule, groups_of
+from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec
+from gradwire.frontends.local_steps.fragments import Fragment, Schedule, groups_of
+from gradwire.frontends.local_steps.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
+from gradwire.frontends.local_steps.round_state import check_groups, check_progress
 from gradwire.frontends.model_replica import ModelReplica
-from gradwire.frontends.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
 from gradwire.frontends.paused import Accumulated, paused
-from gradwire.frontends.round_state import check_groups, check_progress
 from gradwire.frontends.values import local
 from gradwire.runtime.gradient_collector import StepFence
 from gradwire.runtime.runtime import Runtime
@@ -62,17 +62,23 @@ class Rounds:
         schedule: Schedule,
         replica: ModelReplica,
     ) -> None:
-        self.runtime, self.fragments, self.schedule = runtime, fragments, schedule
+        self.runtime = runtime
+        self.fragments = fragments
+        self.schedule = schedule
         self.inner = inner
         # one outer optimizer for the anchors of all fragments
         self.outer = outer(list(self.anchors.values()))
         parts = str([[*fragment.parameters] for fragment in fragments])
         with runtime.between_steps("LocalSteps()", fragments=parts, **outer_facts(self.outer)):
             pass
-        self._parameters, self._local, self._undo = replica.parameters, replica.local, replica.isolate()
+        self._parameters = replica.parameters
+        self._local = replica.local
+        self._undo = replica.isolate()
         self._trained, self._all_of = replica.trained, replica.all_of
         # the number of the inner step, and the fragments whose reductions are under way
-        self.step, self.taken, self.detached = 0, 0, False
+        self.step = 0
+        self.taken = 0
+        self.detached = False
         self.under_way = {}
         runtime.fix_addresses(True)
 

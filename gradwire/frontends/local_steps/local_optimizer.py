@@ -16,20 +16,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from gradwire.compressors import Compressor
-from gradwire.frontends.choices import Choices, device_of
-from gradwire.frontends.distributed_checkpoint_rounds import DistributedRounds, rounds_in
-from gradwire.frontends.fragments import FragmentedModel, Fragments, Schedule
-from gradwire.frontends.given_rules import facts_of, warn_of
+from gradwire.frontends.checkpoints.distributed_checkpoint_rounds import DistributedRounds, rounds_in
 from gradwire.frontends.handle import Handle
-from gradwire.frontends.keywords import PlanOptions
+from gradwire.frontends.local_steps.fragments import FragmentedModel, Fragments, Schedule
+from gradwire.frontends.local_steps.outer import OuterOptimizer
+from gradwire.frontends.local_steps.rounds import Rounds
 from gradwire.frontends.model_replica import replica_of
-from gradwire.frontends.outer import OuterOptimizer
+from gradwire.frontends.options.choices import Choices, device_of
+from gradwire.frontends.options.given_rules import facts_of, warn_of
+from gradwire.frontends.options.keywords import PlanOptions
+from gradwire.frontends.options.weighted import weight_function, weighted, with_weight_check
 from gradwire.frontends.owners import check_free, own
-from gradwire.frontends.rounds import Rounds
-from gradwire.frontends.shards import reshard
+from gradwire.frontends.shards.shards_front_end import reshard
 from gradwire.frontends.trained import add_to, check_held
 from gradwire.frontends.values import share_values, values_of
-from gradwire.frontends.weighted import weight_function, weighted, with_weight_check
 from gradwire.frontends.wrapper import Wrapper
 from gradwire.options import Options, called_as, one_line
 from gradwire.plans import Plan
@@ -144,7 +144,9 @@ class LocalSteps(Wrapper):
 
     def _open(self, choices: Choices, plan: Callable[[], Plan], values: dict[str, str], schedule: str) -> Runtime:
         """The runtime; the model's `values` are then the first replica's."""
-        replica, parts, trained = self._replica, self._fragments, self._replica.trained.parameters()
+        replica = self._replica
+        parts = self._fragments
+        trained = self._replica.trained.parameters()
         # open the axes, agree, and only then take over the first replica's values
         axes = choices.mesh(replica.axes, device := device_of(trained))
         self._ranks = axes.replica.world

@@ -50,8 +50,12 @@ class Buckets:
         self, runtime: Runtime, slot: Mapping[Tensor, int], static_graph: bool, accumulated: Accumulated
     ) -> None:
         self.one_by_one = self.fixed = self.notes = False
-        self.late, self.seen, self.accumulated = None, set(), accumulated
-        self._runtime, self._slot, self._static_graph = runtime, slot, static_graph
+        self.late = None
+        self.seen = set()
+        self.accumulated = accumulated
+        self._runtime = runtime
+        self._slot = slot
+        self._static_graph = static_graph
         self._places: dict[int, BucketPlace] = {}
         self._stayed = False
 
@@ -74,7 +78,9 @@ class Buckets:
 
     def begin(self) -> None:
         """Begins a step."""
-        self.late, self._stayed, self.notes = None, True, self._runtime.wants_readiness()
+        self.late = None
+        self._stayed = True
+        self.notes = self._runtime.wants_readiness()
 
     def end(self) -> None:
         """Ends the backward pass, and forgets which gradients it made."""

@@ -153,9 +153,13 @@ class DistributedState:
     them by the rule of `gradwire.resharding`. For shards of another size they are made anew."""
 
     def __init__(self, job: Runtime | NullRuntime, placed: Mapping[str, ShardSpec], saved: Saved) -> None:
-        self._job, self._placed, self._saved = job, placed, saved
+        self._job = job
+        self._placed = placed
+        self._saved = saved
         first = next(iter(placed.values()))
-        self._shard, self._replica, self._replicas = first.shard, first.mesh.get_local_rank(0), first.mesh.size(0)
+        self._shard = first.shard
+        self._replica = first.mesh.get_local_rank(0)
+        self._replicas = first.mesh.size(0)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The tensors to save; or, to load, zeros like the saved ones."""

@@ -9,8 +9,8 @@ from torch import nn
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.controllers import Controller
-from gradwire.frontends.given_rules import GivenRule
-from gradwire.frontends.weighted import Weight
+from gradwire.frontends.options.given_rules import GivenRule
+from gradwire.frontends.options.weighted import Weight
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.plans import Group

@@ -1,6 +1,6 @@
 """Local steps for torch.distributed.checkpoint, which saves everything once and loads it on any mesh.
 
-"memory"     memories, a row of each replica: see `gradwire.frontends.distributed_checkpoint`
+"memory"     memories, a row of each replica: see `gradwire.frontends.checkpoints.distributed_checkpoint`
 "shared"     anchors, the outer optimizer's state, and the means of fragments under way: equal on all replicas
 "replica r"  its parameters, now and as they were sent, and its inner optimizer's state, under a name of its own
 
@@ -20,9 +20,15 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gradwire.checkpoint import key_of, letters, split, text_of
-from gradwire.frontends.distributed_checkpoint import DistributedState, Saved, ShardSpec, folder_of, tensors_in
+from gradwire.frontends.checkpoints.distributed_checkpoint import (
+    DistributedState,
+    Saved,
+    ShardSpec,
+    folder_of,
+    tensors_in,
+)
+from gradwire.frontends.local_steps.rounds import Rounds
 from gradwire.frontends.model_replica import ModelReplica
-from gradwire.frontends.rounds import Rounds
 from gradwire.frontends.values import is_sharded, local
 from gradwire.resharding import predecessors
 from gradwire.slots import real, real_shape
@@ -41,7 +47,9 @@ class DistributedRounds:
     `saved` for `dcp.load`. Raises ValueError for another model's."""
 
     def __init__(self, rounds: Rounds, replica: ModelReplica, saved: Mapping[str, Saved]) -> None:
-        self._rounds, self._replica, self._saved = rounds, replica, saved
+        self._rounds = rounds
+        self._replica = replica
+        self._saved = saved
         if rounds.schedule.eager:
             raise ValueError("with eager=True every replica has anchors of its own; save state_dict() on every rank")
         # parameters with their places, of which the rounds share some; an optimizer may keep state of the others
@@ -81,7 +89,9 @@ class DistributedRounds:
         where one rank cannot go on from it: then on all of them, and nothing has changed."""
         if not self._saved:
             raise ValueError("what was saved has to be known to load it; use dcp.load({...: optimizer.stateful(path)})")
-        rounds, shared, own = self._rounds, state[SHARED], state[self._own]
+        rounds = self._rounds
+        shared = state[SHARED]
+        own = state[self._own]
         progress, inner = dict[str, Any](), dict[str, Any]()
 
         def check() -> None:
@@ -99,7 +109,9 @@ class DistributedRounds:
         facts, anchors = json.loads(text_of(shared[ROUND])), self._of("anchor", shared)
         held = self._held(self._rounds.outer)
         progress = {"step": facts["step"], "anchors": anchors, "outer": self._optimizer_state("outer", shared, held)}
-        means, sent, fragments = self._of("mean", shared), self._of("sent", own), self._rounds.fragments
+        means = self._of("mean", shared)
+        sent = self._of("sent", own)
+        fragments = self._rounds.fragments
         # the parts under way must be those that were saved
         parts = [
             fragments[index].parameters.keys() if index < len(fragments) else () for index, _ in facts["under way"]

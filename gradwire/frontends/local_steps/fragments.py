@@ -51,7 +51,9 @@ def _cut_evenly(parameters: Mapping[str, nn.Parameter], count: int) -> list[tupl
     left, names = sum(sizes.values()), list(sizes)
     # one parameter at least for each fragment that follows, and as near to an equal part as can be
     while len(parts) < count - 1:
-        share, size, end = left / (count - len(parts)), 0, 0
+        share = left / (count - len(parts))
+        size = 0
+        end = 0
         # one at least for each that follows
         most = len(names) - (count - len(parts) - 1)
         while end < most and (end == 0 or size + sizes[names[end]] / 2 <= share):
@@ -68,7 +70,10 @@ class FragmentedModel:
     def __init__(
         self, model: nn.Module, replica: ModelReplica, fragments: Fragments, plan: Callable[[list[Slot]], Plan]
     ) -> None:
-        self._model, self._replica, self._wanted, self._plan = model, replica, fragments, plan
+        self._model = model
+        self._replica = replica
+        self._wanted = fragments
+        self._plan = plan
         self.names: list[tuple[str, ...]] = []
         """The names of each fragment's parameters."""
 

@@ -14,13 +14,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gradwire.compressors import FP32
-from gradwire.frontends.choices import StepChoices, device_of, parameters_of, slots_of
-from gradwire.frontends.distributed_checkpoint import ShardSpec, sharded_specs
-from gradwire.frontends.gradient_hooks import GradientHooks
+from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, sharded_specs
 from gradwire.frontends.handle import Handle
-from gradwire.frontends.module_hooks import Hook, RegisteredHooks
+from gradwire.frontends.hooks.gradient_hooks import GradientHooks
+from gradwire.frontends.hooks.module_hooks import Hook, RegisteredHooks
+from gradwire.frontends.options.choices import StepChoices, device_of, parameters_of, slots_of
 from gradwire.frontends.owners import check_free, is_owned
-from gradwire.frontends.shard_gradients import ShardedGradients, local_of
+from gradwire.frontends.shards.shard_gradients import ShardedGradients, local_of
 from gradwire.frontends.trained import Check, TrainedParameters
 from gradwire.frontends.values import is_sharded, share_values, values_of
 from gradwire.runtime.runtime import Runtime
@@ -84,7 +84,10 @@ class ShardsFrontEnd:
 
     def __init__(self, model: nn.Module, trained: TrainedParameters, mesh: DeviceMesh, find_unused: bool) -> None:
         groups = fsdp_groups(model)
-        self._model, self._groups, self._parameters, self._mesh = model, groups, trained.fit, mesh
+        self._model = model
+        self._groups = groups
+        self._parameters = trained.fit
+        self._mesh = mesh
         self._hooks = GradientHooks(
             trained.fit, model, ShardedGradients(groups, mesh.size(0)), find_unused, trained=trained
         )

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from gradwire.communicators import Communicator
 from gradwire.compressors import FP32, Compressor
 from gradwire.controllers import Controller, check_numbers
-from gradwire.frontends.automatic import check_ignored
-from gradwire.frontends.given_rules import GivenRule, facts_of, planned, planned_by, rules_of, warn_of
-from gradwire.frontends.keywords import Dense
-from gradwire.frontends.scaled import scale_from
-from gradwire.frontends.sparse_gradients import check_sparse, row_way
+from gradwire.frontends.hooks.sparse_gradients import check_sparse, row_way
+from gradwire.frontends.options.automatic import check_ignored
+from gradwire.frontends.options.given_rules import GivenRule, facts_of, planned, planned_by, rules_of, warn_of
+from gradwire.frontends.options.keywords import Dense
+from gradwire.frontends.options.scaled import scale_from
+from gradwire.frontends.options.weighted import Weight, weight_function, weighted, with_weight_check
 from gradwire.frontends.updates import check_means, check_unsharded
-from gradwire.frontends.weighted import Weight, weight_function, weighted, with_weight_check
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.notation import read, way_of

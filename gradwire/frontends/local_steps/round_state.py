@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwire.frontends.fragments import Fragment, Schedule
+from gradwire.frontends.local_steps.fragments import Fragment, Schedule
 
 
 def check_groups(optimizer: Optimizer, state: Mapping[str, Any]) -> None:

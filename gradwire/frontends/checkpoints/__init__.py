@@ -1,0 +1,1 @@
+"""States of jobs for torch.distributed.checkpoint, and for ranks that come and go."""

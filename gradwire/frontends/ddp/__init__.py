@@ -1,0 +1,1 @@
+"""DDP: its hook, its buckets, and steps that it reduces by itself."""

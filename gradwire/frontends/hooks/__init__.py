@@ -1,0 +1,1 @@
+"""Gradients taken by autograd hooks, of models that no framework reduces."""

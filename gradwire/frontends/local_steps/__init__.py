@@ -1,0 +1,1 @@
+"""Local steps: replicas train by themselves, and average what they have moved."""

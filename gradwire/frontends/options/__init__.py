@@ -1,0 +1,1 @@
+"""What users ask for: compressors, rules, weights and scalers, as the runtime takes them."""
