@@ -324,7 +324,7 @@ FAULTS = [
           "            job = self._control.for_these_ranks(job, own)\n", "            pass\n"),
     Fault("controllers/recompress.py",
           "        here |= {name: given for name, given in there.items() if given[1]}\n", ""),
-    Fault("frontends/elastic_resume.py", "        first.job.pop(\"replicas\", None)\n", ""),
+    Fault("frontends/checkpoints/elastic_resume.py", "        first.job.pop(\"replicas\", None)\n", ""),
     # front ends
     Fault("frontends/local_steps/rounds.py",
           "            _copy_each(fragment.last_own, kept[\"moved\"])\n", ""),

@@ -21,7 +21,7 @@ from gradwire.collective import REPLICA, SHARD
 from gradwire.compressors.multi_level import MultiLevel
 from gradwire.controllers.recompress import recompress
 from gradwire.controllers.requests import NativeRequest, ProfileRequest, Request, change_from_json, change_to_json
-from gradwire.frontends.elastic_resume import go_on, without_memories
+from gradwire.frontends.checkpoints.elastic_resume import go_on, without_memories
 from gradwire.frontends.null_job import NullFrontEnd, NullRuntime
 from gradwire.plans import Plan, uniform
 from gradwire.resharding import predecessors
