@@ -319,6 +319,12 @@ FAULTS = [
           "            pass\n"),
     Fault("runtime/controller_runner.py",
           "self._mesh.axes.keys() - {REPLICA}", "()"),
+    Fault("runtime/controller_runner.py", "change = replaced(change)", "pass"),
+    Fault("runtime/active_plan.py",
+          "            job = self._control.for_these_ranks(job, own)\n", "            pass\n"),
+    Fault("controllers/recompress.py",
+          "        here |= {name: given for name, given in there.items() if given[1]}\n", ""),
+    Fault("frontends/checkpoints/elastic_resume.py", "        first.job.pop(\"replicas\", None)\n", ""),
     # front ends
     Fault("frontends/local_steps/rounds.py",
           "            _copy_each(fragment.last_own, kept[\"moved\"])\n", ""),

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
@@ -19,9 +20,12 @@ import gradwire as gw
 from gradwire import checkpoint
 from gradwire.collective import REPLICA, SHARD
 from gradwire.compressors.multi_level import MultiLevel
+from gradwire.controllers.recompress import recompress
+from gradwire.controllers.requests import NativeRequest, ProfileRequest, Request, change_from_json, change_to_json
 from gradwire.frontends.checkpoints.distributed_checkpoint import DistributedState
-from gradwire.frontends.null_job import NullRuntime
-from gradwire.plans import uniform
+from gradwire.frontends.checkpoints.elastic_resume import go_on, without_memories
+from gradwire.frontends.null_job import NullFrontEnd, NullRuntime
+from gradwire.plans import Plan, uniform
 from gradwire.resharding import predecessors
 from gradwire.runtime import meeting
 from gradwire.runtime.executor import Executor
@@ -763,6 +767,161 @@ def test_a_default_collective_of_other_ranks_is_no_other_way_to_send(make):
     controller = make()
     controller.meet(SLOTS, 64)
     assert controller.changed(few, many) == {}
+
+
+MOVED = [
+    lambda: gw.WarmUp(0.5, steps=20),
+    lambda: gw.WarmUp(bits=8, steps=20),
+    lambda: gw.GraVAC(2, 64, window=4),
+    gw.CAT,
+    lambda: gw.LGreCo(interval=10),
+    lambda: gw.Accordion(0.4, 0.05, Schedule(), interval=3),
+    lambda: gw.ScaDLES(window=4),
+]
+moved = pytest.mark.parametrize("make", MOVED, ids=["warm", "bits", "gravac", "cat", "lgreco", "acc", "sca"])
+
+
+def default_of(ranks: int) -> gw.Plan:
+    """By all-gather among two, by scatter-reduce among eight."""
+    return uniform(SLOTS, gw.TopK(0.3), gw.Residual(), ranks=ranks)
+
+
+def saved_among(ranks: int, plan: gw.Plan, make: Any, until: Any = lambda running: False) -> list[dict[str, Tensor]]:
+    with job(plan, SLOTS, ranks, controllers=[make() for _ in range(ranks)]) as running:
+        for number in range(5):
+            running.step(draw(SLOTS, ranks, number))
+            if until(running):
+                break
+        return running.states()
+
+
+@moved
+@pytest.mark.parametrize(("before", "now"), [(2, 8), (8, 2)])
+def test_default_collectives_are_those_of_the_ranks_that_a_controller_resumes_on(make, before: int, now: int):
+    """As a job of so many ranks would have them, with what the controller has seen and chosen."""
+    saved = saved_among(before, default_of(before), make)
+    with job(default_of(now), SLOTS, now, controllers=[make() for _ in range(now)]) as resumed:
+        resumed.load(gw.reshard(saved, now))
+        plans = [runtime.plan for runtime in resumed.runtimes]
+        assert [runtime._active.origin for runtime in resumed.runtimes] == [default_of(now)] * now
+        assert plans == plans[:1] * now
+        chosen = {name: group.compressor for group in plans[0].groups for name in group.slots}
+        defaults, before_it = resumed.controllers[0]._defaults, plan_when(saved)
+        assert [(g.slots, g.compressor) for g in plans[0].groups] == [(g.slots, g.compressor) for g in before_it.groups]
+        recompressed = recompress(default_of(now), lambda group, name: chosen[name], defaults)
+        assert communicators(plans[0]) == communicators(recompressed)
+        resumed.step(draw(SLOTS, now, 5))
+        assert [runtime.plan for runtime in resumed.runtimes] == [resumed.runtimes[0].plan] * now
+
+
+def test_a_decision_that_waits_is_for_the_ranks_that_a_job_resumes_with():
+    def make() -> gw.WarmUp:
+        return gw.WarmUp(bits=8, steps=4)
+
+    def waits(running: Job) -> bool:
+        return running.runtimes[1]._active._control.decided == default_of(2)
+
+    saved = saved_among(2, default_of(2), make, waits)
+    with job(default_of(8), SLOTS, 8, controllers=[make() for _ in range(8)]) as resumed:
+        resumed.load(gw.reshard(saved, 8))
+        assert {group.compressor for group in resumed.runtimes[0].plan.groups} >= {gw.Quantized(8)}
+        assert [runtime._active._control.decided for runtime in resumed.runtimes] == [default_of(8)] * 8
+        resumed.step(draw(SLOTS, 8, 5))
+        assert [runtime.plan for runtime in resumed.runtimes] == [default_of(8)] * 8
+        resumed.step(draw(SLOTS, 8, 6))
+        assert all(not controller.decisions for controller in resumed.controllers)
+
+
+@pytest.mark.parametrize("communicator", [gw.ScatterReduce(), gw.SplitGather()], ids=str)
+def test_a_collective_that_a_user_named_stays_for_other_ranks(communicator: gw.Communicator):
+    """Whether it is named again or not."""
+    named = uniform(SLOTS, gw.TopK(0.3), gw.Residual(), communicator)
+    saved = saved_among(2, named, lambda: gw.WarmUp(0.5, steps=20))
+    for then in (named, uniform(SLOTS, gw.TopK(0.3), gw.Residual(), ranks=4)):
+        with job(then, SLOTS, 4, controllers=[gw.WarmUp(0.5, steps=20) for _ in range(4)]) as resumed:
+            resumed.load(gw.reshard(saved, 4))
+            active = resumed.runtimes[0]._active
+            assert {communicator} == {group.communicator for group in (active.origin.groups[0], active.plan.groups[0])}
+
+
+def test_a_state_of_as_many_ranks_keeps_its_collectives():
+    """Bit for bit, also where they were those of a plan that the user asked for and does not ask for now."""
+    asked = uniform(SLOTS, gw.TopK(0.3), gw.Residual(), gw.ScatterReduce())
+    saved = saved_among(2, asked, lambda: gw.WarmUp(0.5, steps=20))
+    with job(default_of(2), SLOTS, 2, controllers=[gw.WarmUp(0.5, steps=20) for _ in range(2)]) as resumed:
+        resumed.load(saved)
+        assert [runtime._active.origin for runtime in resumed.runtimes] == [asked] * 2
+        assert resumed.runtimes[0].plan == plan_when(saved)
+
+
+def test_a_collective_that_a_controller_chose_by_itself_stays_for_other_ranks():
+    controller = gw.WarmUp(0.5)
+    controller.meet(SLOTS, 8)
+    fit = controller.for_these_ranks(2, default_of(2), default_of(8))
+    first, *others = default_of(2).groups
+    chosen = replace(first, communicator=gw.SplitGather())
+    assert fit(gw.Plan((chosen, *others))).groups[0] == chosen
+    assert fit(default_of(2)) == default_of(8)
+
+
+REQUESTS = [
+    (ProfileRequest(default_of(2), (), 3), ProfileRequest(default_of(8), (), 3)),
+    (NativeRequest(3), NativeRequest(3)),
+]
+
+
+@pytest.mark.parametrize(("asked", "now"), REQUESTS, ids=["profile", "native"])
+def test_a_request_that_waits_is_for_the_ranks_that_a_job_resumes_with(asked: Request, now: Request):
+    texts = {"plan": default_of(2).to_json(), "origin": default_of(2).to_json(), "decided": change_to_json(asked)}
+    state = {name: checkpoint.letters(text) for name, text in (texts | {"replicas": "2"}).items()}
+    with job(default_of(8), SLOTS, 8, controllers=[gw.WarmUp(0.5) for _ in range(8)]) as resumed:
+        loaded = resumed.runtimes[0]._active._control.for_these_ranks(state, default_of(8))
+    assert change_from_json(checkpoint.text_of(loaded["decided"])) == now
+    assert gw.Plan.from_json(checkpoint.text_of(loaded["plan"])) == default_of(8)
+
+
+def test_a_state_that_does_not_say_among_how_many_ranks_is_loaded_with_its_collectives():
+    """As earlier versions saved it."""
+
+    def as_before(state: dict[str, Tensor]) -> dict[str, Tensor]:
+        read = checkpoint.unpack(state)
+        del read.job["replicas"]
+        return checkpoint.pack(read.exported, read.job, read.step, read.about)
+
+    saved = [*map(as_before, saved_among(2, default_of(2), lambda: gw.WarmUp(0.5, steps=20)))]
+    with job(default_of(8), SLOTS, 8, controllers=[gw.WarmUp(0.5, steps=20) for _ in range(8)]) as resumed:
+        resumed.load(gw.reshard(saved, 8))
+        assert resumed.runtimes[0].plan == plan_when(saved)
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.1], ids=["of the plan", "of the warm-up alone"])
+def test_an_elastic_job_goes_on_with_the_plan_in_force_and_its_collectives(ratio: float):
+    """Where those of other ranks differ. The controller goes on from the plan that it had."""
+
+    def make() -> gw.WarmUp:
+        return gw.WarmUp(bits=8, steps=7)
+
+    plan = uniform(SLOTS, gw.TopK(ratio), gw.Residual(), ranks=2)
+    saved = saved_among(2, plan, make)
+    own = uniform(SLOTS, gw.TopK(ratio), gw.Residual(), ranks=8)
+    with job(own, SLOTS, 8, controllers=[make() for _ in range(8)], elastic=True) as grown:
+        handles = [gw.Handle(runtime, NullFrontEnd()) for runtime in grown.runtimes]
+        kept, common = [*saved, *[None] * 6], without_memories(saved[0])
+        raising(together(8, lambda rank: go_on(handles[rank], common, kept[rank], rank, 8)))
+        assert [runtime.plan for runtime in grown.runtimes] == [plan_when(saved)] * 8
+        assert [runtime._active.origin for runtime in grown.runtimes] == [plan] * 8
+        for number in range(4):
+            grown.step(draw(SLOTS, 8, number))
+        assert [runtime.plan for runtime in grown.runtimes] == [plan] * 8
+
+
+def plan_when(saved: list[dict[str, Tensor]]) -> gw.Plan:
+    """In force when these states were saved."""
+    return Plan.from_json(checkpoint.unpack(saved[0]).about.plan)
+
+
+def communicators(plan: gw.Plan) -> dict[str, gw.Communicator]:
+    return {name: group.communicator for group in plan.groups for name in group.slots}
 
 
 def test_a_controller_goes_on_with_the_groups_of_the_state(caplog: pytest.LogCaptureFixture):

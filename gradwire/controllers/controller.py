@@ -1,7 +1,7 @@
 """The interface of controllers: numbers that are summed over all ranks, and the plan that follows from the sums."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -129,6 +129,11 @@ class Controller(Options, ABC):
     def changed(self, before: Plan, plan: Plan) -> dict[str, tuple[Group, Group]]:
         """By name the groups, in both plans, of parameters that the user sends in another way in `plan`."""
         return self._defaults.changed(before, plan)
+
+    def for_these_ranks(self, ranks: int, origin: Plan, own: Plan) -> Callable[[Plan], Plan]:
+        """A function that gives plans, made from `origin` among so many `ranks`, the default communicators of here
+        where they have those of there; by the user's plan here, `own`, nothing has `changed`."""
+        return self._defaults.for_these_ranks(ranks, origin, own)
 
     def check(self, plan: Plan) -> None:
         """Raises ValueError, naming the call that works, where the plan's compressors do not fit this controller."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from gradwire.communicators import AllReduce, Communicator
 from gradwire.compressors import Compressor
@@ -11,6 +11,7 @@ from gradwire.plans import Group, Plan, default_communicator
 from gradwire.slots import Slot
 
 Names = tuple[str, ...]
+Part = TypeVar("Part", Compressor, Communicator)
 
 
 class Defaults:
@@ -46,6 +47,27 @@ class Defaults:
             or (new in named and old.communicator != new.communicator)
         }
 
+    def for_these_ranks(self, ranks: int, origin: Plan, own: Plan) -> Callable[[Plan], Plan]:
+        """A function that gives plans, made from `origin` among so many `ranks`, the default communicators of here
+        where they have those of there; by the user's plan here, `own`, nothing has `changed`."""
+        before = Defaults(list(self._slots.values()), ranks)
+        # what the user gives here, but communicators that were named there stay
+        there, here = _given(origin, before.named(origin)), _given(own, self.named(own))
+        here |= {name: given for name, given in there.items() if given[1]}
+
+        def communicator_of(group: Group, name: str) -> Communicator:
+            then = _communicator(*there[name], group.compressor, group.slots, before)
+            # the controller may have chosen one by itself
+            if group.communicator != then:
+                return group.communicator
+            return _communicator(*here[name], group.compressor, group.slots, self)
+
+        return lambda plan: Plan(tuple(
+            replace(group, slots=names, communicator=communicator)
+            for group in plan.groups
+            for communicator, names in _parts(group, communicator_of).items()
+        ))  # fmt: skip
+
 
 def update_in(plan: Plan) -> Compressor | None:
     """The first of its compressors whose results are updates, not means of gradients; None where there is none."""
@@ -55,6 +77,11 @@ def update_in(plan: Plan) -> Compressor | None:
 def _kind(group: Group) -> tuple[Compressor, str]:
     """A group's compressor and rule: groups that have both in common got one default communicator, for all of them."""
     return group.compressor, group.rule
+
+
+def _given(plan: Plan, named: Sequence[Group]) -> dict[str, tuple[Group, bool]]:
+    """By name its group, and whether that is among the `named`."""
+    return {name: (group, group in named) for group in plan.groups for name in group.slots}
 
 
 def recompress(plan: Plan, compressor_of: Callable[[Group, str], Compressor], defaults: Defaults) -> Plan:
@@ -69,12 +96,12 @@ def recompress(plan: Plan, compressor_of: Callable[[Group, str], Compressor], de
     ))  # fmt: skip
 
 
-def _parts(group: Group, compressor_of: Callable[[Group, str], Compressor]) -> Mapping[Compressor, Names]:
-    """The group's parameters by their compressor, in order."""
-    names: dict[Compressor, list[str]] = {}
+def _parts(group: Group, part_of: Callable[[Group, str], Part]) -> Mapping[Part, Names]:
+    """The group's parameters by their compressor, or communicator, in order."""
+    names: dict[Part, list[str]] = {}
     for name in group.slots:
-        names.setdefault(compressor_of(group, name), []).append(name)
-    return {compressor: tuple(own) for compressor, own in names.items()}
+        names.setdefault(part_of(group, name), []).append(name)
+    return {part: tuple(own) for part, own in names.items()}
 
 
 def _communicator(group: Group, named: bool, compressor: Compressor, names: Names, defaults: Defaults) -> Communicator:

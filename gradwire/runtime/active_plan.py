@@ -226,9 +226,13 @@ class ActivePlan:
         """Loads the controller; returns the plan that follows, and the request by which it is native. Without a state
         it begins anew."""
         own = self._made_for(self.trained).only({slot.name for slot in self.trained})
+        origin = origin_of(job or self._fresh)
+        same = set(origin.names) == set(own.names) and not self._control.changed(origin, own)
+        # default communicators follow from the number of ranks
+        if same:
+            job = self._control.for_these_ranks(job, own)
         saved = self._load_saved(job or self._fresh)
-        same = set(self.origin.names) == set(own.names) and not self._control.changed(self.origin, own)
-        if job and (self.origin.native or same):
+        if job and (origin.native or same):
             return saved, native_of(job)
         # the user names another compressor, or trains other parameters: as after a replan
         self._control.decided = None

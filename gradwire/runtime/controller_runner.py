@@ -10,7 +10,7 @@ So the ranks do the same from the same step on, whatever their arithmetic, and n
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from zlib import crc32
 
@@ -21,7 +21,14 @@ from gradwire.checkpoint import letters, text_of
 from gradwire.collective import REPLICA, Message, Sum
 from gradwire.compressors import GroupContext
 from gradwire.controllers import GroupView, Observation, StepView
-from gradwire.controllers.requests import Change, Profiled, ProfileRequest, change_from_json, change_to_json
+from gradwire.controllers.requests import (
+    Change,
+    NativeRequest,
+    Profiled,
+    ProfileRequest,
+    change_from_json,
+    change_to_json,
+)
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.sample import sampled
 from gradwire.ops.vectors import Scalar
@@ -34,7 +41,7 @@ from gradwire.slots import Slot
 from gradwire.transports import Pending
 from gradwire.transports.gathering import PATIENCE_S
 
-_OURS = ("plan", "origin", "native", "decided")
+_OURS = ("plan", "origin", "replicas", "native", "decided")
 """Keys that `ControllerRunner.export` adds to those of a controller's state."""
 
 
@@ -191,10 +198,11 @@ class ControllerRunner:
         return self._agreed_change(float(numbers)) if numbers else None
 
     def export(self, plan: Plan, origin: Plan, native: Change | None) -> dict[str, Tensor]:
-        """The controller's state, and as texts the plan in force, the plan that it was made from, the controller's
-        request if it asked for a native plan, and a decision that is not in force yet."""
+        """The controller's state, and as texts the plan in force, the plan that it was made from, the number of ranks
+        that compress among each other, the controller's request if it asked for a native plan, and a decision that is
+        not in force yet."""
         assert self.controller is not None
-        texts = {"plan": plan.to_json(), "origin": origin.to_json()}
+        texts = {"plan": plan.to_json(), "origin": origin.to_json(), "replicas": str(self._mesh.replica.world)}
         if native:
             texts["native"] = change_to_json(native)
         # a decision of the last step is not in force yet: it is kept too
@@ -221,6 +229,16 @@ class ControllerRunner:
         """By name the groups, in both plans, of parameters that the user sends in another way in `plan`."""
         assert self.controller is not None
         return self.controller.changed(before, plan)
+
+    def for_these_ranks(self, state: Mapping[str, Tensor], own: Plan) -> Mapping[str, Tensor]:
+        """An exported state, with the default communicators of this number of ranks in its plans where they have those
+        of its own; by the user's plan here, `own`, nothing has `changed`."""
+        assert self.controller is not None
+        # a state of an earlier version does not say of how many ranks it is
+        ranks = int(text_of(state["replicas"])) if "replicas" in state else self._mesh.replica.world
+        if ranks == self._mesh.replica.world:
+            return state
+        return _with_plans(state, self.controller.for_these_ranks(ranks, origin_of(state), own))
 
     def _answer(self, step: int, plan: Plan) -> None:
         """Hands the controller the profile that it asked for."""
@@ -280,6 +298,22 @@ class ControllerRunner:
 def origin_of(state: Mapping[str, Tensor]) -> Plan:
     """The plan from which the plans of an exported state were made."""
     return Plan.from_json(text_of(state["origin"]))
+
+
+def _with_plans(state: Mapping[str, Tensor], replaced: Callable[[Plan], Plan]) -> Mapping[str, Tensor]:
+    """An exported state with another plan in place of each that it has."""
+    texts = {name: replaced(Plan.from_json(text_of(state[name]))).to_json() for name in ("plan", "origin")}
+    # that of a decision which is not in force yet, too
+    if "decided" in state:
+        match change := change_from_json(text_of(state["decided"])):
+            case Plan():
+                change = replaced(change)
+            case ProfileRequest():
+                change = replace(change, plan=replaced(change.plan))
+            case NativeRequest():
+                pass
+        texts["decided"] = change_to_json(change)
+    return {**state, **{name: letters(text) for name, text in texts.items()}}
 
 
 def native_of(state: Mapping[str, Tensor]) -> Change | None:

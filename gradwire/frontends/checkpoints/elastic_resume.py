@@ -39,6 +39,8 @@ def go_on(handle: Handle, common: StateDict, own: StateDict | None, rank: int, r
     # job without one keeps what an earlier job's controller has left, and has the plan that was in force
     if handle.controlled and "origin" in first.job:
         handle.replan(origin_of(first.job))
+        # and keeps the collectives that it had among other ranks
+        first.job.pop("replicas", None)
     elif plan != handle.plan:
         handle.replan(plan)
     # the common state, with the memories that each has kept
