@@ -195,7 +195,7 @@ def values_of(word, scales, live, KIND: tl.constexpr, BITS: tl.constexpr, TOP: t
     step = spread(step, PER, 0)
     # the scale, negative where the bit is not set
     if KIND == SIGN:
-        value = (step ^ (spread(~word, PER, 1) << 31)).to(tl.float32, bitcast=True)
+        value = (step ^ ((spread(word, PER, 1) ^ 1) << 31)).to(tl.float32, bitcast=True)
     elif KIND == ONE_BIT:
         high = spread(tl.load(scales.to(tl.pointer_type(tl.int32)) + 1, live, 0), PER, 0)
         value = tl.where((spread(word, PER, 1) & 1) == 1, high, step).to(tl.float32, bitcast=True)
