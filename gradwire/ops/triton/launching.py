@@ -7,7 +7,6 @@ from threading import Event, RLock
 from typing import Any
 
 import torch
-import triton
 
 ROUNDED = {"enable_fp_fusion": False}
 """For kernels that decode: each operation is rounded by itself, so that all ranks have what torch would compute."""
@@ -41,4 +40,9 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
 
 def programs_for(n: int, each: int) -> int:
     """The number of programs for n elements, `each` of them in one."""
-    return triton.cdiv(n, each)
+    return -(-n // each)
+
+
+def power_of_2(n: int) -> int:
+    """The smallest power of two that is n, which is 1 or more, or larger."""
+    return 1 << (n - 1).bit_length()

@@ -17,6 +17,7 @@ from torch import Tensor
 from gradwire.ops import reference
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.factors import MOST, table_of, vector_of
+from gradwire.ops.triton.launching import power_of_2
 
 HELD = 2**14
 """Elements of the largest matrix that a program's registers hold."""
@@ -125,7 +126,7 @@ def orthogonalize(factors: Sequence[Tensor]) -> None:
         return
     # all others in one launch
     longest = max(factor.shape[2] for factor in factors if factor.shape[2] <= LONGEST)
-    rank, size = triton.next_power_of_2(rows), max(256, triton.next_power_of_2(longest))
+    rank, size = power_of_2(rows), max(256, power_of_2(longest))
     kernel, constants = small_kernel, {"RANK": rank, "SIZE": size, "num_warps": min(16, max(4, rank * size // 512))}
     if rank > 8 or rank * size > HELD:
         rank = max(16, rank)

@@ -21,6 +21,7 @@ from gradwire.ops.reference import products
 from gradwire.ops.reference.products import ROWS
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.factors import MOST, vector_of
+from gradwire.ops.triton.launching import power_of_2
 from gradwire.ops.workspace import scratch_on
 
 THIN = 8
@@ -157,7 +158,7 @@ def project(matrices: Sequence[Tensor], basis: Sequence[Tensor], out: Sequence[T
     # all others, in one launch
     if len(long) < len(matrices):
         p, q = (out, basis) if to_rows else (basis, out)
-        rank = triton.next_power_of_2(max(ranks))
+        rank = power_of_2(max(ranks))
         if rank <= THIN:
             kernel, others = (project_rows_kernel if to_rows else project_columns_kernel), {}
             height, width = THIN_TILES[side]

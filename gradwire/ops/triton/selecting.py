@@ -2,7 +2,6 @@
 """The k largest magnitudes of vectors, exactly: see `gradwire.ops.reference.selecting.top_k`."""
 
 import torch
-import triton
 from torch import Tensor
 
 from gradwire.ops.triton import launching
@@ -15,7 +14,7 @@ from gradwire.ops.triton.largest import (
     sample_kernel,
     write_kernel,
 )
-from gradwire.ops.triton.launching import programs_for
+from gradwire.ops.triton.launching import power_of_2, programs_for
 from gradwire.ops.workspace import scratch_on
 
 SAMPLE = 1 << 13
@@ -46,7 +45,7 @@ class Lists:
         self.arguments = self.state, self.keys, self.places, self.counts
         # as many elements of a list at a time as nearly all lists have
         least, most = SLOTS
-        slots = min(most, max(least, triton.next_power_of_2(programs_for(3 * TILE.value * k, 2 * n))))
+        slots = min(most, max(least, power_of_2(programs_for(3 * TILE.value * k, 2 * n))))
         self._reads = {"TILES": LANES // slots, "SLOTS": slots}
 
     def sample(self, old: Tensor, gradient: Tensor, decay: float, weight: float | Tensor, **has: bool) -> None:

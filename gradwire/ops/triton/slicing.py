@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import triton
 from torch import Tensor
 
 from gradwire.ops import reference
@@ -54,11 +53,11 @@ class Tile(NamedTuple):
 
 def tile_of(slices: Slices) -> Tile:
     """The tile for a matrix: the powers of two that hold a slice, and as many groups as it keeps elements."""
-    length = max(SHORTEST, triton.next_power_of_2(slices.length))
+    length = max(SHORTEST, launching.power_of_2(slices.length))
     together = max(1, TILES[slices.axis] // length)
     if slices.axis == 0:
         together = min(max(together, SIDE_BY_SIDE), max(1, LONGEST // length))
-    return Tile(slices.axis, together, length, min(length, max(16, triton.next_power_of_2(slices.kept))))
+    return Tile(slices.axis, together, length, min(length, max(16, launching.power_of_2(slices.kept))))
 
 
 def top_k_each(matrices: Sequence[Tensor], k: int, axis: int) -> Sequence[Tensor]:
