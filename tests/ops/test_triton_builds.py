@@ -94,7 +94,7 @@ REGISTERS = {
     "project_rows_kernel": 128, "project_columns_kernel": 128, "project_kernel": 255, "product_kernel": 160,
     "draw_kernel": 48, "select_slices_kernel": 128, "add_slices_kernel": 48,
 }  # fmt: skip
-"""Of a thread, at most, with the Triton that torch's own builds bring: a multiprocessor has 65,536, so with 128 it holds
+"""Of a thread, at most, with the Triton that builds of torch bring: a multiprocessor has 65,536, so with 128 it holds
 16 warps."""
 
 
