@@ -71,7 +71,9 @@ def test_readme_and_the_site_begin_with_the_table_that_answers(site: Path) -> No
         first = begins.read_text().splitlines()[:8]
         assert any(line.startswith(("<!-- answers README.md -->", "| front end")) for line in first)
     page = (site / "index.html").read_text()
-    for fact in ("bytes a parameter", "21 to 27", "74 times sooner", 'href="gpu.html#what-has-run-where"'):
+    steps = re.findall(r"DDP's (\d+ to \d+)", (REPOSITORY / "README.md").read_text())
+    assert steps
+    for fact in ("bytes a parameter", *steps, "74 times sooner", 'href="gpu.html#what-has-run-where"'):
         assert fact in page, fact
 
 
