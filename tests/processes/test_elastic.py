@@ -213,7 +213,9 @@ def test_a_second_handle_is_refused_for_the_state_of_one_alone_is_kept(rendezvou
     rendezvous.meet()
     goes_on(rendezvous, model)
     second = gw.attach(DistributedDataParallel(nn.Linear(8, 8)), gw.TopK(0.1), elastic=True)
-    with pytest.raises(ValueError, match=r"another was resumed since meet\(\); put both models into one module, and that into one DDP"):
+    with pytest.raises(
+        ValueError, match=r"another was resumed since meet\(\); put both models into one module, and that into one DDP"
+    ):
         rendezvous.resume(second)
     second.detach()
     rendezvous.meet()
