@@ -43,7 +43,7 @@ def _empty(arguments: list[str]) -> str | None:
 
 
 def _without_links(arguments: list[str]) -> str:
-    """What works where links cannot be emulated, as a clause; "" of a run that goes on, which has those that it had."""
+    """Advice for where links cannot be emulated, as a clause; "" for `--resume`, which takes no other link."""
     if any(argument.startswith("--resume") for argument in arguments):
         return ""
     hosts = arguments[:1] == ["doctor"] and any(argument.startswith("--hosts") for argument in arguments)

@@ -124,7 +124,7 @@ class GraVAC(Controller):
     def report(self, loss: float | Tensor) -> None:
         """Notes this step's training loss, before its backward pass, without waiting for a GPU; on all ranks, or on
         some."""
-        # a sum, as there may be nobody to observe it; from a GPU a new tensor, of the loss as it is now
+        # a sum, which takes constant memory even where `observe` is never called; a new tensor, as losses may be reused
         self._loss = self._loss + (number_in(loss.detach()) if isinstance(loss, Tensor) else float(loss))
         self._losses += 1
 

@@ -12,7 +12,7 @@ NO_SKIP = (
 
 
 class Accumulated:
-    """What passes that only accumulated have left for the next step."""
+    """A front end's note of backward passes that only accumulated."""
 
     slots: set[int]
     """The slots with gradients that are not reduced yet, as far as hooks have seen them."""

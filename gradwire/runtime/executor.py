@@ -86,7 +86,7 @@ class DeviceEvent:
 EPOCH = HostEvent(0.0)
 
 Fence = Future[torch.Event | None]
-"""A place in the worker's queue; once the worker has come to it, on a GPU it has the event there."""
+"""A future that completes when the worker has come to a place in its queue; on a GPU with the event there."""
 
 CLOSE_S, POLL_S = 2.0, 0.005
 """Seconds for which `close` waits for the thread, and for a stream that nobody watches; how often it asks."""
@@ -135,12 +135,12 @@ class Executor:
         return self._wait(self._promise(whole))
 
     def fence(self) -> Fence:
-        """The place behind all tasks posted so far, to `flush` up to."""
+        """A fence behind all tasks posted so far, to `flush` up to."""
         return self._promise(lambda: self._stream.record_event() if self._stream else None)
 
-    def flush(self, place: Fence | None = None) -> None:
-        """Returns when all tasks posted so far, or before `place`, are done; on a GPU, when their work is queued."""
-        self._wait(place or self._promise(lambda: None))
+    def flush(self, fence: Fence | None = None) -> None:
+        """Returns when all tasks posted so far, or before `fence`, are done; on a GPU, when their work is queued."""
+        self._wait(fence or self._promise(lambda: None))
 
     def give_up(self, error: BaseException) -> None:
         """Raises the error in all threads that wait for the worker, now and from now on. On any thread, for the worker
@@ -189,10 +189,10 @@ class Executor:
             for part in (part for tensor in tensors for part in memory_of(tensor)):
                 part.record_stream(self._stream)
 
-    def order_behind(self, place: Fence | None = None) -> None:
-        """Orders the current stream's work from now on behind the worker's so far, or before a flushed `place`."""
+    def order_behind(self, fence: Fence | None = None) -> None:
+        """Orders the current stream's work from now on behind the worker's so far, or before a flushed `fence`."""
         if self._stream:
-            event = place.result() if place else self._stream.record_event()
+            event = fence.result() if fence else self._stream.record_event()
             assert event is not None
             torch.cuda.current_stream(self.device).wait_event(event)
 

@@ -82,9 +82,9 @@ class StepFutures:
 
 
 class StepFence(NamedTuple):
-    """A point behind some steps."""
+    """A fence behind some steps."""
 
-    place: Fence
+    fence: Fence
     """In the worker's queue."""
     step: int
     """The last of these steps, as `GradientCollector` counts."""
@@ -252,7 +252,7 @@ class GradientCollector:
         self._executor.post(self._steps.forget_addresses)
 
     def fence(self) -> StepFence:
-        """A point behind all steps that were opened so far."""
+        """A fence behind all steps that were opened so far."""
         return StepFence(self._executor.fence(), self.step)
 
     def backward_done(self) -> None:

@@ -83,22 +83,10 @@ class Runtime:
         self._executor = Executor(device)
         self._executor.fail = partial(_fail, weakref.ref(self))
         watch = Monitor(self.mesh, self._executor) if mesh.needs_polling else None
-        # the parts of a step, all on the worker
-        self._recorder = recorder = Recorder(self._executor, mesh.rank)
-        self._pipeline = Pipeline(self.mesh, recorder)
-        control = ControllerRunner(options, self._active.trained, self._pipeline, self._executor)
-        store = Store(self.slots, device, options.sparse, options.rows)
-        self._steps = Steps(store, self._pipeline, self._executor, control, options)
-        self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
-        # those of the thread that trains, and the end
-        self._states = States(self._steps, self._active, self._agreement, options)
-        self._collector = collector = GradientCollector(
-            self._steps, self._active, self._executor, recorder, options, failing
-        )
-        self._step_lock = StepLock(weakref.proxy(self), collector)
-        self._failure = FailureVerdict(
-            self.mesh, self.hosts, collector.step_s, watch.paused_s if watch else lambda _: 0.0, collector.status
-        )
+        # what each thread has of a step, and the end of the job
+        control = self._make_parts()
+        paused_s, collector = watch.paused_s if watch else lambda _: 0.0, self._collector
+        self._failure = FailureVerdict(self.mesh, self.hosts, collector.step_s, paused_s, collector.status)
         self._end = forked.finalize(self, close_all, self._failure, watch, self._executor, self.mesh, own_mesh)
         forked.register(failing)
         self._hand_on_calls()
@@ -106,6 +94,22 @@ class Runtime:
         self._reduced.follow(self._active.trained)
         self._call(partial(self._active.work_with, self._steps, control, self._pipeline))
         self._call(partial(self._pipeline.open, device))
+
+    def _make_parts(self) -> ControllerRunner:
+        """Makes the parts of a step; returns the one that runs the controller."""
+        options, executor = self._options, self._executor
+        # on the worker
+        self._recorder = recorder = Recorder(executor, self.mesh.rank)
+        self._pipeline = Pipeline(self.mesh, recorder)
+        control = ControllerRunner(options, self._active.trained, self._pipeline, executor)
+        store = Store(self.slots, executor.device, options.sparse, options.rows)
+        self._steps = Steps(store, self._pipeline, executor, control, options)
+        self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
+        # on the thread that trains
+        self._states = States(self._steps, self._active, self._agreement, options)
+        self._collector = GradientCollector(self._steps, self._active, executor, recorder, options, self._first_error)
+        self._step_lock = StepLock(weakref.proxy(self), self._collector)
+        return control
 
     def _hand_on_calls(self) -> None:
         """Makes the methods of the parts this runtime's own. They are called for every gradient: a method that only
@@ -134,14 +138,13 @@ class Runtime:
         self.became_ready = collector.became_ready
         self.forward_begins = collector.forward_begins
         self.forward_ends = self._recorder.forward_ends
+        self.record_event = executor.record_event
         # its end
+        self.is_immediate = executor.is_immediate
         self.fence = collector.fence
         self.lost = executor.lost
         self.used = self._steps.used.has
         self.native_begins = partial(executor.post, self._steps.close)
-        # the executor's clock
-        self.is_immediate = executor.is_immediate
-        self.record_event = executor.record_event
 
     # A step, on the thread that trains
 
@@ -158,24 +161,23 @@ class Runtime:
         # where it fails, only with `then` does DDP raise the error itself
         return future.then(Future.value) if waits else future
 
-    def finish(self, point: StepFence | None = None) -> None:
-        """Waits for the means of all steps, or of those up to `point`. Raises the job's error if some are missing."""
-        if not self.wait_for_means(point):
+    def finish(self, behind: StepFence | None = None) -> None:
+        """Waits for the means of all steps, or of those before a fence. Raises the job's error if some are missing."""
+        if not self.wait_for_means(behind):
             self.raise_error()
 
-    def wait_for_means(self, point: StepFence | None = None) -> bool:
-        """Waits for the means of all steps, or of those up to `point`. Returns whether this rank has all of them, which
+    def wait_for_means(self, behind: StepFence | None = None) -> bool:
+        """Waits for the means of all steps, or of those before a fence. Returns whether this rank has all of them, as
         it may even if the job has failed since. Then its residuals are updated, and its optimizer has to step, too."""
         try:
-            self._executor.flush(point and point.place)
+            self._executor.flush(behind and behind.fence)
         except BaseException as error:
             if error is not self.error:  # such as Ctrl-C
                 raise
-        whole = self._first_error.wait_for_blame() is None or self._steps.last_counted >= (
-            point.step if point else self._collector.step
-        )
-        self._executor.order_behind(None if self.error else point and point.place)
-        return whole
+        last = behind.step if behind else self._collector.step
+        has_all = self._first_error.wait_for_blame() is None or self._steps.last_counted >= last
+        self._executor.order_behind(None if self.error else behind and behind.fence)
+        return has_all
 
     def check_whole(self) -> None:
         """Raises the job's error, if any, unless this rank has the last step's means: then the next call raises it."""

@@ -48,7 +48,7 @@ ABOUT = "gradwire"
 """The key by which a state is found in a checkpoint; its description."""
 
 DESCRIBED = "plan", "order", "skipped", "momenta"
-"""What it says of a state: these fields of `About`; those of Gradwire 0.2 lack the last."""
+"""The fields of `About` that the description has; Gradwire 0.2 wrote all but the last."""
 
 Saved = Mapping[str, TensorStorageMetadata]
 """The tensors of a state in a checkpoint, by key."""

@@ -44,7 +44,7 @@ class Buckets:
     seen: set[int]
     """The slots whose gradients this backward pass has made, while places are not fixed."""
     accumulated: Accumulated
-    """What passes that DDP did not reduce have left."""
+    """Slots and passes whose gradients DDP has only accumulated so far."""
 
     def __init__(
         self, runtime: Runtime, slot: Mapping[Tensor, int], static_graph: bool, accumulated: Accumulated

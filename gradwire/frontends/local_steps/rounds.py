@@ -37,8 +37,8 @@ class Sent:
 
     step: int
     """The inner step after which it was sent."""
-    point: StepFence | None
-    """The point up to which the worker has its mean; None where that was loaded."""
+    fence: StepFence | None
+    """Behind it the worker has the mean; None where that was loaded."""
 
 
 class Rounds:
@@ -159,8 +159,8 @@ class Rounds:
 
     def _wait(self, index: int) -> None:
         """Returns when a fragment's mean is there; later ones go on."""
-        if (sent := self.under_way.get(index)) and sent.point:
-            self.runtime.finish(sent.point)
+        if (sent := self.under_way.get(index)) and sent.fence:
+            self.runtime.finish(sent.fence)
         self.under_way.pop(index, None)
 
     def _send(self, index: int) -> None:
@@ -231,7 +231,7 @@ class Rounds:
         lost = {
             index
             for index, sent in self.under_way.items()
-            if sent.point and not self.runtime.wait_for_means(sent.point)
+            if sent.fence and not self.runtime.wait_for_means(sent.fence)
         }
         for index in lost:
             self.fragments[index].lose()

@@ -1,1 +1,1 @@
-"""What users ask for: compressors, rules, weights and scalers, as the runtime takes them."""
+"""Options of front ends: they are checked here, and made into plans and settings of the runtime."""
