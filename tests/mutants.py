@@ -186,7 +186,7 @@ FAULTS = [
     Fault("runtime/exchange.py", "            self.nonfinite.add_(nonfinite)\n", "            pass\n"),
     Fault("runtime/exchange.py", "            self.nonfinite.zero_()\n", "            pass\n"),
     Fault("runtime/exchange.py", "            after.copy_(before)\n", "            pass\n"),
-    Fault("runtime/steps.py", "            self.number += 1\n", "            self.number += 0\n"),
+    Fault("runtime/steps.py", "            self.number += 1\n            if", "            if"),
     Fault("runtime/executor.py", "(self._spoilt, non_blocking=True)", "(self._spoilt)"),
     Fault("runtime/used_slots.py", "used.clamp_(max=1)", "used.clamp_(min=1)"),
     Fault("runtime/exchange.py", "        self.input.gradients.poison()\n", "        pass\n"),

@@ -167,8 +167,8 @@ class Steps:
         """Counts a step that the framework has reduced by itself; none before it can be taken back any more."""
         with self.changing:
             self.settle()
-            self.number = self.number + 1
-            self.counted = self.counted + 1
+            self.number += 1
+            self.counted += 1
             self.last_counted = opened
             self._last = None
 

@@ -51,6 +51,7 @@ def _add_in(next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, 
 
 def gathered(next: Tensor, gradient: Gradient) -> Tensor | None:
     """The gradient as one vector (n,), of any type; several tensors are gathered in `next`."""
+    # which raises for a gradient of another length, one tensor or several
     placed = list(placed_parts(gradient, len(next)))
     if gradient is None or isinstance(gradient, Tensor):
         return gradient

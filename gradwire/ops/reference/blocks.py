@@ -71,8 +71,8 @@ def walk(x: Tensor, payload: Tensor, layout: Blocks) -> Iterator[tuple[Tensor, T
             end, size = start + rows * width, ceil(rows * width * code.bits / 8)
             yield x[start:end].view(rows, width), scales[block : block + rows], payload[byte : byte + size]
             start = end
-            block = block + rows
-            byte = byte + size
+            block += rows
+            byte += size
 
 
 def _write(part: Tensor, scales: Tensor, codes: Tensor, code: Code, noise: Noise | None) -> Finite:

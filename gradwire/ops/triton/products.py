@@ -220,7 +220,7 @@ def _table(
             of_matrix = np.array([start, rows, columns, rank, p, q])[:, None]
             if not long:
                 found.append(np.concatenate([np.broadcast_to(of_matrix, (6, grid.shape[1])), grid]))
-            start = start + stride
-            p = p + rank * rows
-            q = q + rank * columns
+            start += stride
+            p += rank * rows
+            q += rank * columns
     return to_device(torch.from_numpy(np.concatenate(found, 1)), device)
