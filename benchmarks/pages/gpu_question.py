@@ -41,8 +41,8 @@ def gpu() -> Page:
     return Page("gpu", "How is it on a GPU?", verdict, tables, NOTE)
 
 
-NOTE = """The row that failed was not computed, for [a crash that is mended](../gpu.md#what-ran-found); the one that
-waited did so in a line that is replaced. Default groups on a GPU are larger since."""
+NOTE = """The row that failed met [a crash that is mended](../gpu.md#what-ran-found); the line that waited is replaced.
+Default groups are larger since."""
 
 
 def _checks() -> Shown:

@@ -108,7 +108,7 @@ class Gradients:
 
     @cached_property
     def flat(self) -> Tensor | None:
-        """`whole`, if it is float32, in which means are computed."""
+        """`one_vector`, if it is float32, in which means are computed."""
         return self.one_vector if self.one_vector is not None and self.one_vector.dtype == torch.float32 else None
 
     def slot(self, index: int) -> Tensor:
