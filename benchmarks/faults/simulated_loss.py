@@ -9,8 +9,9 @@ from unittest.mock import patch
 
 import gradwire as gw
 from benchmarks.faults.played_store import Clock, PlayedStore
-from gradwire.runtime import failures, monitor
-from gradwire.runtime.failures import FailureVerdict, PeerFailed
+from gradwire.runtime import failure_verdict, monitor
+from gradwire.runtime.failure_verdict import FailureVerdict
+from gradwire.runtime.failures import PeerFailed
 from gradwire.transports.heartbeat import Heartbeat
 
 TIMEOUT_S = 600.0
@@ -52,7 +53,7 @@ class Simulation:
     def run(self) -> Loss:
         with ExitStack() as stack:
             for name, played in ("monotonic", self._clock.now), ("sleep", self._clock.sleep):
-                stack.enter_context(patch.object(failures, name, played))
+                stack.enter_context(patch.object(failure_verdict, name, played))
             self._clock.run([partial(self._rank, rank) for rank in range(self._ranks)])
         (noticed, before), *_ = self._noticed
         named = [at - self._dies_s for at in self._named]
@@ -61,7 +62,7 @@ class Simulation:
     def _rank(self, rank: int) -> None:
         transport = OverNCCL(self._store, rank, self._ranks, self._clock)
         # looks of all ranks are spread over a period
-        period_s = monitor.period_s(self._ranks)
+        transport.look_s = period_s = monitor.period_s(self._ranks)
         self._clock.sleep(period_s * rank / self._ranks)
         while (why := transport.lost(True)) is None:
             self._clock.sleep(period_s)
@@ -75,7 +76,7 @@ class Simulation:
         silent = set[int]() if transport.silent is None else {transport.silent}
         mesh: Any = SimpleNamespace(
             rank=transport.rank, ranks=self._ranks, store=self._store, timeout_s=TIMEOUT_S, abort=transport.abort,
-            silent=silent,
+            silent=silent, gives_up_s=transport.gives_up_s,
         )  # fmt: skip
         error = PeerFailed("reducing ended", why)
         blame = error.blame
@@ -85,7 +86,7 @@ class Simulation:
             blame(why)
 
         with patch.object(error, "blame", blamed):
-            FailureVerdict(mesh, list, lambda: self._step_s, float).end(error)
+            FailureVerdict(mesh, list, lambda: self._step_s, lambda _: 0.0).end(error)
         self._said.add(str(error))
 
 
