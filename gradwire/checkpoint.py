@@ -14,6 +14,7 @@ from gradwire.ops.checksum import checksum
 from gradwire.options import Options, check_type, dtype_name, names
 from gradwire.resharding import predecessors
 from gradwire.slots import Slot
+from gradwire.text_tensors import letters
 
 StateDict = dict[str, Tensor]
 """{"step": int64 (), "about": uint8 (n,), "<parameter>//<name>": tensor}: safe for `torch.load(weights_only=True)`.
@@ -294,13 +295,3 @@ def _digest(parts: Iterable[bytes]) -> str:
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()[:12]
-
-
-def letters(text: str) -> Tensor:
-    """A text as bytes (n,) uint8."""
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-
-
-def text_of(letters: Tensor) -> str:
-    """The inverse of `letters`."""
-    return bytes(letters.tolist()).decode()

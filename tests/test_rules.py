@@ -10,8 +10,9 @@ from torch import nn
 import gradwire as gw
 from gradwire.communicators import Communicator
 from gradwire.controllers.recompress import Defaults, recompress
-from gradwire.frontends.options.choices import Choices, StepChoices, slots_of
+from gradwire.frontends.options.choices import Choices, StepChoices
 from gradwire.frontends.options.given_rules import planned_by, rules_of
+from gradwire.frontends.options.parameters import slots_of
 from gradwire.frontends.summary import table
 from gradwire.notation import way_of
 from gradwire.plans import SIZES, Plan, uniform

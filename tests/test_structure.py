@@ -18,6 +18,7 @@ TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "gradwire"
 CORE = ("runtime", "ops", "compressors", "communicators", "frontends", "transports")
 MAY_USE_THE_NETWORK = {
+    "transports/direct_sends.py",
     "transports/members.py",
     "transports/played_group.py",  # one that torch's own DDP and hooks take
     "integrations/torchft_replica.py",  # a front end, of shards as well
@@ -42,9 +43,9 @@ def test_only_transports_front_ends_and_the_lab_use_torch_distributed():
     assert users <= MAY_USE_THE_NETWORK, users - MAY_USE_THE_NETWORK
 
 
-def test_no_module_is_longer_than_350_lines():
+def test_no_module_is_longer_than_300_lines():
     lengths = {path.relative_to(PACKAGE): len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
-    assert {str(path): length for path, length in lengths.items() if length > 350} == {}
+    assert {str(path): length for path, length in lengths.items() if length > 300} == {}
 
 
 def test_no_class_has_the_name_of_another_and_no_file_but_the_implementations_of_one_function():

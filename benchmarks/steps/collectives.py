@@ -118,7 +118,8 @@ def exchange_of(compressor, communicator, slots: list, transport: gw.Transport):
 
     from gradwire.ops.workspace import Workspace
     from gradwire.plans import Group, Plan, default_memory
-    from gradwire.runtime.exchange import JobContext, ReplicaExchange
+    from gradwire.runtime.exchange import JobContext
+    from gradwire.runtime.replica_exchange import ReplicaExchange
     from gradwire.runtime.store import Store
 
     cpu = torch.device("cpu")

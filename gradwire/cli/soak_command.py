@@ -9,7 +9,8 @@ from gradwire.cli.console import mistakes, show
 from gradwire.cli.run_setup import run_folder, writing_to
 from gradwire.lab.network.link import LOOPBACK, link_of
 from gradwire.lab.soak.faults import read_kinds
-from gradwire.lab.soak.soak import SLOW, Followed, Soaked, soaking
+from gradwire.lab.soak.outcome import Followed, Soaked
+from gradwire.lab.soak.soak import SLOW, soaking
 from gradwire.launched import is_launched
 from gradwire.report import soak_report as report
 

@@ -13,8 +13,9 @@ from gradwire.frontends.ddp.ddp_front_end import DDPFrontEnd
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks.sparse_gradients import sparse_in
 from gradwire.frontends.null_job import NullFrontEnd
-from gradwire.frontends.options.choices import StepChoices, device_of, parameters_of, slots_of
+from gradwire.frontends.options.choices import StepChoices
 from gradwire.frontends.options.keywords import AttachOptions
+from gradwire.frontends.options.parameters import device_of, parameters_of, slots_of
 from gradwire.frontends.options.weighted import asked_in_backward
 from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.shards.shards_front_end import attach_shards

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, replicated_specs, sharded_specs
-from gradwire.frontends.options.choices import parameters_of, slots_of
+from gradwire.frontends.options.parameters import parameters_of, slots_of
 from gradwire.frontends.shards import shards_front_end
 from gradwire.frontends.trained import TrainedParameters, on_one_device
 from gradwire.slots import Slot, real

@@ -14,8 +14,9 @@ from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks.gradient_access import FullGradients
 from gradwire.frontends.hooks.gradient_hooks import GradientHooks
 from gradwire.frontends.hooks.sparse_gradients import sparse_in
-from gradwire.frontends.options.choices import StepChoices, device_of, slots_of
+from gradwire.frontends.options.choices import StepChoices
 from gradwire.frontends.options.keywords import AttachOptions
+from gradwire.frontends.options.parameters import device_of, slots_of
 from gradwire.frontends.owners import check_free
 from gradwire.frontends.trained import HeldParameters, TrainedParameters, add_to, check_held, on_one_device
 from gradwire.frontends.values import share_values, values_of

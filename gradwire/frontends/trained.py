@@ -1,12 +1,13 @@
 """The parameters of a model that a step trains, which may be others at every step."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.frontends.owners import check_free
+from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
 from gradwire.torch_private.autograd import NO_PASS, backward_pass
 
@@ -23,6 +24,8 @@ class TrainedParameters:
     """The names of the rest: empty ones, and those that `check` refuses once they are trained."""
     names: dict[int, str]
     """Of all of the model's, by id."""
+    followed: Sequence[str] = ()
+    """The names of those that the runtime reduces now."""
 
     def __init__(self, model: nn.Module, check: Check, optimizer: Optimizer | None = None) -> None:
         named = dict(model.named_parameters())
@@ -46,6 +49,25 @@ class TrainedParameters:
         for name in self.others.intersection(names) if self.others else ():
             self._check(name, self._full[name])
         return names
+
+    def following(self) -> Self:
+        """Itself, once the runtime begins with those of `now`."""
+        self.followed = self.now()
+        return self
+
+    def follow(self, runtime: Runtime) -> bool:
+        """Has the runtime reduce those of `now` from the next step on; returns whether there are any."""
+        try:
+            names = self.now()
+        except ValueError as error:
+            # the others, which may train what they did, would wait
+            runtime.fail(error)
+            raise
+        # the runtime asks all ranks; a step that trains nothing changes nothing
+        if names and names != self.followed:
+            runtime.follow(names)
+            self.followed = names
+        return bool(names)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Those of `now`, by name. Raises ValueError where there is none."""

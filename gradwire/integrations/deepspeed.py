@@ -14,7 +14,8 @@ from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
 from gradwire.frontends.hooks.gradient_access import FullGradients
 from gradwire.frontends.hooks.gradient_hooks import GradientHooks
-from gradwire.frontends.options.choices import StepChoices, device_of, slots_of
+from gradwire.frontends.options.choices import StepChoices
+from gradwire.frontends.options.parameters import device_of, slots_of
 from gradwire.frontends.owners import check_free
 from gradwire.frontends.trained import TrainedParameters
 from gradwire.integrations.deepspeed_engine import TrainingEngine

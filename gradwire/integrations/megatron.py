@@ -11,7 +11,8 @@ from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
 from gradwire.frontends.hooks.gradient_access import FullGradients
 from gradwire.frontends.hooks.gradient_hooks import GradientHooks
-from gradwire.frontends.options.choices import StepChoices, device_of, parameters_of, slots_of
+from gradwire.frontends.options.choices import StepChoices
+from gradwire.frontends.options.parameters import device_of, parameters_of, slots_of
 from gradwire.frontends.owners import check_free
 from gradwire.frontends.paused import paused
 from gradwire.integrations.framework import check_unused

@@ -19,9 +19,10 @@ from gradwire.frontends.local_steps.local_optimizer import DILOCO
 from gradwire.frontends.local_steps.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
 from gradwire.frontends.local_steps.rounds import go_back
 from gradwire.frontends.null_job import NullFrontEnd
-from gradwire.frontends.options.choices import Choices, StepChoices, device_of
+from gradwire.frontends.options.choices import Choices, StepChoices
 from gradwire.frontends.options.given_rules import warn_of
 from gradwire.frontends.options.keywords import Dense
+from gradwire.frontends.options.parameters import device_of
 from gradwire.groups import Grouping
 from gradwire.integrations.framework import check_unused
 from gradwire.integrations.quorum_exchange import QuorumExchange

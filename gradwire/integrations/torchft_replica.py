@@ -13,7 +13,7 @@ from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec
 from gradwire.frontends.hooks.gradient_access import FullGradients
 from gradwire.frontends.hooks.gradient_hooks import GradientHooks
 from gradwire.frontends.model_replica import ModelReplica
-from gradwire.frontends.options.choices import device_of, parameters_of
+from gradwire.frontends.options.parameters import device_of, parameters_of
 from gradwire.frontends.shards.shard_gradients import ShardedGradients
 from gradwire.frontends.shards.shards_front_end import locals_of, reshard
 from gradwire.frontends.values import is_sharded, local

@@ -9,7 +9,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from gradwire.lab.soak.faults import KINDS
-from gradwire.lab.soak.soak import PATIENCE_S, Followed, Soaked
+from gradwire.lab.soak.outcome import Followed, Soaked
+from gradwire.lab.soak.soak import PATIENCE_S
 from gradwire.lab.soak.soaked_model import BY_CHECKPOINT, FRONT_ENDS
 from gradwire.report import page
 from gradwire.report.page import Picture

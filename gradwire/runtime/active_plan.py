@@ -3,29 +3,24 @@ again once the order of gradients is known."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from statistics import median
 
-import torch
 from torch import Tensor
 
 from gradwire import checkpoint
 from gradwire.controllers.requests import Change, NativeRequest, ProfileRequest
 from gradwire.plans import NATIVE, Plan
-from gradwire.runtime.controller_runner import ControllerRunner, native_of, origin_of
+from gradwire.runtime.controller_runner import ControllerRunner
+from gradwire.runtime.controller_state import native_of, origin_of
 from gradwire.runtime.failures import AbsentRanks
-from gradwire.runtime.job_options import JobOptions
+from gradwire.runtime.gradient_order import GradientOrder
+from gradwire.runtime.job_options import ONLY_SPARSE, JobOptions
 from gradwire.runtime.meeting import Agreement
 from gradwire.runtime.momenta import Momenta
 from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.steps import Steps
 from gradwire.slots import Slot
 
-ONLY_SPARSE = (
-    "all gradients are sparse, and there is nothing to compress; train a dense parameter as well, or leave the model "
-    "to DDP alone"
-)
-"""The refusal of a job whose plan would have no group."""
 _log = logging.getLogger("gradwire")
 
 
@@ -38,8 +33,8 @@ class ActivePlan:
     """The plan from which the controller made it."""
     native_steps: int | None
     """The steps that the framework has yet to reduce by itself, where the plan is native and that number is known."""
-    order: tuple[str, ...]
-    """The slots as their gradients became ready, once known."""
+    order: GradientOrder
+    """The order in which slots' gradients become ready."""
     trained: list[Slot]
     """The slots of the parameters that are trained now, which the plan has; the others' state waits."""
 
@@ -54,13 +49,12 @@ class ActivePlan:
         self.native_steps = None
         self.plan = NATIVE
         self.origin = NATIVE
-        self._native: Change | None = None
-        self._timed = 0  # how many of the framework's own steps, the last ones, count for their time
+        self._native: NativeRequest | None = None
         self.momenta = Momenta(slots)
+        self.order = GradientOrder(slots)
         if options.controller:
             options.controller.meet(slots, agreement.replicas)
         # all ranks meet here: they begin with equal plans, or none begins
-        self.order, self._seen = (), list[int]()
         self.first = self.agreed(make)
         # whether a plan is made by the order of the first backward pass
         self._remake = self._follow_order = options.follow_order
@@ -99,12 +93,8 @@ class ActivePlan:
 
     @property
     def follows_order(self) -> bool:
-        """Whether the plan is to be made again from the order of gradients, which `became_ready` records."""
+        """Whether the plan is to be made again from the order of gradients, which `order` records."""
         return self._follow_order is not None
-
-    def became_ready(self, slot: int) -> None:
-        """Records that backward has made a slot's gradient; on the thread that trains."""
-        self._seen.append(slot)
 
     def replace(self, agreed: Plan, asked: Plan) -> None:
         """Puts in force the plan that ranks agreed on, for the one that a user asked for."""
@@ -141,7 +131,7 @@ class ActivePlan:
         """The plan that is `asked` for now, or else the user's; slots that it lacks are planned by the job's
         options."""
         assert self._options.plan_for is not None
-        made, chosen = self._options.plan_for(self._in_order(trained)), asked or self._chosen
+        made, chosen = self._options.plan_for(self.order.sorted(trained)), asked or self._chosen
         # a plan that a user installed keeps its groups; slots that it lacks get more, unless the framework reduces
         if chosen is None:
             return made
@@ -154,8 +144,8 @@ class ActivePlan:
         """Puts in force the plan that follows from the step."""
         # the order of gradients is known now: the plan is made again, once
         if self._follow_order:
-            self.order = self._first_come()
-            self._replace(self._begin(self._follow_order(self._in_order(self.trained))))
+            self.order.agree(self._pipeline, self._steps.store.device)
+            self._replace(self._begin(self._follow_order(self.order.sorted(self.trained))))
         else:
             self._apply(self._control.end(self._steps.number - 1, self.plan))
 
@@ -167,8 +157,8 @@ class ActivePlan:
 
     def native_ended(self, seconds: Sequence[float]) -> None:
         """Ends the framework's own steps, each of which took so long; a state that was loaded may ask for more."""
-        if self.native_steps == 0:
-            median_s = median(seconds[-self._timed :])
+        if self._native and self.native_steps == 0:
+            median_s = median(seconds[self._native.settle - self._native.steps :])
             self._apply(self._control.native_ended(self._steps.number - 1, self.plan, median_s))
 
     def export(self) -> dict[str, Tensor]:
@@ -199,12 +189,12 @@ class ActivePlan:
 
     def load(self, read: checkpoint.Unpacked) -> None:
         """Goes on from a state; a plan that was made from slots in their order is made again in the state's order."""
-        self.order, self._waits = read.about.order or self.order, read.job
+        self.order.names, self._waits = read.about.order or self.order.names, read.job
         self.momenta.load(read.about, self.plan)
         if self._options.controller:
             self._load_with_controller(read)
         elif self._remake and read.about.order:
-            self._replace(self._begin(self._remake(self._in_order(self.trained))))
+            self._replace(self._begin(self._remake(self.order.sorted(self.trained))))
 
     def _load_with_controller(self, read: checkpoint.Unpacked) -> None:
         plan, native = self._load_controller(read.job)
@@ -306,20 +296,5 @@ class ActivePlan:
                 # steps that the framework reduces, for their time
                 self._install(NATIVE)
                 self._native, self.native_steps = change, change.steps
-                self._timed = change.steps - change.settle
             case None:
                 pass
-
-    def _in_order(self, slots: Sequence[Slot]) -> list[Slot]:
-        """The slots in the known order, and then the others."""
-        place = {name: place for place, name in enumerate(self.order)}
-        return sorted(slots, key=lambda slot: place.get(slot.name, len(place)))
-
-    def _first_come(self) -> tuple[str, ...]:
-        """The slots in the order in which rank 0's gradients became ready in the first step."""
-        # this rank's order; slots that had no gradient come last
-        seen = dict.fromkeys([*self._seen, *range(len(self._slots))])
-        order = torch.tensor(list(seen), dtype=torch.int64, device=self._steps.store.device)
-        # rank 0's order holds on all ranks
-        self._pipeline.agree(partial(self._pipeline.mesh.share, [order], order.device))
-        return tuple(self._slots[slot].name for slot in order.tolist())

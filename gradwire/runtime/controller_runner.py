@@ -10,20 +10,18 @@ So the ranks do the same from the same step on, whatever their arithmetic, and n
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from zlib import crc32
 
 import torch
 from torch import Tensor
 
-from gradwire.checkpoint import letters, text_of
 from gradwire.collective import REPLICA, Message, Sum
 from gradwire.compressors import GroupContext
 from gradwire.controllers import GroupView, Observation, StepView
 from gradwire.controllers.requests import (
     Change,
-    NativeRequest,
     Profiled,
     ProfileRequest,
     change_from_json,
@@ -33,6 +31,15 @@ from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.sample import sampled
 from gradwire.ops.vectors import Scalar
 from gradwire.plans import Group, Plan
+from gradwire.runtime.controller_state import (
+    controller_state,
+    decided_of,
+    load_controller,
+    origin_of,
+    plan_of,
+    ranks_of,
+    with_plans,
+)
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.pipeline import Pipeline
@@ -40,9 +47,6 @@ from gradwire.runtime.trace import Trace
 from gradwire.slots import Slot
 from gradwire.transports import Pending
 from gradwire.transports.gathering import PATIENCE_S
-
-_OURS = ("plan", "origin", "replicas", "native", "decided")
-"""Keys that `ControllerRunner.export` adds to those of a controller's state."""
 
 
 @dataclass(frozen=True)
@@ -202,28 +206,19 @@ class ControllerRunner:
         that compress among each other, the controller's request if it asked for a native plan, and a decision that is
         not in force yet."""
         assert self.controller is not None
-        texts = {"plan": plan.to_json(), "origin": origin.to_json(), "replicas": str(self._mesh.replica.world)}
-        if native:
-            texts["native"] = change_to_json(native)
         # a decision of the last step is not in force yet: it is kept too
-        if (decided := self.decided) is not None:  # the worker may carry it out meanwhile
-            texts["decided"] = change_to_json(decided)
-        return self.controller.state_dict() | {name: letters(text) for name, text in texts.items()}
+        return controller_state(self.controller, plan, origin, self._mesh.replica.world, native, self.decided)
 
     def load(self, state: Mapping[str, Tensor]) -> Plan:
         """Takes over what `export` returned, once the controller has begun with its `origin_of`; returns the plan that
         was in force."""
         assert self.controller is not None
-        # the controller checks that what it was given is what it would save
-        own = {name: tensor for name, tensor in state.items() if name not in _OURS}
-        self.controller.load_state_dict(own)
-        if not _equal(own, self.controller.state_dict()):
-            raise ValueError("it is not what such a controller saves")
-        self.decided = change_from_json(text_of(state["decided"])) if "decided" in state else None
+        load_controller(self.controller, state)
+        self.decided = decided_of(state)
         # a rank that decides otherwise after the resume reads rank 0's decision from here
         if self.decided is not None and self._mesh.rank == 0:
             self._mesh.store.set(f"change/{self._changes}", change_to_json(self.decided))
-        return Plan.from_json(text_of(state["plan"]))
+        return plan_of(state)
 
     def changed(self, before: Plan, plan: Plan) -> Mapping[str, tuple[Group, Group]]:
         """By name the groups, in both plans, of parameters that the user sends in another way in `plan`."""
@@ -235,10 +230,10 @@ class ControllerRunner:
         of its own; by the user's plan here, `own`, nothing has `changed`."""
         assert self.controller is not None
         # a state of an earlier version does not say of how many ranks it is
-        ranks = int(text_of(state["replicas"])) if "replicas" in state else self._mesh.replica.world
+        ranks = ranks_of(state) or self._mesh.replica.world
         if ranks == self._mesh.replica.world:
             return state
-        return _with_plans(state, self.controller.for_these_ranks(ranks, origin_of(state), own))
+        return with_plans(state, self.controller.for_these_ranks(ranks, origin_of(state), own))
 
     def _answer(self, step: int, plan: Plan) -> None:
         """Hands the controller the profile that it asked for."""
@@ -293,43 +288,6 @@ class ControllerRunner:
         """Sums the numbers along the axis "replica", then along the others."""
         self._mesh.wait(pending)
         self._mesh.sum(self._numbers, self._mesh.axes.keys() - {REPLICA})
-
-
-def origin_of(state: Mapping[str, Tensor]) -> Plan:
-    """The plan from which the plans of an exported state were made."""
-    return Plan.from_json(text_of(state["origin"]))
-
-
-def _with_plans(state: Mapping[str, Tensor], replaced: Callable[[Plan], Plan]) -> Mapping[str, Tensor]:
-    """An exported state with another plan in place of each that it has."""
-    texts = {name: replaced(Plan.from_json(text_of(state[name]))).to_json() for name in ("plan", "origin")}
-    # that of a decision which is not in force yet, too
-    if "decided" in state:
-        match change := change_from_json(text_of(state["decided"])):
-            case Plan():
-                change = replaced(change)
-            case ProfileRequest():
-                change = replace(change, plan=replaced(change.plan))
-            case NativeRequest():
-                pass
-        texts["decided"] = change_to_json(change)
-    return {**state, **{name: letters(text) for name, text in texts.items()}}
-
-
-def native_of(state: Mapping[str, Tensor]) -> Change | None:
-    """The request by which the plan of an exported state is native, if it is."""
-    return change_from_json(text_of(state["native"])) if "native" in state else None
-
-
-def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    """Whether names, types, shapes and numbers are the same, NaN included."""
-
-    def kind(tensors: Mapping[str, Tensor]) -> object:
-        return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
-
-    return kind(one) == kind(other) and all(
-        bool(tensor.cpu().eq(other[name].cpu()).logical_or(tensor.cpu().isnan()).all()) for name, tensor in one.items()
-    )
 
 
 def _fingerprint(change: Change) -> float:

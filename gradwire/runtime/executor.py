@@ -1,6 +1,7 @@
 """The executor: a thread and, on a GPU, a stream of its own, on which all reducing is done.
 
-Only this module handles threads, streams and events, and `gradwire.runtime.graphs` CUDA graphs. Two threads meet here:
+Only this module handles threads and streams, `gradwire.runtime.events` the events that are timed, and
+`gradwire.runtime.graphs` CUDA graphs. Two threads meet here:
 
 1. The thread that trains posts a task. On a GPU it records an event on its own stream, behind what the task will read.
 2. The worker takes tasks in the order in which they were posted. On a GPU its stream first waits for the task's event;
@@ -17,12 +18,13 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from gradwire.ops.host import to_host
+from gradwire.runtime.events import DeviceEvent, Event, HostEvent
 from gradwire.runtime.graphs import CUDAGraphs, Graphs
 from gradwire.runtime.waits import Waits
 from gradwire.torch_private.foreach import memory_of
@@ -31,59 +33,6 @@ from gradwire.transports.transport import Lost
 
 T = TypeVar("T")
 
-
-class Event(Protocol):
-    """A moment on a clock, with the methods of a CUDA event: a `DeviceEvent` or a `HostEvent`. For any thread."""
-
-    def query(self) -> bool:
-        """Whether the clock has come to it."""
-        ...
-
-    def synchronize(self) -> None:
-        """Returns when the clock has come to it."""
-        ...
-
-    def elapsed_time(self, end: Any, /) -> float:
-        """Milliseconds until `end`, of the same clock."""
-        ...
-
-
-class HostEvent(float):
-    """A moment on the host's clock, in seconds of `time.perf_counter`."""
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, end: float, /) -> float:
-        return 1e3 * (end - self)
-
-
-class DeviceEvent:
-    """A moment on the current stream of a GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._event = device, torch.cuda.Event(enable_timing=True)
-        self._event.record(torch.cuda.current_stream(device))
-
-    # a thread that asks CUDA without a device of its own makes a context on the first one
-
-    def query(self) -> bool:
-        with torch.cuda.device(self._device):
-            return self._event.query()
-
-    def synchronize(self) -> None:
-        with torch.cuda.device(self._device):
-            self._event.synchronize()
-
-    def elapsed_time(self, end: "DeviceEvent", /) -> float:
-        with torch.cuda.device(self._device):
-            return self._event.elapsed_time(end._event)
-
-
-EPOCH = HostEvent(0.0)
 
 Fence = Future[torch.Event | None]
 """A future that completes when the worker has come to a place in its queue; on a GPU with the event there."""
@@ -297,14 +246,3 @@ def _settle(result: Future[Any], error: BaseException | None, value: object = No
     """Completes a future, unless it is complete already."""
     with suppress(InvalidStateError):
         result.set_exception(error) if error else result.set_result(value)
-
-
-def elapsed_s(start: Event, end: Event) -> float:
-    """Seconds between two marks; waits for a GPU."""
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3
-
-
-def is_over(mark: Event) -> bool:
-    """Whether a GPU has come to a mark."""
-    return mark.query()

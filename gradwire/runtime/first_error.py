@@ -4,19 +4,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 from typing import NoReturn
+from weakref import WeakMethod
 
 from gradwire.runtime.failures import clear_frames
 from gradwire.transports import forked
 
 
 class FirstError:
-    """A job's first error, which `end` is called with. Threads that ask for it wait until it is known who is to
-    blame."""
+    """A job's first error, which `end` is called with, as long as the job lives. Threads that ask for it wait until it
+    is known who is to blame."""
 
     first: BaseException | None = None
     """The error, from the moment when it comes."""
 
-    def __init__(self, end: Callable[[BaseException], None]) -> None:
+    def __init__(self, end: "WeakMethod[Callable[[BaseException], None]]") -> None:
         self._end, self._ending = end, Lock()
 
     def fail(self, error: BaseException) -> None:
@@ -26,7 +27,8 @@ class FirstError:
                 clear_frames(error)
                 return
             self.first = error
-            self._end(error)
+            if end := self._end():
+                end(error)
 
     def wait_for_blame(self) -> BaseException | None:
         """The error, once it is known who is to blame; None if there is none."""

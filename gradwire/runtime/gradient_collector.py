@@ -11,17 +11,17 @@ The executor's queue orders the two threads.
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from threading import Lock, get_ident
+from threading import get_ident
 from time import monotonic
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
-from torch.futures import Future
 
 from gradwire.runtime.active_plan import ActivePlan
-from gradwire.runtime.executor import EPOCH, Executor, Fence
+from gradwire.runtime.events import EPOCH
+from gradwire.runtime.executor import Executor, Fence
 from gradwire.runtime.failures import BETWEEN, ELSEWHERE, WAITING, RankStatus
 from gradwire.runtime.first_error import FirstError
 from gradwire.runtime.job_options import JobOptions
@@ -41,44 +41,6 @@ NOT_FOUND = (
     "use sparse=False"
 )
 """Why a sparse gradient is refused, where the front end exchanges none, or has not found it."""
-
-
-class StepFutures:
-    """Futures that complete when a step ends, such as those of DDP's buckets. For any thread."""
-
-    def __init__(self) -> None:
-        self._changing = Lock()
-        self._futures: list[tuple[int, Future[Tensor] | None, Tensor]] = []
-
-    def add(self, step: int, buffer: Tensor, waits: bool, devices: list[torch.device] | None) -> Future[Tensor]:
-        """A future of `buffer`, which completes when the means of `step` are in place, or now if it does not `wait`."""
-        future: Future[Tensor] = Future(devices=devices)  # pyright: ignore[reportArgumentType]
-        with self._changing:
-            self._futures.append((step, future if waits else None, buffer))
-        if not waits:
-            future.set_result(buffer)
-        return future
-
-    def complete(self, ended: int, error: BaseException | None) -> None:
-        """Completes the futures of the steps up to `ended`, and all others with the `error`, if there is one. An error
-        that is no Exception, such as SystemExit, is left to the thread that trains, to raise behind the framework's own
-        end of the step."""
-        with self._changing:
-            # not while futures complete: callbacks run here, and may add others
-            done = [each for each in self._futures if error or each[0] <= ended]
-            self._futures = [each for each in self._futures if not error and each[0] > ended]
-        # outside the lock: a callback may add another future
-        for step, future, buffer in done:
-            failed = error is not None and step > ended
-            raised = failed and isinstance(error, Exception)
-            if failed and not raised and not buffer.is_sparse:
-                buffer.fill_(torch.nan)  # a torch future takes no SystemExit; the framework goes on with NaN
-            if future is None:
-                continue
-            if raised:
-                future.set_exception(error)  # pyright: ignore[reportArgumentType]
-            else:
-                future.set_result(buffer)
 
 
 class StepFence(NamedTuple):
@@ -150,6 +112,10 @@ class GradientCollector:
         """Whether gradients of the open step are missing, or its backward pass is not over. Asked between two passes:
         whether the last one failed."""
         return bool(self._last) or not self.arrivals.all_there(self.groups)
+
+    def missing(self) -> list[int]:
+        """The slots of the open step whose gradients have neither arrived nor are known to be absent."""
+        return self.arrivals.missing(self.groups)
 
     def open(self, groups: Sequence[int] | None, times_sent: int | None, until_backward_ends: bool = False) -> None:
         """Opens a step of these groups, or of all; `times_sent` is how often they were sent. Turns that are due are
@@ -233,7 +199,7 @@ class GradientCollector:
         """Notes that backward has made a slot's gradient, which arrives now or later. Needed while
         `wants_readiness`."""
         if self._active.follows_order:
-            self._active.became_ready(slot)
+            self._active.order.became_ready(slot)
         if self._recorder.traces:
             self._recorder.gave(self.slots[slot].name, self.arrivals.group_of(slot))
 

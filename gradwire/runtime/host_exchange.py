@@ -13,11 +13,13 @@ from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan
-from gradwire.runtime.exchange import GroupExchange, JobContext, ReplicaExchange
+from gradwire.runtime.exchange import GroupExchange, JobContext
 from gradwire.runtime.flags import flagged
 from gradwire.runtime.group_input import GroupInput
+from gradwire.runtime.replica_exchange import ReplicaExchange
 from gradwire.runtime.row_exchange import RowExchange
-from gradwire.runtime.store import Store, StoredGroup
+from gradwire.runtime.store import Store
+from gradwire.runtime.stored_group import StoredGroup
 from gradwire.slots import Slot
 from gradwire.torch_private.foreach import copy_each
 from gradwire.transports import Mesh

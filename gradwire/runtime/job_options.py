@@ -18,6 +18,11 @@ Profiler = Callable[[ProfileRequest, Trace, Sequence[Mapping[str, Tensor]]], Pro
 
 NO_NATIVE = "a native plan leaves reducing to DDP, and here there is none; use FP32() instead"
 """Why front ends refuse a native plan that have nothing underneath that reduces."""
+ONLY_SPARSE = (
+    "all gradients are sparse, and there is nothing to compress; train a dense parameter as well, or leave the model "
+    "to DDP alone"
+)
+"""The refusal of a job whose plan would have no group."""
 
 
 def _unscaled() -> Scalar | None:

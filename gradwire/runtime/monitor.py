@@ -4,7 +4,8 @@ import threading
 from time import monotonic
 
 from gradwire.runtime.executor import Executor
-from gradwire.runtime.failures import FailureVerdict, PeerFailed
+from gradwire.runtime.failure_verdict import FailureVerdict
+from gradwire.runtime.failures import PeerFailed
 from gradwire.transports import Mesh
 
 PERIOD_S, SOON_S, PAUSE_S = 1.0, 0.2, 5.0

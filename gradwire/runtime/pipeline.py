@@ -11,8 +11,8 @@ import torch
 from gradwire.collective import HOST, Collective
 from gradwire.compressors import Reduction
 from gradwire.ops.backend import backend_on
+from gradwire.runtime.events import EPOCH, Event
 from gradwire.runtime.exchange import GroupExchange
-from gradwire.runtime.executor import EPOCH, Event
 from gradwire.runtime.failures import PeerFailed, ReductionError
 from gradwire.runtime.trace import Recorder
 from gradwire.torch_private.profiling import in_profile

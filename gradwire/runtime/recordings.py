@@ -23,10 +23,11 @@ from gradwire.compressors import DoubleBuffer, Reduction
 from gradwire.compressors.context import SmallBuffers
 from gradwire.ops.vectors import Scalar
 from gradwire.ops.workspace import scratch_on
-from gradwire.runtime.exchange import GroupExchange, ReplicaExchange
+from gradwire.runtime.exchange import GroupExchange
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.graphs import Graphs
 from gradwire.runtime.group_input import GroupInput
+from gradwire.runtime.replica_exchange import ReplicaExchange
 
 MOST = 32
 """Keys that are recorded of a group; a graph is some 100 KB on a GPU."""

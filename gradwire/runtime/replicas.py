@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.checkpoint import letters, text_of
 from gradwire.ops.checksum import checksum
 from gradwire.ops.host import on_host, to_device
 from gradwire.options import dtype_name, dtype_of
+from gradwire.text_tensors import letters, text_of
 from gradwire.transports.gathering import ranks_named
 from gradwire.transports.mesh import SAME, Mesh
 

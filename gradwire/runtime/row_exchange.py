@@ -13,7 +13,7 @@ from gradwire.runtime.exchange import GroupExchange, JobContext
 from gradwire.runtime.group_input import GroupInput
 from gradwire.runtime.row_formats import format_of
 from gradwire.runtime.row_memory import Rows
-from gradwire.runtime.store import StoredGroup
+from gradwire.runtime.stored_group import StoredGroup
 from gradwire.slots import Slot
 
 INDEX = 8

@@ -7,17 +7,17 @@ from functools import partial
 from typing import TypeVar
 
 import torch
-from torch import Tensor
-from torch.futures import Future
 
 from gradwire import checkpoint
 from gradwire.plans import Plan
 from gradwire.runtime.active_plan import ActivePlan
 from gradwire.runtime.controller_runner import ControllerRunner
 from gradwire.runtime.executor import Executor
-from gradwire.runtime.failures import FailureVerdict, RankLeft, clear_frames
+from gradwire.runtime.failure_verdict import FailureVerdict
+from gradwire.runtime.failures import RankLeft
 from gradwire.runtime.first_error import FirstError
-from gradwire.runtime.gradient_collector import GradientCollector, StepFence, StepFutures
+from gradwire.runtime.gradient_collector import GradientCollector
+from gradwire.runtime.job_end import end_job
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.meeting import Agreement
 from gradwire.runtime.monitor import Monitor, close_all
@@ -25,16 +25,14 @@ from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.states import States, check
 from gradwire.runtime.stats import DenseTraffic, Stats
 from gradwire.runtime.step_lock import RunOnAll, StepLock
+from gradwire.runtime.step_results import StepResults
 from gradwire.runtime.steps import Steps
 from gradwire.runtime.store import Store
 from gradwire.runtime.trace import Recorder, Trace
 from gradwire.slots import Slot
 from gradwire.transports import Mesh, forked
-from gradwire.transports.bounded_calls import run_bounded
 
 T = TypeVar("T")
-END_S = 2.0
-"""How long to wait for the last step's verdict, on a GPU whose collectives were aborted."""
 
 
 class Runtime:
@@ -58,16 +56,15 @@ class Runtime:
         self.slots = list(slots)
         self.mesh = mesh.for_job()
         self._options = options
-        self.sparse = options.sparse
-        self.rows = options.rows
+        self.sparse, self.rows = options.sparse, options.rows
         self.elastic = options.elastic
         self.controlled = options.controller is not None
         # the error and counters, which are needed from the beginning
-        self._first_error = failing = FirstError(partial(Runtime._end_job, weakref.proxy(self)))
+        self._first_error = failing = FirstError(weakref.WeakMethod(self._end_job))
         self.fail = failing.fail
         self.raise_error = failing.raise_known
         self.refuse = failing.refuse
-        self._futures, self._reduced = StepFutures(), DenseTraffic(self.slots, mesh)
+        self._reduced = DenseTraffic(self.slots, mesh)
         planned = self.slots if options.planned is None else list(options.planned)
         self._agreement = Agreement(self.mesh, planned, device, options)
         self.hosts, own_mesh = self._agreement.hosts, mesh if options.owns_mesh else None
@@ -81,7 +78,7 @@ class Runtime:
             raise
         # the worker, and the thread that watches for lost ranks
         self._executor = Executor(device)
-        self._executor.fail = partial(_fail, weakref.ref(self))
+        self._executor.fail = failing.fail
         watch = Monitor(self.mesh, self._executor) if mesh.needs_polling else None
         # what each thread has of a step, and the end of the job
         control = self._make_parts()
@@ -108,6 +105,7 @@ class Runtime:
         # on the thread that trains
         self._states = States(self._steps, self._active, self._agreement, options)
         self._collector = GradientCollector(self._steps, self._active, executor, recorder, options, self._first_error)
+        self._results = StepResults(self._steps, self._collector, executor, self._first_error)
         self._step_lock = StepLock(weakref.proxy(self), self._collector)
         return control
 
@@ -117,6 +115,7 @@ class Runtime:
         collector = self._collector
         arrivals = self._collector.arrivals
         lock = self._step_lock
+        results = self._results
         executor = self._executor
         # a step is opened, given up, and no other follows
         self.open_step = lock.open_step
@@ -129,6 +128,7 @@ class Runtime:
         self.fix_addresses = collector.fix_addresses
         self.submit = collector.submit
         self.submit_absent = collector.submit_absent
+        self.missing = collector.missing
         self.arrived = arrivals.there
         self.mark_ready = arrivals.mark_ready
         self.mark_absent = arrivals.mark_absent
@@ -140,6 +140,10 @@ class Runtime:
         self.forward_ends = self._recorder.forward_ends
         self.record_event = executor.record_event
         # its end
+        self.watch = results.watch
+        self.finish = results.finish
+        self.wait_for_means = results.wait_for_means
+        self.check_whole = results.check_whole
         self.is_immediate = executor.is_immediate
         self.fence = collector.fence
         self.lost = executor.lost
@@ -147,42 +151,6 @@ class Runtime:
         self.native_begins = partial(executor.post, self._steps.close)
 
     # A step, on the thread that trains
-
-    def missing(self) -> list[int]:
-        """The slots of the open step whose gradients have neither arrived nor are known to be absent."""
-        return self._collector.arrivals.missing(self._collector.groups)
-
-    def watch(self, buffer: Tensor, *, waits: bool) -> Future[Tensor]:
-        """A future of `buffer`. If it `waits`, it completes when the step's means are in place; else at once."""
-        future = self._futures.add(self._collector.step, buffer, waits, self._executor.future_devices())
-        # the step may have ended, or the job failed, before the future was there
-        if (error := self.error) or (waits and self._collector.ended == self._collector.step):
-            self._complete_futures() if error else self._executor.post(self._complete_futures)
-        # where it fails, only with `then` does DDP raise the error itself
-        return future.then(Future.value) if waits else future
-
-    def finish(self, behind: StepFence | None = None) -> None:
-        """Waits for the means of all steps, or of those before a fence. Raises the job's error if some are missing."""
-        if not self.wait_for_means(behind):
-            self.raise_error()
-
-    def wait_for_means(self, behind: StepFence | None = None) -> bool:
-        """Waits for the means of all steps, or of those before a fence. Returns whether this rank has all of them, as
-        it may even if the job has failed since. Then its residuals are updated, and its optimizer has to step, too."""
-        try:
-            self._executor.flush(behind and behind.fence)
-        except BaseException as error:
-            if error is not self.error:  # such as Ctrl-C
-                raise
-        last = behind.step if behind else self._collector.step
-        has_all = self._first_error.wait_for_blame() is None or self._steps.last_counted >= last
-        self._executor.order_behind(None if self.error else behind and behind.fence)
-        return has_all
-
-    def check_whole(self) -> None:
-        """Raises the job's error, if any, unless this rank has the last step's means: then the next call raises it."""
-        if self.error and not self.wait_for_means():
-            self.raise_error()
 
     def commit(self) -> None:
         """Counts the step whose means are in place, where steps are `voted` on; raises the job's error, if any."""
@@ -282,9 +250,7 @@ class Runtime:
         """Records the next `steps` whole steps. Raises ValueError where the framework reduces by itself, and for rounds
         of local steps."""
         if self._options.rounds:
-            raise ValueError(
-                "local steps exchange nothing in backward to trace; use handle.summary() or torch.profiler"
-            )
+            raise ValueError("local steps send nothing in backward to trace; use handle.summary() or torch.profiler")
         if self.plan.native:
             raise ValueError("DDP reduces by itself now, so there is nothing to trace; use torch.profiler")
         return self._recorder.trace(steps)
@@ -313,18 +279,7 @@ class Runtime:
         return self._first_error.first
 
     def _end_job(self, error: BaseException) -> None:
-        """Ends the job: this rank's calls raise the error, and so do the other ranks'."""
-        # this rank: the worker starts nothing more, nothing holds the connections, what comes does not count
-        self._steps.machine.fail()
-        self._pipeline.drain()
-        self._executor.abort()
-        clear_frames(error)
-        # all ranks: their collectives end, and so does, mostly, the worker's wait; they agree on who is to blame
-        self._failure.end(error)
-        # no step counts any more: this rank's threads that wait for a whole one get it, all others the error
-        run_bounded([self._steps.end], END_S)
-        self._futures.complete(self._steps.last_counted, error)
-        self._executor.give_up(error)
+        end_job(error, self._steps, self._pipeline, self._executor, self._results, self._failure)
 
     def _call(self, task: Callable[[], T]) -> T:
         """Has the worker do what all ranks do now; where this one cannot, the job ends on all."""
@@ -338,13 +293,4 @@ class Runtime:
             self._active.step_ended()
         self._recorder.waited(self._steps.last_arrival)
         self._collector.ended = self._steps.current
-        self._complete_futures()
-
-    def _complete_futures(self) -> None:
-        error = self._first_error.wait_for_blame()
-        self._futures.complete(self._steps.last_counted if error else self._collector.ended, error)
-
-
-def _fail(runtime: "weakref.ref[Runtime]", error: BaseException) -> None:
-    if (alive := runtime()) is not None:
-        alive.fail(error)
+        self._results.complete()

@@ -50,7 +50,8 @@ class States:
             skipped = steps.number - steps.counted
             shards = mesh.ranks // mesh.averaged
             plan, momenta = plans.plan.to_json(), plans.momenta.made_by
-            about = checkpoint.About(mesh.rank, mesh.ranks, plan, plans.order, skipped, shards=shards, momenta=momenta)
+            order = plans.order.names
+            about = checkpoint.About(mesh.rank, mesh.ranks, plan, order, skipped, shards=shards, momenta=momenta)
             return checkpoint.pack(steps.store.export(padded), plans.export(), steps.number, about)
 
     def last(self) -> list[checkpoint.StateDict]:

@@ -27,8 +27,9 @@ from gradwire.ops.vectors import Scalar
 from gradwire.ops.workspace import Workspace, scratch_on
 from gradwire.plans import Plan
 from gradwire.runtime.controller_runner import ControllerRunner
+from gradwire.runtime.events import EPOCH, Event
 from gradwire.runtime.exchange import GroupExchange, JobContext
-from gradwire.runtime.executor import EPOCH, Event, Executor
+from gradwire.runtime.executor import Executor
 from gradwire.runtime.float_residuals import FloatResiduals
 from gradwire.runtime.group_input import GroupInput
 from gradwire.runtime.host_exchange import exchanges_for
@@ -37,11 +38,11 @@ from gradwire.runtime.machine import Machine
 from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.raised import raised
 from gradwire.runtime.recordings import Recordings
+from gradwire.runtime.step_verdict import StepVerdict
 from gradwire.runtime.store import Store
 from gradwire.runtime.used_slots import UsedSlots
 from gradwire.runtime.weights import Weights
 from gradwire.script import Entry
-from gradwire.torch_private.foreach import add_to_each
 
 
 class Steps:
@@ -84,8 +85,7 @@ class Steps:
         self.machine, self.changing = Machine(), RLock()
         self.number = self.counted = self.current = self.skipped = self.last_counted = self._follows = 0
         self.skip_reason = ""
-        self.last_arrival = EPOCH
-        self.members = []
+        self.last_arrival, self.members = EPOCH, []
         self.ended = lambda: None
         self.exchanges, self._active = list[GroupExchange](), list[GroupExchange]()
         self._scale = options.scale
@@ -97,11 +97,11 @@ class Steps:
         self.recordings = Recordings(executor, lambda: control.looks)
         self.float_residuals, self.kernels = FloatResiduals(executor.device), Workspace(executor.device)
         self.used = UsedSlots(len(store.slots), pipeline, executor, options.find_unused)
-        self._promise_sum, self._flags = torch.zeros(2, 1, dtype=torch.float32, device=executor.device)
+        self._promise_sum = torch.zeros(1, dtype=torch.float32, device=executor.device)
         self._weights = Weights(pipeline, executor)
+        self._verdict = StepVerdict(pipeline, executor)
         # the step under way, or the last one while its verdict is not read
         self._inputs: dict[int, GroupInput] = {}
-        self._verdict: Callable[[], Tensor] | None = None
         self._next: Plan | None = None
         self._last: Sequence[GroupExchange] | None = None
 
@@ -116,8 +116,7 @@ class Steps:
         with self.changing:
             self.settle()
             self.store.close()
-            plan = self._next
-            self._next = None
+            plan, self._next = self._next, None
             self._last = None
             if plan:
                 self._arrange(plan)
@@ -216,12 +215,9 @@ class Steps:
 
     def settle(self) -> None:
         """Reads the last step's verdict, and commits or forgets. Waits for a GPU, which is long done."""
-        if self._verdict is None:
+        if (read := self._verdict.read()) is None:
             return
-        # the first number is the step's, then one for each group, to name the one that was bad; a GPU that fails says
-        # so to whoever asks next as well
-        whole, *each = self._verdict().isfinite().tolist()
-        self._verdict = None
+        whole, *each = read
         for exchange in self._active:
             exchange.commit() if whole else exchange.forget()
         self._last = self._active if whole else ()
@@ -250,24 +246,20 @@ class Steps:
     def _end(self) -> None:
         """Ends the step when all groups are reduced: it counts for all of them, on all ranks, or for none."""
         # agree on one verdict
-        each = torch.cat([exchange.nonfinite for exchange in self._active])
-        nonfinite = each.sum(0, keepdim=True)
         votes, self._lost = self._voted and not self._lost, False
-        # ranks that reduce nothing together share the verdict all the same
-        self.pipeline.agree(partial(self.pipeline.mesh.sum, nonfinite, self.pipeline.mesh.divided))
+        self._verdict.agree(self._active)
         # find the slots that no rank used
         used = self.used.agree(self._active)
         for exchange in self._active:
             exchange.keep_absent(used)
         # on a GPU: drop what collectives that were aborted have left
-        nonfinite.add_(self.executor.spoilt())
+        nonfinite = self._verdict.spoil()
         # elastic: confirm that all ranks have all of the step
-        self._flags = torch.cat([nonfinite, each])
         if self._elastic:
             self._promise()
         # show the means to the controller, and make them NaN where the step does not count
         self.control.reduced(self._means, nonfinite, 1.0 if (scale := self._scale()) is None else scale)
-        self._poison(nonfinite)
+        self._verdict.poison(self._active)
         self.recordings.step_ended(self._active)
         for exchange in self._active:
             exchange.let_go()
@@ -281,14 +273,14 @@ class Steps:
             if self.over and not last:
                 return False
             self.promised = False
-            self._verdict = self.executor.on_host(self._flags, ends_step=True)
+            self._verdict.fetch()
             self.number += 1
             if self.executor.is_immediate:
                 self.settle()
             return True
 
     def end(self) -> None:
-        """Counts no step any more, as the job has failed: from here on `whole` stays as it is."""
+        """Counts no step any more, as the job has failed: from here on `last_counted` stays as it is."""
         with self.changing:
             self.over = True
             self.settle()
@@ -302,15 +294,6 @@ class Steps:
         # all ranks send this when they have all of the step, so a rank that has the sum knows it of all ranks
         self.pipeline.agree(partial(self.pipeline.mesh.sum, self._promise_sum))
         self.pipeline.agree(self.executor.synchronize)  # the optimizer is not to run before this is known
-
-    def _poison(self, nonfinite: Tensor) -> None:
-        """Makes the means NaN where the step does not count."""
-        # on a GPU `nonfinite`, NaN or 0, is added to one element of each: so the host need not read it
-        if not self.executor.is_immediate:
-            add_to_each([first for exchange in self._active for first in exchange.firsts()], nonfinite)
-        elif not nonfinite.isfinite():
-            for exchange in self._active:
-                exchange.poison()
 
     def _means(self) -> Mapping[str, Tensor]:
         """The step's means by parameter."""

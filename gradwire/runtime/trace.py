@@ -6,7 +6,8 @@ from itertools import pairwise
 from threading import Lock
 
 from gradwire.plans import Plan
-from gradwire.runtime.executor import EPOCH, Event, Executor, elapsed_s, is_over
+from gradwire.runtime.events import EPOCH, Event, elapsed_s, is_over
+from gradwire.runtime.executor import Executor
 from gradwire.runtime.failures import BETWEEN
 from gradwire.schedule.timeline import Span, Timeline
 

@@ -14,7 +14,6 @@ from gradwire.options import check_type
 from gradwire.torch_private.process_groups import (
     abort_group,
     all_gather_single,
-    at_once,
     backend_of,
     close_group,
     error_of,
@@ -27,6 +26,7 @@ from gradwire.torch_private.process_groups import (
 from gradwire.transports import forked
 from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.connections import Connections, connections_of, let_go
+from gradwire.transports.direct_sends import DirectSends
 from gradwire.transports.gathering import counted, meet
 from gradwire.transports.heartbeat import Heartbeat, raise_alarm
 from gradwire.transports.mesh import ABORT_S, Mesh
@@ -36,24 +36,11 @@ from gradwire.transports.transport import Pending, Transport
 
 MOST_DIRECT = 8
 """Ranks up to which gloo's all-gather and all-to-all are sent directly, from rank to rank."""
-MOST_TAGS = 1 << 15
-"""Tags are reused after so many collectives, when those with the same tag are long over."""
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 CLOSE_S = 2.0
 """How long to wait for the end of a communicator."""
 SILENT_S = 7.0
 """A rank without a sign of life for so long is lost."""
-
-
-class _All:
-    """A collective of several messages."""
-
-    def __init__(self, works: list[Any]) -> None:
-        self._works = works
-
-    def wait(self) -> None:
-        for work in self._works:
-            work.wait()
 
 
 class ProcessGroup(Transport):
@@ -69,7 +56,7 @@ class ProcessGroup(Transport):
         self._group: dist.ProcessGroup | None = group
         self.rank, self.world = group.rank(), group.size()
         self._direct = backend_of(group, CPU) == "gloo" and self.world <= MOST_DIRECT
-        self._tag = 0
+        self._sends = DirectSends(self.rank, self.world)
         self.timeout_s = timeout_of(group).total_seconds()
         # a group may be given again, and what was left in the store for the job before is not to be read
         name = name or counted(f"gradwire/{group.group_name}", self.rank, store)
@@ -179,7 +166,7 @@ class ProcessGroup(Transport):
                 return dist.all_reduce(message.whole, group=group, async_op=True)
             case Gather() | AllToAll() if self._direct and op.send.whole.device == CPU:
                 # few ranks on gloo: rows from rank to rank, in both directions at once
-                return self._swap(op)
+                return self._sends.swap(group, op)
             case Gather(send, receive):
                 return all_gather_single(receive.whole.view(-1), send.whole, group=group, async_op=True)
             case AllToAll(send, receive):
@@ -187,38 +174,7 @@ class ProcessGroup(Transport):
             case Broadcast(message, source):
                 return dist.broadcast(message.whole, group=group, group_src=source, async_op=True)
             case SendReceive():
-                return self._send_receive(op)
-
-    def _swap(self, op: Gather | AllToAll) -> Pending:
-        """Sends each rank its part and receives the row that comes from it, receives posted first.
-
-        gloo's all-gather and all-to-all often use one direction of a link at a time, and take up to twice as long.
-        """
-        group, tag = self._open(), self._next_tag()
-        receive = op.receive.whole
-        # of a gather, all ranks' part is the same
-        outgoing = op.send.whole.expand_as(receive)
-        peers = [(self.rank + step) % self.world for step in range(1, self.world)]
-        # receives first, so that every message finds its place
-        works = [dist.irecv(receive[peer], group=group, group_src=peer, tag=tag) for peer in reversed(peers)]
-        works += [dist.isend(outgoing[peer], group=group, group_dst=peer, tag=tag) for peer in peers]
-        receive[self.rank].copy_(outgoing[self.rank])
-        return _All(works)
-
-    def _send_receive(self, op: SendReceive) -> Pending:
-        group, tag = self._open(), self._next_tag()
-        calls: list[Callable[[], Any]] = []
-        # a rank may send, receive, both or neither
-        if op.source is not None:
-            calls.append(partial(dist.irecv, op.receive.whole, group=group, group_src=op.source, tag=tag))
-        if op.target is not None:
-            calls.append(partial(dist.isend, op.send.whole, group=group, group_dst=op.target, tag=tag))
-        return _All(at_once(group, op.send.whole.device, calls))
-
-    def _next_tag(self) -> int:
-        # the same on all ranks, which start the same collectives
-        self._tag = (self._tag + 1) % MOST_TAGS
-        return self._tag
+                return self._sends.send_receive(group, op)
 
     def _open(self) -> dist.ProcessGroup:
         if self._group is None:

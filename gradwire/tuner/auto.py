@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from statistics import median
 from time import perf_counter
 from typing import ClassVar
 
@@ -13,24 +12,11 @@ from gradwire.controllers.requests import Change, NativeRequest, Profiled, Profi
 from gradwire.plans import NATIVE, Plan
 from gradwire.rules import Rule
 from gradwire.schedule import Objective, Profile, Solution, Worker, search_profile
-from gradwire.tuner import messages
-from gradwire.tuner.candidate_plans import (
-    allowed,
-    by_objective,
-    calibrated,
-    check_first,
-    check_wanted,
-    efficiency_of_plan,
-    few_groups,
-    is_dense,
-    may_be_dense,
-    shortlist,
-    ways_by,
-    with_efficiencies,
-)
+from gradwire.tuner import candidate_plans, messages
 from gradwire.tuner.phases import BEFORE_TRIALS, CHOOSING_STEPS, COMPARING, TIMED, TRACED, WARM, Phase, status
 from gradwire.tuner.saved import AutoState
-from gradwire.tuner.trials import MOST_UNRECORDED, STILL_CLOSE, Trials, change_to, is_unrecorded, step_s
+from gradwire.tuner.step_times import DenseTimes, is_unrecorded, step_s
+from gradwire.tuner.trials import STILL_CLOSE, Trials, change_to
 from gradwire.tuner.watch import LOOK_STEPS, WINDOW, StepTimeMonitor
 from gradwire.ways import Way
 
@@ -77,9 +63,11 @@ class Auto(Controller):
             raise ValueError("rules have candidates of their own; write ('*', [gw.BF16(), gw.TopK(0.01)]) among them")
         self.rules, self.fidelity = tuple(rules) or (Rule("", tuple(candidates)),), fidelity
         for rule in self.rules:
-            check_wanted(rule.candidates, fidelity, objective)
+            candidate_plans.check_wanted(rule.candidates, fidelity, objective)
         self.objective: Objective = objective
-        self._may_be_dense = (objective == "progress" and not rules) or all(may_be_dense(rule) for rule in self.rules)
+        self._may_be_dense = (objective == "progress" and not rules) or all(
+            candidate_plans.may_be_dense(rule) for rule in self.rules
+        )
         self.measured: Profile | None = None
         self._measured_by = ""  # in words; "" where nothing is measured
         self.profile: Profile | None = None
@@ -88,9 +76,9 @@ class Auto(Controller):
         self.dense_s, self.predicted_s = float("inf"), 0.0
         self.dense_plan: Plan | None = None
         self._phase: Phase = "begin"
-        self._trials, self._watch = _no_trials(), StepTimeMonitor()
+        self._trials, self._watch = Trials.none(), StepTimeMonitor()
         self._tried_before: list[Trials] = []  # in this run
-        self._seconds, self._unrecorded = list[float](), 0
+        self._dense_times = DenseTimes()
         self._last_s = 0.0
 
     @property
@@ -118,7 +106,7 @@ class Auto(Controller):
         return f"Auto({rules}, fidelity={self.fidelity!r}, objective={self.objective!r})"
 
     def check(self, plan: Plan) -> None:
-        check_first(plan, self.rules)
+        candidate_plans.check_first(plan, self.rules)
 
     def begin(self, plan: Plan) -> Plan:
         if plan.native:  # a user has DDP reduce by itself
@@ -140,7 +128,7 @@ class Auto(Controller):
             why = f"the state was measured by {self._measured_by}, and this is {own}: planning anew"
             self._decide_on(seen, why, logging.WARNING)
             self._forget()
-            self._trials, self.dense_s = _no_trials(), float("inf")  # they are that job's
+            self._trials, self.dense_s = Trials.none(), float("inf")  # they are that job's
         match self._phase:
             case "begin":
                 return self._time_dense(seen)
@@ -170,21 +158,16 @@ class Auto(Controller):
         assert self.dense_plan
         if self.measured and not seen.can_be_native:
             return self._ask_for_profile(seen, seen.plan)
-        self._phase = "dense"
-        self._seconds, self._unrecorded = [], 0
+        self._phase, self._dense_times = "dense", DenseTimes()
         if seen.can_be_native:
             return NativeRequest(WARM + TIMED, WARM)
         return None if seen.plan == self.dense_plan else self.dense_plan
 
     def _dense_timed(self, seen: Observation) -> Change | None:
-        if is_unrecorded(seen) and self._unrecorded < MOST_UNRECORDED:  # it is timed as it will run
-            self._unrecorded += 1
+        if (dense_s := self._dense_times.add(seen)) is None:
             return None
-        self._seconds.append(step_s(seen))
-        if not seen.plan.native and len(self._seconds) < WARM + TIMED:
-            return None
-        self.dense_s = median(self._seconds[WARM:] or self._seconds)
         assert self.dense_plan
+        self.dense_s = dense_s
         self._log(seen, f"a dense step takes {1e3 * self.dense_s:.0f} ms")
         # the plan that was chosen before, with which memories hold what they do
         chosen = self._trials.plans[self._trials.choice] if self.measured else self.dense_plan
@@ -192,18 +175,23 @@ class Auto(Controller):
 
     def _ask_for_profile(self, seen: Observation, plan: Plan) -> Change:
         self._phase, self._measured_by = "profile", self._job(seen)
-        return ProfileRequest(few_groups(plan, seen.slots), ways_by(self.rules, seen.replicas), TRACED)
+        return ProfileRequest(
+            candidate_plans.few_groups(plan, seen.slots), candidate_plans.ways_by(self.rules, seen.replicas), TRACED
+        )
 
     def _profiled(self, seen: Observation, answer: Profiled) -> Change | None:
         profile = answer.profile
-        if self.measured and not is_dense(seen.plan):  # no dense steps were traced
-            profile = with_efficiencies(profile, self.measured)
-        self.measured, self.regime = by_objective(profile, self.objective, self.rules), Worker(profile.contention)
-        self.profile = allowed(self.measured, self.fidelity)
+        if self.measured and not candidate_plans.is_dense(seen.plan):  # no dense steps were traced
+            profile = candidate_plans.with_efficiencies(profile, self.measured)
+        self.measured, self.regime = (
+            candidate_plans.by_objective(profile, self.objective, self.rules),
+            Worker(profile.contention),
+        )
+        self.profile = candidate_plans.allowed(self.measured, self.fidelity)
         self.found = search_profile(self.profile, self.regime, EPS[self.objective])
         self.predicted_s = self.found.step_s
         self._log(seen, messages.efficiencies(self.measured, self.profile))
-        return self._begin_trials(seen, shortlist(self.profile, self.found, self.regime, WORTH_TRYING))
+        return self._begin_trials(seen, candidate_plans.shortlist(self.profile, self.found, self.regime, WORTH_TRYING))
 
     # Trials
 
@@ -212,7 +200,7 @@ class Auto(Controller):
         assert self.measured
         dense = (NATIVE if seen.can_be_native else self.dense_plan) if self._may_be_dense else None
         plans = list(dict.fromkeys([dense, *plans] if dense else plans))
-        efficiencies = [efficiency_of_plan(self.measured, plan) for plan in plans]
+        efficiencies = [candidate_plans.efficiency_of_plan(self.measured, plan) for plan in plans]
         steps, delay = CHOOSING_STEPS - BEFORE_TRIALS, seen.next_step - seen.step
         self._tried_before = self.tried
         self._phase, self._trials = "first trials", Trials(plans, efficiencies, dense is not None, steps, delay)
@@ -237,16 +225,16 @@ class Auto(Controller):
         """Corrects the profile by the tried plans, and has the first that looks better by it take turns too."""
         assert self.measured
         self._phase = "more trials"
-        rivals = shortlist(*self._search_again(), self.regime, STILL_CLOSE)
+        rivals = candidate_plans.shortlist(*self._search_again(), self.regime, STILL_CLOSE)
         if new := [plan for plan in rivals if plan not in self._trials.plans]:
-            self._trials.join(new[0], efficiency_of_plan(self.measured, new[0]))
+            self._trials.join(new[0], candidate_plans.efficiency_of_plan(self.measured, new[0]))
             self._log(seen, messages.tried(self._phase, new[:1]))
 
     def _search_again(self) -> tuple[Profile, Solution]:
         assert self.measured
-        profile = allowed(self.measured, self.fidelity)
+        profile = candidate_plans.allowed(self.measured, self.fidelity)
         tried = self._trials.in_ways({each.way for each in profile.candidates})  # dense may be no candidate
-        self.profile = calibrated(profile, self.regime, *tried)
+        self.profile = candidate_plans.calibrated(profile, self.regime, *tried)
         self.found = search_profile(self.profile, self.regime, EPS[self.objective])
         return self.profile, self.found
 
@@ -307,8 +295,4 @@ class Auto(Controller):
             self._phase, self._trials, self.measured, self._measured_by, self.regime, self.dense_s, self.predicted_s,
             self._watch,
         ) = AutoState.of(state)  # fmt: skip
-        self._seconds, self._unrecorded = [], 0
-
-
-def _no_trials() -> Trials:
-    return Trials([], [], has_dense=False, steps=0, delay=0)
+        self._dense_times = DenseTimes()

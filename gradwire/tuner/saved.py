@@ -5,8 +5,8 @@ from typing import NamedTuple, Self
 
 from torch import Tensor
 
-from gradwire.checkpoint import letters, text_of
 from gradwire.schedule import Profile, Worker
+from gradwire.text_tensors import letters, text_of
 from gradwire.tuner.phases import Phase
 from gradwire.tuner.trials import Trials
 from gradwire.tuner.watch import StepTimeMonitor

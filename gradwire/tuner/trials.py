@@ -12,12 +12,10 @@ from gradwire.controllers.requests import Change, NativeRequest
 from gradwire.plans import Group, Plan
 from gradwire.schedule import best_index
 from gradwire.tuner.pairs import Ratio
+from gradwire.tuner.step_times import MOST_UNRECORDED
 
 SETTLE, TRIED = 1, 3
 """Steps after a change of plan that do not count, and the steps of a turn that do."""
-MOST_UNRECORDED = 12
-"""Steps for which a plan's turn waits at most until the plan is recorded, as it then runs: mostly 6, for DDP's new
-buckets stay from the third on, and then each kind of step has to come; some jobs record nothing."""
 FAR, STILL_CLOSE = 1.5, 1.15
 """A plan drops out if in each round so far it took more than this many times as long as the best: FAR after the first
 round, STILL_CLOSE after a later one; for dense FAR, from the second round on. A turn's median varies by a tenth, and by
@@ -28,16 +26,6 @@ CLEARLY = 0.97
 """A plan that takes more of dense's time than this is not worth its thread."""
 LEAST_EFFICIENCY = 1e-9
 """Of plans that harm training, which rules can ask for."""
-
-
-def step_s(seen: Observation) -> float:
-    """Seconds of a step, or of the median step where the framework reduced by itself."""
-    return seen.seconds if seen.plan.native else float(seen.sums[0] / seen.sums[1])
-
-
-def is_unrecorded(seen: Observation) -> bool:
-    """Whether the step took longer on some rank than later ones will, for groups are still to be recorded."""
-    return bool(seen.sums[2:].any())
 
 
 def change_to(plan: Plan, seen: Observation, native_steps: int, settle: int = 0) -> Change | None:
@@ -90,6 +78,11 @@ class Trials:
     def __post_init__(self) -> None:
         self.alive = self.alive or list(range(len(self.plans)))
         self.efficiencies = [max(LEAST_EFFICIENCY, each) for each in self.efficiencies]
+
+    @classmethod
+    def none(cls) -> Self:
+        """Trials of no plan."""
+        return cls([], [], has_dense=False, steps=0, delay=0)
 
     @property
     def order(self) -> list[int]:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire import plan_parts
-from gradwire.checkpoint import text_of
 from gradwire.controllers import MESSAGE_NUMBERS
 from gradwire.controllers.requests import change_from_json
 from gradwire.runtime.controller_runner import ControllerRunner
+from gradwire.text_tensors import text_of
 from tests.support.harness import SMALL, Job, draw, hosts, job, plan_of, raising, slots_of, together, total
 
 SLOTS = slots_of(SMALL)

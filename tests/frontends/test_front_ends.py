@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import gradwire as gw
-from gradwire.frontends.options.choices import Choices, StepChoices, parameters_of
+from gradwire.frontends.options.choices import Choices, StepChoices
+from gradwire.frontends.options.parameters import parameters_of
 from gradwire.ops import native
 from gradwire.ops.backend import backend_on
 from gradwire.runtime import meeting

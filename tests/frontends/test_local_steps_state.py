@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import gradwire as gw
-from gradwire.runtime.exchange import ReplicaExchange
 from gradwire.runtime.group_input import GroupInput
+from gradwire.runtime.replica_exchange import ReplicaExchange
 from tests.support.harness import raising, together
 
 
@@ -72,7 +72,7 @@ def test_what_was_thawed_goes_on_from_a_state_in_a_job_that_thaws_it_before_or_f
 
 def test_there_is_nothing_to_trace_in_local_steps():
     optimizer = wrapped(network())
-    with pytest.raises(ValueError, match="local steps exchange nothing in backward to trace"):
+    with pytest.raises(ValueError, match="local steps send nothing in backward to trace"):
         optimizer.handle.trace()
     optimizer.handle.detach()
 

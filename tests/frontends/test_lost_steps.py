@@ -169,9 +169,9 @@ class Rank:
         if self.number in self.loss.deaf:
             self.transport.moment, self.transport.raises = self.loss.moment, self.loss.raises
         steps = self.transport.runtime._steps
-        for moment, name in {"before counting": "_poison", "after counting": "ended"}.items():
+        for moment, part, name in ("before counting", steps._verdict, "poison"), ("after counting", steps, "ended"):
             if self._suffers(moment):
-                setattr(steps, name, partial(self._first, getattr(steps, name)))
+                setattr(part, name, partial(self._first, getattr(part, name)))
 
     def _first(self, call: Callable[..., None], *arguments: Any) -> None:
         if self.transport.runtime._steps.number + (self.loss.moment == "before counting") == WHOLE + 1:

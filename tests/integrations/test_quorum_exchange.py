@@ -225,7 +225,7 @@ def test_local_steps_of_many_replicas_have_a_plan_for_many(monkeypatch: pytest.M
         plans = {optimizer.handle.plan for optimizer in made}
         (plan,) = plans
         assert gw.ScatterReduce() in [group.communicator for group in plan.groups]
-        with pytest.raises(ValueError, match="local steps exchange nothing in backward to trace"):
+        with pytest.raises(ValueError, match="local steps send nothing in backward to trace"):
             made[0].handle.trace()
         raising(harness.together(12, lambda rank: made[rank].handle.leave()))
 

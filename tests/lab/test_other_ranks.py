@@ -23,7 +23,8 @@ from gradwire.lab.workloads.make_task import make_task
 from gradwire.runtime.trace import Trace
 from gradwire.transports import Done, Mesh
 from gradwire.transports.card import CPU
-from gradwire.tuner.trials import MOST_UNRECORDED, SETTLE
+from gradwire.tuner.step_times import MOST_UNRECORDED
+from gradwire.tuner.trials import SETTLE
 from tests.lab import test_played
 
 SPEC = PlaySpec.read("8@1gbit")
@@ -111,7 +112,7 @@ def test_ddp_by_itself_is_planned_and_predicted_as_it_was_measured_before_any_tr
     """No plan is worth its thread, and what trials teach is absurd."""
     monkeypatch.setattr(tuner.trials, "CLEARLY", 0.0)
     monkeypatch.setattr(tuner.trials, "FAR", inf)
-    monkeypatch.setattr(tuner.auto, "calibrated", lambda profile, *_: replace(profile, forward_s=1e3))
+    monkeypatch.setattr(tuner.candidate_plans, "calibrated", lambda profile, *_: replace(profile, forward_s=1e3))
     options = [f"function={test_played.__file__}:make"]
     spec = PlanSpec(task="own", options=options, seed=0, candidates=["bf16"], play=asdict(PlaySpec.read("4@10gbit")))
     lines: list[dict[str, Any]] = []

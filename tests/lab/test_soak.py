@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from gradwire.cli import main
 from gradwire.lab.soak.faults import KINDS, Fault, faults, read_kinds
 from gradwire.lab.soak.laws import Laws
+from gradwire.lab.soak.outcome import Followed
 from gradwire.lab.soak.rank_processes import RankProcess
-from gradwire.lab.soak.soak import Followed, Soak, soaking
+from gradwire.lab.soak.soak import Soak, soaking
 from gradwire.lab.soak.soaked_model import BY_CHECKPOINT
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")

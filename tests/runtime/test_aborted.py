@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.runtime.executor import Executor, elapsed_s, is_over
+from gradwire.runtime.events import elapsed_s, is_over
+from gradwire.runtime.executor import Executor
 from gradwire.runtime.failures import PeerFailed
 from tests.support import harness
 from tests.support.harness import CPU, SMALL, draw, plan_of, raising, slots_of, together
@@ -185,14 +186,15 @@ def test_a_verdict_that_could_not_be_read_is_read_by_who_asks_next(monkeypatch):
     with harness.job(plan_of(SLOTS, *CASES[1]), SLOTS, WORLD) as running:
         running.step(GRADS[0])
         steps = running.runtimes[0]._steps
-        verdict, fails = steps._verdict, iter([True])
+        verdict = steps._verdict
+        awaited, fails = verdict._awaited, iter([True])
 
         def read() -> torch.Tensor:
             if next(fails, False):
                 raise RuntimeError("CUDA error")
-            return verdict()
+            return awaited()
 
-        steps._verdict = read
+        verdict._awaited = read
         with pytest.raises(RuntimeError, match="CUDA error"):
             steps.settle()
         steps.settle()

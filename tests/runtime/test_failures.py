@@ -13,8 +13,9 @@ import pytest
 
 import gradwire as gw
 from gradwire.collective import HOST, REPLICA
-from gradwire.runtime import failures
-from gradwire.runtime.failures import AbsentRanks, ExitReport, FailureVerdict, PeerFailed, RankLeft, Verdict
+from gradwire.runtime import failure_verdict
+from gradwire.runtime.failure_verdict import ExitReport, FailureVerdict, Verdict
+from gradwire.runtime.failures import AbsentRanks, PeerFailed, RankLeft
 from gradwire.runtime.meeting import Meeting
 from gradwire.transports import gathering, mesh
 from gradwire.transports.threads import _Store
@@ -69,7 +70,7 @@ def blamed(
     marks: dict[int, ExitReport], paused_s: float, monkeypatch: pytest.MonkeyPatch, error: PeerFailed | None = None
 ) -> str:
     """By rank 0 of three, whose wait ended for a reason that names nobody, or by this error."""
-    monkeypatch.setattr(failures, "OTHERS_S", 0.1)
+    monkeypatch.setattr(failure_verdict, "OTHERS_S", 0.1)
     store = Store()
     for rank, mark in marks.items():
         store.set(f"ended/{rank}", json.dumps(mark))
@@ -181,23 +182,23 @@ def test_ranks_of_a_mesh_meet_after_a_job_to_which_one_did_not_come(late: int):
 @pytest.mark.parametrize("ranks", [2, 16, 64])
 def test_an_ending_asks_the_store_a_few_times_a_rank(ranks: int, monkeypatch: pytest.MonkeyPatch):
     """Rank 1 is lost; all others have to find that out. Looks are by time: the first rank's, and rank 0's."""
-    monkeypatch.setattr(failures, "OTHERS_S", 1.0)
-    monkeypatch.setattr(failures, "POLL_S", 0.05)
+    monkeypatch.setattr(failure_verdict, "OTHERS_S", 1.0)
+    monkeypatch.setattr(failure_verdict, "POLL_S", 0.05)
     store, errors = Store(), [PeerFailed("reducing ended", "timed out") for _ in range(ranks)]
     left = [rank for rank in range(ranks) if rank != 1]
     began = monotonic()
     raising(together(len(left), lambda at: ending_of(left[at], store, ranks=ranks).end(errors[left[at]])))
     assert {str(errors[rank]) for rank in left} == {"reducing ended: rank 1 was lost"}
     looks = store.asked.pop("look")
-    assert looks <= (monotonic() - began) / failures.POLL_S + ranks
+    assert looks <= (monotonic() - began) / failure_verdict.POLL_S + ranks
     assert store.asked["check"] <= 2 * ranks.bit_length(), "the judge asks for the missing mark by halves"
     assert store.asked.total() <= 5 * ranks + 2 * ranks.bit_length() + looks, "and it reads no mark"
 
 
 def test_no_rank_is_lost_while_marks_still_come(monkeypatch: pytest.MonkeyPatch):
     """As of thousands of ranks, whose marks a store takes longer for than one rank may."""
-    monkeypatch.setattr(failures, "OTHERS_S", 2.0)
-    monkeypatch.setattr(failures, "POLL_S", 0.05)
+    monkeypatch.setattr(failure_verdict, "OTHERS_S", 2.0)
+    monkeypatch.setattr(failure_verdict, "POLL_S", 0.05)
     store, ranks = Store(), 30
     errors = [PeerFailed("reducing ended", "timed out") for _ in range(ranks)]
 
@@ -208,11 +209,11 @@ def test_no_rank_is_lost_while_marks_still_come(monkeypatch: pytest.MonkeyPatch)
     began = monotonic()
     raising(together(ranks - 1, ends))
     assert {str(error) for error in errors[:-1]} == {f"reducing ended: rank {ranks - 1} was lost"}
-    assert store.asked["get"] <= (monotonic() - began) / failures.POLL_S + 4 * ranks, "one rank judges"
+    assert store.asked["get"] <= (monotonic() - began) / failure_verdict.POLL_S + 4 * ranks, "one rank judges"
 
 
 def test_the_judge_does_not_wait_for_a_rank_that_its_monitor_has_found_silent(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(failures, "OTHERS_S", 8.0)
+    monkeypatch.setattr(failure_verdict, "OTHERS_S", 8.0)
     store, error = Store(), PeerFailed("reducing ended", "a rank was lost (2)")
     marked(store, [1, 3])
     ending = ending_of(0, store, ranks=4, silent={2}, timeout_s=60.0)
@@ -225,7 +226,7 @@ def test_the_judge_does_not_wait_for_a_rank_that_its_monitor_has_found_silent(mo
 
 def test_the_judge_waits_for_a_living_rank_where_the_silent_one_has_left_a_mark(monkeypatch: pytest.MonkeyPatch):
     """As many marks as without the silent one are there then, and one that is not lost is still to come."""
-    monkeypatch.setattr(failures, "OTHERS_S", 8.0)
+    monkeypatch.setattr(failure_verdict, "OTHERS_S", 8.0)
     store, error = Store(), PeerFailed("reducing ended", "timed out")
     marked(store, [1, 2])
     threading.Timer(0.3, lambda: marked(store, [3])).start()
@@ -236,7 +237,7 @@ def test_the_judge_waits_for_a_living_rank_where_the_silent_one_has_left_a_mark(
 
 def test_where_the_judge_is_lost_one_other_judges_for_longer_than_a_steps_patience(monkeypatch: pytest.MonkeyPatch):
     """All of them at once would hold up the store, and so each other."""
-    monkeypatch.setattr(failures, "OTHERS_S", 2.0)
+    monkeypatch.setattr(failure_verdict, "OTHERS_S", 2.0)
     store, errors = Store(), [PeerFailed("reducing ended", "timed out") for _ in range(16)]
     store.add("judge/0", 1)
     judges = list[int]()
@@ -263,7 +264,7 @@ def test_marks_that_are_missing_are_found_by_halves(missing: list[int]):
 
 
 def test_a_rank_that_comes_when_the_others_went_on_without_it_says_why_it_was_late(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(failures, "OTHERS_S", 0.05)
+    monkeypatch.setattr(failure_verdict, "OTHERS_S", 0.05)
     store, late = Store(), PeerFailed("reducing ended", "timed out")
     for rank in 1, 2:
         ending_of(rank, store).end(PeerFailed("reducing ended", "timed out"))
@@ -289,7 +290,7 @@ def test_a_meeting_asks_the_store_three_times_a_rank_and_reads_what_is_equal_onc
 
 
 def test_rank_0_does_not_wait_for_a_rank_that_has_left(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(failures, "OTHERS_S", 1.0)
+    monkeypatch.setattr(failure_verdict, "OTHERS_S", 1.0)
     store = Store()
     ending_of(2, store).end(RankLeft("rank 2 has left the job"))
     ending_of(0, store)._leave_mark(WELL)

@@ -18,7 +18,8 @@ import torch
 import gradwire as gw
 from gradwire.collective import Collective
 from gradwire.runtime import executor, monitor
-from gradwire.runtime.failures import ExitReport, PeerFailed, ReductionError
+from gradwire.runtime.failure_verdict import ExitReport
+from gradwire.runtime.failures import PeerFailed, ReductionError
 from gradwire.runtime.runtime import Runtime
 from gradwire.transports.heartbeat import Heartbeat
 from gradwire.transports.transport import Pending

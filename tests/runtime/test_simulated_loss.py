@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.faults.simulated_loss import simulated_loss
-from gradwire.runtime import failures
+from gradwire.runtime import failure_verdict
 
 RANKS = 512
 ANSWER_S = 200e-6 * 4096 / RANKS
@@ -13,8 +13,8 @@ ANSWER_S = 200e-6 * 4096 / RANKS
 @pytest.fixture(autouse=True)
 def as_users_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not what other tests of this process have set."""
-    monkeypatch.setattr(failures, "OTHERS_S", 2.0)
-    monkeypatch.setattr(failures, "POLL_S", 0.05)
+    monkeypatch.setattr(failure_verdict, "OTHERS_S", 2.0)
+    monkeypatch.setattr(failure_verdict, "POLL_S", 0.05)
 
 
 @pytest.mark.parametrize(("dead", "step_s"), [({170}, 0.0), ({170}, 60.0), ({0}, 0.0), ({511}, 0.0)])

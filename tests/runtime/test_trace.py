@@ -10,8 +10,9 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import profile
 
 import gradwire as gw
-from gradwire.runtime.executor import EPOCH, Executor
-from gradwire.runtime.executor import HostEvent as at
+from gradwire.runtime.events import EPOCH
+from gradwire.runtime.events import HostEvent as at
+from gradwire.runtime.executor import Executor
 from gradwire.runtime.trace import EVERY, RecordedSpan, Recorder, Trace
 from gradwire.schedule.timeline import Timeline
 from gradwire.torch_private import profiling

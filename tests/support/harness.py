@@ -18,17 +18,18 @@ from gradwire.ops.gradients import Gradients
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.workspace import Workspace
-from gradwire.runtime import failures
-from gradwire.runtime.exchange import GroupExchange, JobContext, ReplicaExchange
+from gradwire.runtime import failure_verdict
+from gradwire.runtime.exchange import GroupExchange, JobContext
 from gradwire.runtime.group_input import GroupInput
 from gradwire.runtime.job_options import JobOptions
+from gradwire.runtime.replica_exchange import ReplicaExchange
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.store import Exported, Store
 from gradwire.slots import Layout, Slot
 from gradwire.tuner import profiler_for
 
 WAIT_S = 20
-failures.OTHERS_S, failures.POLL_S = 0.05, 0.001  # threads have no hosts that are far away
+failure_verdict.OTHERS_S, failure_verdict.POLL_S = 0.05, 0.001  # threads have no hosts that are far away
 CPU = torch.device("cpu")
 torch.set_num_threads(1)
 

@@ -14,7 +14,8 @@ from gradwire.plans import NATIVE, uniform
 from gradwire.tuner import CHOOSING_STEPS, messages
 from gradwire.tuner import trials as trials_module
 from gradwire.tuner.phases import BEFORE_TRIALS, TIMED, WARM
-from gradwire.tuner.trials import MOST_UNRECORDED, SETTLE, TRIED, Trials
+from gradwire.tuner.step_times import MOST_UNRECORDED
+from gradwire.tuner.trials import SETTLE, TRIED, Trials
 from gradwire.tuner.watch import LOOK_AFTER, LOOK_STEPS
 from tests.support.harness import SMALL, slots_of
 

@@ -14,7 +14,8 @@ import gradwire as gw
 from benchmarks.gpu.jobs import Synchronised
 from benchmarks.losses.size.model import GPT
 from benchmarks.losses.size.ways import Way
-from gradwire.frontends.options.choices import StepChoices, slots_of
+from gradwire.frontends.options.choices import StepChoices
+from gradwire.frontends.options.parameters import slots_of
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private.foreach import copy_each

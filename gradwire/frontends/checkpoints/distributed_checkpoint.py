@@ -23,18 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from gradwire.checkpoint import (
-    GROUP,
-    SEPARATOR,
-    STEP,
-    StateDict,
-    key_of,
-    letters,
-    pack,
-    split,
-    text_of,
-    unpack,
-)
+from gradwire.checkpoint import GROUP, SEPARATOR, STEP, StateDict, key_of, pack, split, unpack
 from gradwire.compressors.context import SHARED
 from gradwire.frontends.null_job import NullRuntime
 from gradwire.frontends.values import is_sharded, or_zero
@@ -42,6 +31,7 @@ from gradwire.ops.host import kind_of
 from gradwire.resharding import predecessors
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import real_shape
+from gradwire.text_tensors import letters, text_of
 from gradwire.torch_private.fully_shard import behind_rows, cuts_of
 
 ABOUT = "gradwire"

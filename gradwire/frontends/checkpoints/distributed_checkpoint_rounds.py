@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from gradwire.checkpoint import key_of, letters, split, text_of
+from gradwire.checkpoint import key_of, split
 from gradwire.frontends.checkpoints.distributed_checkpoint import (
     DistributedState,
     Saved,
@@ -33,6 +33,7 @@ from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.values import is_sharded, local
 from gradwire.resharding import predecessors
 from gradwire.slots import real, real_shape
+from gradwire.text_tensors import letters, text_of
 
 MEMORY, SHARED, REPLICA = "memory", "shared", "replica "
 ANCHOR = key_of("", "anchor")

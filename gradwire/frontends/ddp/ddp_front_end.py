@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, replicated_specs
 from gradwire.frontends.ddp.buckets import Buckets, left_alone, reduce_dense
-from gradwire.frontends.ddp.native_steps import NativeSteps
+from gradwire.frontends.ddp.native_steps import NO_JOIN, NativeSteps
 from gradwire.frontends.hooks.module_hooks import RegisteredHooks, trainable
 from gradwire.frontends.paused import Accumulated, paused
 from gradwire.runtime.runtime import Runtime
@@ -41,10 +41,7 @@ class DDPFrontEnd:
     DDP's first bucket opens the step in three more cases, in which no hook tells beforehand that DDP will reduce: after
     `ddp.forward(x)`, for which torch runs no forward hook; with a static graph; and on a rank that has joined.
 
-    A hook cannot be taken from DDP again, and with one DDP needs one pass more to divide. So when the plan becomes
-    native, DDP gets a new reducer without a hook, as when it is unpickled, and later one with it. That is done before a
-    forward pass; until one comes, the hook reduces as DDP would. A step of DDP's own is counted when its backward pass
-    ends; its time ends when the next forward pass begins.
+    While the plan is native, DDP reduces by itself: see `native_steps`.
 
     Reduced are the parameters in DDP's buckets, chosen when it was made; those that it delays, it reduces by itself.
     """
@@ -73,7 +70,6 @@ class DDPFrontEnd:
         """The front end of a DDP, whose one hook it is; an earlier, detached one serves again.
 
         Raises ValueError where another hook is registered, or this one is in use."""
-        # DDP's one hook may be ours, from before a detach()
         for hook in hooks_of(ddp):
             front_end = getattr(hook, "__self__", None)
             if not isinstance(front_end, cls):
@@ -108,7 +104,6 @@ class DDPFrontEnd:
         self._slot = {parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
         self._accumulated = Accumulated()
         self._buckets = Buckets(runtime, self._slot, self.ddp.static_graph, self._accumulated)
-        # hooks of the module see forward passes, those of the parameters see gradients
         before, after = self.ddp.register_forward_pre_hook, self.ddp.register_forward_hook
         self._forward_hooks.keep(before(self._forward_begins), after(self._forward_ends))
         self._see_gradients(runtime, self._buckets)
@@ -187,7 +182,6 @@ class DDPFrontEnd:
         runtime, buckets = self.runtime, self._buckets
         if runtime is None or buckets is None:
             return reduce_dense(bucket, self.ddp.process_group)
-        # open the step, where no gradient could: the forward pass was not seen, or the graph is static
         if not self._open and bucket.index() == 0:
             self._first_bucket(runtime, buckets)
         # hand the bucket over; DDP waits for the future before its backward pass ends
@@ -247,10 +241,7 @@ class DDPFrontEnd:
             self._give_up(runtime)
         # before the ranks wait for each other, as at the end of steps that a controller has asked for
         if runtime.plan.native and is_joining(self.ddp):
-            runtime.refuse(
-                "a native plan counts DDP's steps, and under DDP.join() ranks take different numbers of them; name a "
-                "compressor, such as gw.FP32()"
-            )
+            runtime.refuse(NO_JOIN)
         # will DDP reduce the next backward pass? then its own step, if it made one, is over
         self._synchronising = self.ddp.require_backward_grad_sync  # DDP, too, decides that in forward
         if self._synchronising:
@@ -282,7 +273,6 @@ class DDPFrontEnd:
     def _go_native(self, runtime: Runtime) -> None:
         """Has DDP reduce by itself, before the next step accumulates, which DDP's new reducer must see."""
         assert self._buckets is not None
-        # a new reducer without our hook, in place of the old one
         self._native, self._buckets.one_by_one = True, False
         self._native_steps.begin(runtime)
         runtime.native_begins()

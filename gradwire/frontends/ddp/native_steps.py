@@ -1,11 +1,23 @@
-"""Steps that DDP makes by itself, while the plan is native."""
+"""Steps that DDP makes by itself, while the plan is native.
+
+A hook cannot be taken from DDP again, and with one DDP needs one pass more to divide. So when the plan becomes native,
+DDP gets a new reducer without a hook, as when it is unpickled, and later one with it. That is done before a forward
+pass; until one comes, the hook reduces as DDP would. A step of DDP's own is counted when its backward pass ends; its
+time ends when the next forward pass begins.
+"""
 
 from functools import partial
 from itertools import pairwise
 
-from gradwire.runtime.executor import Event, elapsed_s
+from gradwire.runtime.events import Event, elapsed_s
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private.autograd import in_backward, when_backward_ends
+
+NO_JOIN = (
+    "a native plan counts DDP's steps, and under DDP.join() ranks take different numbers of them; name a compressor, "
+    "such as gw.FP32()"
+)
+"""Why DDP.join() is refused while the plan is native."""
 
 
 class NativeSteps:

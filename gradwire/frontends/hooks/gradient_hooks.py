@@ -49,11 +49,9 @@ class GradientHooks:
         group: dist.ProcessGroup | None = None,
         trained: TrainedParameters | None = None,
     ) -> None:
-        # kept for the whole job
         self.detached = False
         self._group = group
-        self._trained = trained
-        self._followed = trained.now() if trained else []
+        self._trained = trained and trained.following()
         self._parameters = parameters
         self._model = model
         self._places = places
@@ -171,19 +169,8 @@ class GradientHooks:
     def follow(self) -> None:
         """Makes the next step one of the parameters that are trained now, if there are any."""
         self._joins = False
-        if not (self._runtime and self._trained and self._synchronising):
-            return
-        try:
-            names = self._trained.now()
-        except ValueError as error:
-            # the others, which may train what they did, would wait
-            self._runtime.fail(error)
-            raise
-        # the runtime asks all ranks; a step that trains nothing changes nothing
-        self._joins = self._find_unused and bool(names)
-        if names and names != self._followed:
-            self._runtime.follow(names)
-            self._followed = names
+        if self._runtime and self._trained and self._synchronising:
+            self._joins = self._trained.follow(self._runtime) and self._find_unused
 
     def _gradient_ready(self, slot: int, parameter: Tensor) -> None:
         # a gradient of another optimizer's, or one that is not reduced yet

@@ -9,7 +9,7 @@ from gradwire.compressors import Compressor, Quantized
 from gradwire.memories import NoMemory, Residual
 from gradwire.notation import read
 from gradwire.options import one_line
-from gradwire.runtime.active_plan import ONLY_SPARSE
+from gradwire.runtime.job_options import ONLY_SPARSE
 from gradwire.runtime.row_memory import PLAIN_ROWS, RowScheme
 from gradwire.slots import Slot
 from gradwire.transports import Mesh

@@ -22,9 +22,10 @@ from gradwire.frontends.local_steps.fragments import FragmentedModel, Fragments,
 from gradwire.frontends.local_steps.outer import OuterOptimizer
 from gradwire.frontends.local_steps.rounds import Rounds
 from gradwire.frontends.model_replica import replica_of
-from gradwire.frontends.options.choices import Choices, device_of
+from gradwire.frontends.options.choices import Choices
 from gradwire.frontends.options.given_rules import facts_of, warn_of
 from gradwire.frontends.options.keywords import PlanOptions
+from gradwire.frontends.options.parameters import device_of
 from gradwire.frontends.options.weighted import weight_function, weighted, with_weight_check
 from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.shards.shards_front_end import reshard

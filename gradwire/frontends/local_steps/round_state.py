@@ -1,4 +1,4 @@
-"""Checks that local steps can go on from a state."""
+"""The state of fragments between two rounds, and checks that local steps can go on from one."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +17,32 @@ def check_groups(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
             f"the state's inner optimizer has groups of {there} parameters, and here of {here}; add what was added to "
             "it, and load the state then"
         )
+
+
+def eager_state(fragment: Fragment) -> dict[str, Any]:
+    """The means that the next round corrects, and this replica's parts of them."""
+    return {"means": copies(fragment.pseudo_gradients), "moved": copies(fragment.last_own)}
+
+
+def sent_state(fragment: Fragment, index: int, step: int) -> dict[str, Any]:
+    """What was sent after inner step `step`, and has not come back."""
+    return {
+        "fragment": index, "sent at": step, "sent": copies(fragment.sent), "means": copies(fragment.pseudo_gradients),
+    }  # fmt: skip
+
+
+def load_fragments(fragments: Sequence[Fragment], state: Mapping[str, Any]) -> dict[int, int]:
+    """Loads a state that was checked; returns, by number, the fragments that are under way, and when they were sent."""
+    for fragment, kept in zip(fragments, state.get("eager", []), strict=False):
+        copy_each(fragment.pseudo_gradients, kept["means"])
+        copy_each(fragment.last_own, kept["moved"])
+    sent_at: dict[int, int] = {}
+    for kept in state.get("under way", []):
+        index = kept["fragment"]
+        sent_at[index] = kept["sent at"]
+        copy_each(fragments[index].pseudo_gradients, kept["means"])
+        copy_each(fragments[index].sent, kept["sent"])
+    return sent_at
 
 
 def check_progress(
@@ -63,3 +89,14 @@ def _check_parts(means: Mapping[int, Mapping[str, Tensor]], fragments: Sequence[
 
 def _sizes(groups: Sequence[Mapping[str, Any]]) -> str:
     return " and ".join(str(len(group["params"])) for group in groups) or "no"
+
+
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A copy of each tensor."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def copy_each(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
+    """Copies to each target the source of its name."""
+    for name, target in targets.items():
+        target.copy_(sources[name])

@@ -23,7 +23,15 @@ from torch.optim import Optimizer
 from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec
 from gradwire.frontends.local_steps.fragments import Fragment, Schedule, groups_of
 from gradwire.frontends.local_steps.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
-from gradwire.frontends.local_steps.round_state import check_groups, check_progress
+from gradwire.frontends.local_steps.round_state import (
+    check_groups,
+    check_progress,
+    copies,
+    copy_each,
+    eager_state,
+    load_fragments,
+    sent_state,
+)
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.paused import Accumulated, paused
 from gradwire.frontends.values import local
@@ -237,24 +245,17 @@ class Rounds:
             self.fragments[index].lose()
         state: dict[str, Any] = {
             "step": self.step,
-            "anchors": _copies(self.anchors),
+            "anchors": copies(self.anchors),
             **outer_state(self.outer, self.anchors),
         }
         if self.schedule.eager:
-            # the means that the next round corrects, and this replica's parts of them
-            state["eager"] = [
-                {"means": _copies(own.pseudo_gradients), "moved": _copies(own.last_own)} for own in self.fragments
-            ]
+            state["eager"] = [eager_state(fragment) for fragment in self.fragments]
         else:
-            # what was sent, and has not come back
             state["under way"] = [
-                {
-                    "fragment": index, "sent at": each.step, "sent": _copies(self.fragments[index].sent),
-                    "means": _copies(self.fragments[index].pseudo_gradients),
-                }
+                sent_state(self.fragments[index], index, each.step)
                 for index, each in self.under_way.items()
                 if index not in lost
-            ]  # fmt: skip
+            ]
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], inner: dict[str, Any]) -> None:
@@ -272,20 +273,13 @@ class Rounds:
     def resume(self, state: Mapping[str, Any], inner: dict[str, Any]) -> None:
         """Goes on from a `progress` and an inner optimizer's state that were checked."""
         # plain numbers and the optimizers
-        self.step, self.under_way = state["step"], {}
+        self.step = state["step"]
         self.outer.load_state_dict(outer_of(state, self.outer, self.anchors))
         self.inner.load_state_dict(inner)
         # anchors; then what each schedule has under way
-        _copy_each(self.anchors, state["anchors"])
-        for fragment, kept in zip(self.fragments, state.get("eager", []), strict=False):
-            _copy_each(fragment.pseudo_gradients, kept["means"])
-            _copy_each(fragment.last_own, kept["moved"])
-        # what was sent before the state was saved
-        for kept in state.get("under way", []):
-            index = kept["fragment"]
-            self.under_way[index] = Sent(kept["sent at"], None)
-            _copy_each(self.fragments[index].pseudo_gradients, kept["means"])
-            _copy_each(self.fragments[index].sent, kept["sent"])
+        copy_each(self.anchors, state["anchors"])
+        sent_at = load_fragments(self.fragments, state)
+        self.under_way = {index: Sent(step, None) for index, step in sent_at.items()}
 
 
 def go_back(
@@ -298,12 +292,3 @@ def go_back(
         tensors = (local(v) for v in inner.state.get(parameter, {}).values() if isinstance(v, Tensor))
         if not all_of(all(bool(tensor.isfinite().all()) for tensor in tensors)):
             inner.state.pop(parameter, None)
-
-
-def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
-
-
-def _copy_each(targets: dict[str, Tensor], sources: dict[str, Tensor]) -> None:
-    for name, target in targets.items():
-        target.copy_(sources[name])

@@ -18,7 +18,8 @@ from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, sha
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks.gradient_hooks import GradientHooks
 from gradwire.frontends.hooks.module_hooks import Hook, RegisteredHooks
-from gradwire.frontends.options.choices import StepChoices, device_of, parameters_of, slots_of
+from gradwire.frontends.options.choices import StepChoices
+from gradwire.frontends.options.parameters import device_of, parameters_of, slots_of
 from gradwire.frontends.owners import check_free, is_owned
 from gradwire.frontends.shards.shard_gradients import ShardedGradients, local_of
 from gradwire.frontends.trained import Check, TrainedParameters

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.checkpoint import letters, text_of
 from gradwire.compressors import FP32
 from gradwire.frontends import Handle, attach
 from gradwire.frontends.options.given_rules import GivenRule, rules_of
@@ -29,10 +28,12 @@ from gradwire.notation import read_rule, way_of
 from gradwire.ops.host import on_host, synchronize
 from gradwire.plans import Plan
 from gradwire.schedule import Objective, Profile, Timeline
+from gradwire.text_tensors import letters, text_of
 from gradwire.transports import Mesh
 from gradwire.tuner import CHOOSING_STEPS, Auto
 from gradwire.tuner.candidate_plans import allowed, ways_by
-from gradwire.tuner.trials import MOST_UNRECORDED, SETTLE, Tried
+from gradwire.tuner.step_times import MOST_UNRECORDED
+from gradwire.tuner.trials import SETTLE, Tried
 from gradwire.ways import Way
 
 SHOWN = 5

@@ -3,7 +3,6 @@
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -18,6 +17,7 @@ from gradwire.lab.network.network import Network
 from gradwire.lab.soak.elastic_rank import LAST_CALL_S
 from gradwire.lab.soak.faults import TIMEOUT_S, Fault, faults
 from gradwire.lab.soak.laws import Facts, Laws
+from gradwire.lab.soak.outcome import Followed, Soaked
 from gradwire.lab.soak.rank_processes import Heard, HostProcess, RankProcess
 from gradwire.lab.soak.soaked_model import FRONT_ENDS, IN_PLACE
 
@@ -26,41 +26,6 @@ PATIENCE_S = TIMEOUT_S + LAST_CALL_S + 15.0
 EPISODE = 12
 """Faults with the same front end and plan."""
 SLOW = Link.parse("1mbit")
-
-
-@dataclass(frozen=True)
-class Followed:
-    """A fault and the recovery from it."""
-
-    kind: str
-    """One of KINDS."""
-    front_end: str
-    episode: int
-    """Its number; each has a front end and a plan."""
-    victim: str
-    """The rank's name."""
-    at_s: float
-    """Of the fault, since the run began."""
-    seconds: float | None
-    """From its end until all ranks had gone on, None where they did not."""
-    what: str
-    """Reports meanwhile."""
-
-
-@dataclass
-class Soaked:
-    """Results of a run so far; `broken` lists violated laws."""
-
-    seed: int
-    """Of the faults."""
-    place: str
-    """The ranks and their links."""
-    seconds: float = 0.0
-    """Since all processes had loaded."""
-    steps: int = 0
-    """Of all ranks."""
-    faults: list[Followed] = field(default_factory=list)
-    broken: list[str] = field(default_factory=list)
 
 
 class Soak:

@@ -1,0 +1,86 @@
+"""The part of a state about the controller: what the controller itself saves, and as texts the plans, the number of
+ranks and the requests that belong to it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from gradwire.controllers import Controller
+from gradwire.controllers.requests import Change, NativeRequest, ProfileRequest, change_from_json, change_to_json
+from gradwire.plans import Plan
+from gradwire.text_tensors import letters, text_of
+
+ControllerState = Mapping[str, Tensor]
+"""What `controller_state` returns."""
+_TEXTS = ("plan", "origin", "replicas", "native", "decided")
+"""Its keys that are not the controller's own."""
+
+
+def controller_state(
+    controller: Controller, plan: Plan, origin: Plan, replicas: int, native: Change | None, decided: Change | None
+) -> dict[str, Tensor]:
+    """The controller's state, and as texts the plan in force, the plan that it was made from, the number of ranks that
+    compress among each other, the request by which the plan is `native`, if it is, and a decision that is not in force
+    yet."""
+    texts = {"plan": plan.to_json(), "origin": origin.to_json(), "replicas": str(replicas)}
+    requests = {"native": native, "decided": decided}
+    texts |= {name: change_to_json(change) for name, change in requests.items() if change is not None}
+    return controller.state_dict() | {name: letters(text) for name, text in texts.items()}
+
+
+def load_controller(controller: Controller, state: ControllerState) -> None:
+    """Loads the controller's own part. Raises ValueError where such a controller would not save what it was given."""
+    own = {name: tensor for name, tensor in state.items() if name not in _TEXTS}
+    controller.load_state_dict(own)
+    if not _equal(own, controller.state_dict()):
+        raise ValueError("it is not what such a controller saves")
+
+
+def plan_of(state: ControllerState) -> Plan:
+    """The plan that was in force."""
+    return Plan.from_json(text_of(state["plan"]))
+
+
+def origin_of(state: ControllerState) -> Plan:
+    """The plan from which the controller made its plans."""
+    return Plan.from_json(text_of(state["origin"]))
+
+
+def ranks_of(state: ControllerState) -> int | None:
+    """The number of ranks that compressed among each other; a state of an earlier version does not say it."""
+    return int(text_of(state["replicas"])) if "replicas" in state else None
+
+
+def native_of(state: ControllerState) -> Change | None:
+    """The request by which the plan was native, if it was."""
+    return change_from_json(text_of(state["native"])) if "native" in state else None
+
+
+def decided_of(state: ControllerState) -> Change | None:
+    """The decision that was not in force yet, if there was one."""
+    return change_from_json(text_of(state["decided"])) if "decided" in state else None
+
+
+def with_plans(state: ControllerState, replaced: Callable[[Plan], Plan]) -> ControllerState:
+    """The state with another plan in place of each that it has, that of a decision included."""
+    texts = {"plan": replaced(plan_of(state)).to_json(), "origin": replaced(origin_of(state)).to_json()}
+    match decided_of(state):
+        case Plan() as plan:
+            texts["decided"] = change_to_json(replaced(plan))
+        case ProfileRequest() as request:
+            texts["decided"] = change_to_json(replace(request, plan=replaced(request.plan)))
+        case NativeRequest() | None:
+            pass
+    return {**state, **{name: letters(text) for name, text in texts.items()}}
+
+
+def _equal(one: ControllerState, other: ControllerState) -> bool:
+    """Whether names, types, shapes and numbers are the same, NaN included."""
+
+    def kind(tensors: ControllerState) -> object:
+        return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+
+    return kind(one) == kind(other) and all(
+        bool(tensor.cpu().eq(other[name].cpu()).logical_or(tensor.cpu().isnan()).all()) for name, tensor in one.items()
+    )
