@@ -41,12 +41,14 @@ from pathlib import Path
 from gradwire.lab.jobs import train_job as job
 from gradwire.lab.launch.rank_job import meet
 from gradwire.lab.experiments.recipe import Recipe
+from gradwire.lab.workloads import own
 
 class Stopped(Exception): pass
 step = job._Training._step
 
 def run(spec, peers, stop_after=None):
     lines, done = [], []
+    own._first.cache_clear()  # as in a new process
     def counted(training, batch):
         if len(done) == stop_after:
             raise Stopped
@@ -113,13 +115,21 @@ class Noisy(Dataset):
 
 def make():
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
-    batches = lambda rank, world: DataLoader(Noisy(), batch_size=2, shuffle=True)
-    return model, batches, lambda model, batch: model(batch).square().mean()
+    generator = torch.Generator()
+    batches = lambda rank, world: LOADER
+    return model, batches, lambda model, batch: model(batch.mul_(0.9)).square().mean()
 """
 
 
-def test_a_model_of_ones_own_with_random_data_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(OWN)
+LOADERS = {
+    "torch's generator": "DataLoader(Noisy(), batch_size=2, shuffle=True)",
+    "its own": "DataLoader(Noisy(), batch_size=2, shuffle=True, generator=generator)",
+}
+
+
+@pytest.mark.parametrize("loader", LOADERS.values(), ids=LOADERS)
+def test_a_model_of_ones_own_with_random_data_goes_on_as_if_nothing_had_happened(tmp_path: Path, loader: str) -> None:
+    (tmp_path / "mine.py").write_text(OWN.replace("LOADER", loader))
     training = ["own", [f"function={tmp_path}/mine.py:make"], {"steps": 12}, "topk:0.1"]
     launch(["-c", SCRIPT, str(tmp_path), json.dumps([training])], 1)
     ((whole, cut),) = json.loads((tmp_path / "outcomes.json").read_text())

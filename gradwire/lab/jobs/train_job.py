@@ -1,7 +1,9 @@
 """A rank's training job: one configuration on one task."""
 
+from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -68,8 +70,9 @@ class _Training:
         # for dropout
         torch.manual_seed(self.spec.seed * self.peers.world + self.peers.rank)
         # from the newest checkpoint on, with the batches that come after it
-        start = self._resume() if self.spec.checkpoint_every else 0
+        start = self._newest() if self.spec.checkpoint_every else 0
         batches = self.task.batches(self.peers.rank, self.peers.world, self.spec.seed, start)
+        batches = self._resume(start, batches) if start else batches
         for number, batch in enumerate(islice(batches, self.course.steps - start), start + 1):
             self._step(batch)
             # about 50 records, about half of them with held-out figures
@@ -115,15 +118,19 @@ class _Training:
         dist.barrier()
         checkpoints.remove_before(home, number)
 
-    def _resume(self) -> int:
-        """Takes over the newest checkpoint; returns its step, 0 where there is none."""
-        home, handle = Path(self.spec.home), self.replica.handle
-        newest = torch.tensor(checkpoints.newest(home), device=self.peers.device)
+    def _newest(self) -> int:
+        """The step of the newest checkpoint that rank 0 sees, 0 where there is none."""
+        newest = torch.tensor(checkpoints.newest(Path(self.spec.home)), device=self.peers.device)
         dist.broadcast(newest, 0)
-        if not (step := int(newest)):
-            return 0
-        self._lay_out()
+        return int(newest)
+
+    def _resume(self, step: int, batches: Iterator[Any]) -> Iterator[Any]:
+        """Takes over the checkpoint of `step`; returns the batches from there on, all of them."""
+        # the discarded step's batch is the next one's too: what holds a generator of its own was not asked twice
+        first = next(batches)
+        self._lay_out(deepcopy(first))
         # the shared file and this rank's own
+        home, handle = Path(self.spec.home), self.replica.handle
         shared, own = (checkpoints.read(home, step, part) for part in (checkpoints.SHARED, f"rank-{self.peers.rank}"))
         # model, optimizer and schedule; then memories, clock and random generators
         for name, part in self._parts().items():
@@ -133,13 +140,12 @@ class _Training:
         lstm.carry_on(self.replica.wrapped, own["carried"])
         self.meter.load_state_dict(own["meter"])
         _set_random_state(own["random"], self.peers.device)
-        return step
+        return chain([first], batches)
 
-    def _lay_out(self) -> None:
+    def _lay_out(self, batch: Any) -> None:
         """One discarded step, after which DDP's buckets and Gradwire's groups have their final order: sums in another
         order round differently."""
-        batches = self.task.batches(self.peers.rank, self.peers.world, self.spec.seed)
-        self.replica.backward(self.task, next(batches))
+        self.replica.backward(self.task, batch)
         self.optimizer.zero_grad()
 
     def _parts(self) -> dict[str, Any]:
