@@ -15,6 +15,7 @@ from gradwire.construct import text_of
 from gradwire.importing import imported, named
 from gradwire.lab.catalogue import catalogue
 from gradwire.lab.configuration import parse
+from gradwire.lab.doctor import training_step
 from gradwire.lab.workloads import UserModel
 from tests.support.cases import CASES
 from tests.support.warm import program
@@ -128,6 +129,93 @@ def test_what_is_read_before_a_training_goes_on_leaves_its_generator_alone() -> 
     task.batches(0, 1, 0, 5)
     task.held_out_batch(torch.tensor([0]))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def at_once(rank: int, world: int):
+    return list(torch.randperm(64)[rank::world].split(8))
+
+
+def lazily(rank: int, world: int):
+    while True:
+        yield from at_once(rank, world)
+
+
+def parts(batches):
+    model, _, loss = make()
+    return model, batches, loss
+
+
+def drawn_at_once():
+    return parts(at_once)
+
+
+def drawn_lazily():
+    return parts(lazily)
+
+
+@pytest.mark.parametrize("function", [drawn_at_once, drawn_lazily])
+def test_ranks_agree_on_an_order_however_it_is_drawn(function) -> None:
+    task, ranks = UserModel(function=named(function)), list[torch.Tensor]()
+    for rank in range(2):
+        torch.manual_seed(rank)  # that of the training differs
+        ranks.append(torch.cat(list(islice(task.batches(rank, 2, 0), 8))))
+        assert torch.equal(ranks[-1][32:], torch.cat(list(islice(task.batches(rank, 2, 0, 4), 4))))
+    for epoch in range(2):
+        both = torch.cat([samples[32 * epoch :][:32] for samples in ranks])
+        assert both.sort().values.tolist() == list(range(64))
+
+
+class Noise(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        return torch.rand(1)
+
+
+def noisy_in(workers: int):
+    def batches(rank: int, world: int):
+        sampler = torch.utils.data.DistributedSampler(Noise(), world, rank)
+        return torch.utils.data.DataLoader(Noise(), 2, sampler=sampler, num_workers=workers)
+
+    return parts(batches)
+
+
+def noisy_here():
+    return noisy_in(0)
+
+
+def noisy_in_workers():
+    return noisy_in(1)
+
+
+@pytest.mark.parametrize("function", [noisy_here, noisy_in_workers])
+def test_each_rank_has_noise_of_its_own_where_the_sampler_orders(function) -> None:
+    task = UserModel(function=named(function))
+    first, again, other = (torch.cat(list(islice(task.batches(rank, 2, 0), 4))) for rank in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert len({*first.flatten().tolist(), *other.flatten().tolist()}) == 16
+
+
+def test_a_seed_s_second_epoch_is_not_the_next_seed_s_first() -> None:
+    task = UserModel(function=named(shuffled))
+    second, first = list(islice(task.batches(0, 1, 0), 2))[1:], list(islice(task.batches(0, 1, 1), 1))
+    assert not torch.equal(second[0], first[0])
+
+
+def shuffled():
+    return parts(lambda rank, world: torch.utils.data.DataLoader(torch.arange(64), 64, shuffle=True))
+
+
+def test_the_generator_of_gpus_is_left_to_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded = list[int]()
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    task = UserModel(function=named(noisy))
+    task.build_model(3)
+    list(islice(task.batches(0, 1, 0, 2), 4))
+    task.held_out_batch(torch.tensor([0]))
+    training_step._model()
+    assert not seeded
 
 
 def generated():

@@ -124,6 +124,7 @@ def make():
 LOADERS = {
     "torch's generator": "DataLoader(Noisy(), batch_size=2, shuffle=True)",
     "its own": "DataLoader(Noisy(), batch_size=2, shuffle=True, generator=generator)",
+    "at once": "(each[:, None] + torch.rand(4) for each in torch.randperm(14).split(2))",
 }
 
 

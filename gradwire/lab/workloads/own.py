@@ -7,10 +7,10 @@ from functools import cache
 from itertools import count, islice
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
 from gradwire.importing import imported
+from gradwire.lab.random_state import RandomState, mixed
 from gradwire.lab.results import TRAINING_LOSS
 from gradwire.lab.workloads.task import Task
 
@@ -60,36 +60,47 @@ class UserModel(Task):
         return _make(self.function).model
 
     def batches(self, rank: int, world: int, seed: int, start: int = 0) -> Iterator[Any]:
-        """The function's batches, again and again. Those before `start` are read at once and left out; what they draw
-        changes nothing."""
+        """The function's batches, again and again. Those before `start` are read at once and left out.
+
+        They draw from a state of torch's CPU generator of their own, which epoch and seed begin: the same on all ranks,
+        so that these agree on an order, and in a resumed training. Where a sampler has `set_epoch`, it orders by that,
+        and the state, from which noise and a DataLoader's workers draw, is another on each rank."""
         batches = self._endless(rank, world, seed)
-        with torch.random.fork_rng(devices=[]):
-            for _ in islice(batches, start):
-                pass
+        for _ in islice(batches, start):
+            pass
         return batches
 
     def _endless(self, rank: int, world: int, seed: int) -> Iterator[Any]:
-        with _named(self.function):
-            # the function's batches, begun anew when they end
-            batches = _iterable(self._made.batches(rank, world), "batches(rank, world)", self.function)
-            for epoch in count():
-                if epoch and iter(batches) is batches:  # an iterator, which does not begin anew by itself
-                    batches = self._made.batches(rank, world)
-                if hasattr(sampler := getattr(batches, "sampler", None), "set_epoch"):
-                    sampler.set_epoch(epoch)  # pyright: ignore[reportOptionalMemberAccess]
-                with _drawing_from(seed + epoch):
-                    # samplers draw their order when the first batch is asked for
-                    iterator = iter(batches)
-                    first = list(islice(iterator, 1))
-                # the first batch was taken inside, so that its order follows the seed
-                if not first:
-                    raise ValueError(f"{self.function}: batches({rank}, {world}) gives no batch")
-                yield first[0]
-                yield from iterator
+        batches: Iterable[Any] = ()
+        begins_anew = False
+        for epoch in count():
+            # the function's batches, made again where they are an iterator, which does not begin anew by itself
+            state = RandomState(mixed(seed, epoch))
+            if not begins_anew:
+                with _named(self.function), state.used():
+                    made = self._made.batches(rank, world)
+                batches = _iterable(made, "batches(rank, world)", self.function)
+            if hasattr(sampler := getattr(batches, "sampler", None), "set_epoch"):
+                sampler.set_epoch(epoch)  # pyright: ignore[reportOptionalMemberAccess]
+                state = RandomState(mixed(seed, epoch, rank))
+            # each is drawn in the data's own state
+            with _named(self.function), state.used():
+                iterator = iter(batches)
+            begins_anew = iterator is not batches
+            if not (batch := self._next(iterator, state)):
+                raise ValueError(f"{self.function}: batches({rank}, {world}) gives no batch")
+            while batch:
+                yield batch[0]
+                batch = self._next(iterator, state)
+
+    def _next(self, iterator: Iterator[Any], state: RandomState) -> list[Any]:
+        """The next batch, none at the end."""
+        with _named(self.function), state.used():
+            return list(islice(iterator, 1))
 
     def epoch_steps(self, world: int) -> int:
         """The length of the batches. Raises ValueError where they have none."""
-        with _named(self.function):
+        with _named(self.function), RandomState(0).used():
             batches = self._made.batches(0, world)
         if not hasattr(batches, "__len__"):
             raise ValueError(f"{self.function}: batches(rank, world) has no length and so no epochs: give --steps")
@@ -126,7 +137,7 @@ class UserModel(Task):
 @cache
 def _first(function: str) -> UserParts:
     """The result from which batches and loss are taken; models are made anew."""
-    with _drawing_from(0):
+    with RandomState(0).used():
         return _make(function)
 
 
@@ -154,7 +165,7 @@ def _held_out(function: str) -> list[Any]:
     """The batches that are held out, read once: the same on all ranks, and in a resumed training as before."""
     if (held_out := _first(function).held_out) is None:
         return []
-    with _named(function), _drawing_from(0):
+    with _named(function), RandomState(0).used():
         batches = list(_iterable(held_out(), "held_out()", function))
     if not batches:
         raise ValueError(f"{function}: held_out() gives no batch: give one or more, or leave held_out out")
@@ -178,11 +189,3 @@ def _named(function: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise ValueError(f"{function} cannot import what it needs: {error}") from error
-
-
-@contextmanager
-def _drawing_from(seed: int) -> Iterator[None]:
-    """Context in which torch's global generator starts from `seed`; afterwards it is as before."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield

@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from gradwire.lab.random_state import RandomState
 from gradwire.lab.workloads.to_device import to_device
 
 Batch = tuple[Tensor, Tensor]
@@ -48,9 +49,8 @@ class Task(ABC):
                 raise ValueError(f"{field.name} must be at least 1, got {value}")
 
     def build_model(self, seed: int) -> nn.Module:
-        """A fresh model, the same on every rank for the same seed; the global generator is left as it was."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        """A fresh model, the same on every rank for the same seed; torch's generators are left as they were."""
+        with RandomState(seed).used():
             return self._module()
 
     def parameters(self) -> int:
