@@ -10,6 +10,7 @@ from time import monotonic
 from zlib import crc32
 
 import torch
+from torch import Tensor
 
 import gradwire
 from gradwire.controllers import Controller
@@ -27,8 +28,9 @@ from gradwire.transports.mesh import GIVEN_UP
 
 SHOWN = 60
 """The characters of a value that an error shows."""
-FACTORS = (8, 97), (20, 110), (8, 4100)
-"""The shapes of matrices whose bases are compared: few rows, more, and long ones, each by a method of its own."""
+FACTORS = (8, 97), (20, 110), (8, 4100), (40, 120)
+"""The shapes of matrices whose bases are compared: few rows, more, long ones, and more rows than kernels take, each by
+a method of its own. The last one's rows are not independent, which takes noise on CPUs as well."""
 
 
 Facts = Mapping[str, str]
@@ -276,14 +278,17 @@ def _checksum(device: torch.device) -> str:
     # the same numbers everywhere, so that only the arithmetic can differ
     generator = torch.Generator().manual_seed(0)
     factors = [uniform(shape, generator).to(device) for shape in FACTORS]
-    matrix = factors[0]
+    matrix, most = factors[0], factors[-1]
+    most[1] = most[0]
     # products, bases and draws, as algorithms make them
-    square, thin = matrix @ matrix.T, matrix.new_empty(1, 97, 97)
+    square, thin = matrix @ matrix.T, list[Tensor]()
     ops = backend_for(matrix)
-    ops.multiply([[thin]], [matrix[None]], [matrix[None]], subtract=False)
+    for factor in (matrix, most):
+        thin.append(factor.new_empty(1, factor.shape[1], factor.shape[1]))
+        ops.multiply([[thin[-1]]], [factor[None]], [factor[None]], subtract=False)
     for factor in factors:
         ops.orthogonalize([factor[None]])
     draw = draws(64, Seed(0), device)
     # all of them to one number
-    numbers = torch.cat([each.flatten().double() for each in (*factors, square, thin, draw)])
+    numbers = torch.cat([each.flatten().double() for each in (*factors, square, *thin, draw)])
     return f"{crc32(numbers.cpu().numpy().tobytes()):08x}"

@@ -16,6 +16,7 @@ from gradwire.frontends.options.choices import Choices, StepChoices
 from gradwire.frontends.options.parameters import parameters_of
 from gradwire.ops import native
 from gradwire.ops.backend import backend_on
+from gradwire.ops.reference import orthogonal
 from gradwire.runtime import meeting
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
@@ -120,7 +121,9 @@ def test_arithmetic_is_the_same_under_autocast():
         assert meeting._arithmetic(CPU) == plain
 
 
-@pytest.mark.parametrize(("rows", "length"), [(1, 1), (17, 1), (8, 4097)], ids=["all", "more rows", "long rows"])
+@pytest.mark.parametrize(
+    ("rows", "length"), [(1, 1), (17, 1), (8, 4097), (33, 1)], ids=["all", "more rows", "long rows", "most rows"]
+)
 def test_arithmetic_has_bases_by_every_method(rows: int, length: int, monkeypatch: pytest.MonkeyPatch):
     plain, ops = meeting._arithmetic(CPU), backend_on(CPU)
 
@@ -132,6 +135,27 @@ def test_arithmetic_has_bases_by_every_method(rows: int, length: int, monkeypatc
 
     monkeypatch.setattr(meeting, "backend_for", lambda x: replace(ops, orthogonalize=otherwise))
     assert meeting._arithmetic(CPU) != plain
+
+
+@pytest.mark.parametrize("rows", [1, 33])
+def test_arithmetic_has_products_by_every_method(rows: int, monkeypatch: pytest.MonkeyPatch):
+    plain, ops = meeting._arithmetic(CPU), backend_on(CPU)
+
+    def otherwise(out: Sequence[Sequence[Tensor]], p: Sequence[Tensor], q: Sequence[Tensor], *, subtract: bool) -> None:
+        ops.multiply(out, p, q, subtract=subtract)
+        for (matrix,), factor in zip(out, p, strict=True):
+            if factor.shape[1] >= rows:
+                matrix.mul_(1 + 2.0**-20)
+
+    monkeypatch.setattr(meeting, "backend_for", lambda x: replace(ops, multiply=otherwise))
+    assert meeting._arithmetic(CPU) != plain
+
+
+def test_arithmetic_has_rows_that_only_noise_makes_independent(monkeypatch: pytest.MonkeyPatch):
+    drawn, independent = list[int](), orthogonal._independent
+    monkeypatch.setattr(orthogonal, "_independent", lambda a: drawn.append(a.shape[1]) or independent(a))
+    meeting._arithmetic(CPU)
+    assert drawn == [40]
 
 
 def test_ranks_whose_arithmetic_differs_are_refused_where_all_must_compute_alike(monkeypatch: pytest.MonkeyPatch):
