@@ -82,7 +82,8 @@ class GroupExchange(ABC):
         assert self.input is not None
         for kind in self.context.flat if self.input.absent and self.compresses else ():
             part, (read, written), scratch = self.stored.parts[kind], self.context.flat[kind], self.context.scratch
-            old, new = part.numbers_of(read, scratch), part.numbers_of(written, scratch, "new")
+            # sums are float32: bfloat16 would round them to the nearest
+            old, new = part.numbers_of(read, scratch), part.numbers_of(written, scratch, "new").float()
             before, after = map(self.stored.layout.parts, (old, new))
             for slot in self.input.absent:
                 self.keep_slot(kind, before[slot], after[slot], used[self.stored.slots[slot]])

@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.ops.gradients import Gradients
+from gradwire.ops.noise import Seed
+from gradwire.runtime.group_input import GroupInput
 from gradwire.runtime.state_buffers import StateBuffers
 from gradwire.script import IN_FLIGHT, script, under_way
 from tests.support.harness import CPU, SMALL, Job, draw, hosts, job, plan_of, slots_of, total
@@ -238,3 +241,21 @@ def zeros() -> list[Tensor]:
 def add(sums: list[Tensor], tensors: Sequence[Tensor], weight: float = 1.0) -> None:
     for all_of, tensor in zip(sums, tensors, strict=True):
         all_of.add_(tensor.double(), alpha=weight)
+
+
+@narrow
+def test_what_is_added_to_an_absent_slot_s_residual_is_right_on_average(narrow: gw.Memory):
+    slots = slots_of({"weight": torch.empty(128, 128), "bias": torch.empty(128)})
+    with job(plan_of(slots, gw.TopK(0.05), narrow, gw.AllGather()), slots, 2, find_unused=True) as running:
+        running.step(draw(slots, 2, 0))
+        exchange = running.runtimes[0]._steps.exchanges[0]
+        part, scratch = exchange.stored.parts["residual"], exchange.context.scratch
+        read, written = exchange.context.flat["residual"]
+        # less than half a step of either type remains of the others' sums
+        for half, number in ((read, 1.0), (written, 0.003)):
+            part.keep(torch.full((exchange.stored.layout.numel,), number), half, Seed(0))
+        exchange.input = GroupInput(Gradients.of_vector(exchange.stored.layout, torch.zeros(0)), absent=[0])
+        exchange.keep_absent(torch.ones(len(slots)))
+        kept = exchange.stored.layout.parts(part.numbers_of(written, scratch).float())[0]
+        assert 1.002 < kept.mean() < 1.004
+        assert kept.max() < 1.02
