@@ -66,6 +66,16 @@ def shards(compressor: gw.Compressor, **options) -> Callable[[], object]:
     return call
 
 
+def sharded(*codecs) -> Callable[[], object]:
+    """What `compress_shards` answers."""
+
+    def call() -> object:
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("shard",))
+        return gw.compress_shards(fully_shard(model(), mesh=mesh), *codecs)
+
+    return call
+
+
 def local(**options) -> Callable[[], object]:
     def call() -> object:
         module = model()
@@ -210,6 +220,12 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "fragments as names": (local(fragments=["weight"]), "such as fragments=[model.a, model.b], or"),
     "a controller": (local(controller=gw.GraVAC()), "there is no option named 'controller'"),
     "not sharded": (lambda: gw.compress_shards(ddp(), gw.QSGD()), "call fully_shard(model) first"),
+    "no codec": (sharded(None), "such as gradients=gw.QSGD(), or gradients=gw.FP32() for as it is"),
+    "no codec of weights": (sharded(gw.QSGD(), None), "such as weights=gw.QSGD(), or weights=gw.FP32() for as it is"),
+    "a codec as text": (
+        sharded("quantized:8"),
+        "gradients='quantized:8' is no Compressor; pass one, such as gradients",
+    ),
     "shards swapped": (lambda: gw.compress_shards(gw.QSGD(), model()), "such as model=fully_shard(model)"),
     # compressors, memories, controllers
     "per cent": (lambda: gw.TopK("1%"), "TopK(ratio='1%') takes a finite number, e.g. ratio=0.01"),
@@ -243,6 +259,9 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "megabytes by place": (lambda: gw.groups.of(25), "write gw.groups.of(megabytes=25)"),
     "no size": (gw.groups.of, "use groups.of(megabytes=25) or of(count=4)"),
     "megabytes as text": (lambda: gw.groups.of(megabytes="25"), "is no float; pass one, such as megabytes=25"),
+        lambda: gw.groups.of(megabytes=float("nan")),
+        "use megabytes=25, or 0 for every",
+    ),
     "half a group": (lambda: gw.groups.of(count=2.5), "is no int; pass one, such as count=4"),
     "one list": (lambda: gw.groups.listed(["weight"]), "write gw.groups.listed([['weight']])"),
     "a plan's compressor": (lambda: handle().replan(K), 'is no Plan; pass one, such as plan=gw.Plan.load("plan.json")'),
