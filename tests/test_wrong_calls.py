@@ -259,9 +259,13 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "megabytes by place": (lambda: gw.groups.of(25), "write gw.groups.of(megabytes=25)"),
     "no size": (gw.groups.of, "use groups.of(megabytes=25) or of(count=4)"),
     "megabytes as text": (lambda: gw.groups.of(megabytes="25"), "is no float; pass one, such as megabytes=25"),
+    "megabytes that are none": (
         lambda: gw.groups.of(megabytes=float("nan")),
         "use megabytes=25, or 0 for every",
     ),
+    "a ratio for a count": (lambda: gw.groups.partial(0.01), "is no int; pass one, such as threshold=65536"),
+    "a count as text": (lambda: gw.groups.partial("65536"), "is no int; pass one, such as threshold=65536"),
+    "nothing dense": (lambda: gw.groups.partial(0), "leaves nothing dense; use e.g. threshold=65536"),
     "half a group": (lambda: gw.groups.of(count=2.5), "is no int; pass one, such as count=4"),
     "one list": (lambda: gw.groups.listed(["weight"]), "write gw.groups.listed([['weight']])"),
     "a plan's compressor": (lambda: handle().replan(K), 'is no Plan; pass one, such as plan=gw.Plan.load("plan.json")'),
