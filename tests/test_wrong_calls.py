@@ -162,7 +162,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "a part twice": (attach("topk+residual", memory=R), "keep one of them"),
     # optimizers
     "swapped": (lambda: gw.DistributedOptimizer(model(), sgd(model()), K), "optimizer=Linear("),
-    "swapped local": (lambda: gw.LocalSteps(model(), sgd(model()), K), "in gw.LocalSteps(optimizer, model, "),
+    "swapped local": (lambda: gw.LocalSteps(model(), sgd(model()), K), "inner_optimizer=SGD(...) in gw.LocalSteps(opt"),
     "DDP": (with_ddp(gw.DistributedOptimizer), "averages gradients itself; pass gw.DistributedOptimizer a model with"),
     "DDP local": (with_ddp(gw.LocalSteps), "or use gw.attach(ddp, gw.TopK(0.01))"),
     "no model but one": (wrapped(gw.DistributedOptimizer, model(), K), "is no Module; pass one, such as model="),
@@ -218,6 +218,11 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "mix as text": (local(mix="half"), "LocalSteps(mix='half') takes a finite number, or None"),
     "many fragments": (local(fragments=99), "use 1 to as many"),
     "fragments as names": (local(fragments=["weight"]), "such as fragments=[model.a, model.b], or"),
+    "half fragments": (local(fragments=2.5), "is no int; pass one, such as fragments=4, or [model.a, model.b]"),
+    "a controller's text": (
+        lambda: gw.LocalSteps(sgd(alone := model()), alone, "topk:0.1+gravac"),
+        "controllers are for exchanges of every step; leave GraVAC out of 'topk:0.1+gravac'",
+    ),
     "a controller": (local(controller=gw.GraVAC()), "there is no option named 'controller'"),
     "not sharded": (lambda: gw.compress_shards(ddp(), gw.QSGD()), "call fully_shard(model) first"),
     "no codec": (sharded(None), "such as gradients=gw.QSGD(), or gradients=gw.FP32() for as it is"),

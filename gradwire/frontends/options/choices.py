@@ -64,6 +64,9 @@ class Choices:
         named = {name: part for name, part in {**parts._asdict(), "groups": groups}.items() if part is not None}
         if twice := [name for name in named if options.get(name) is not None]:
             raise ValueError(f"{compressor!r} says {named[twice[0]]}, and {twice[0]}= something else; keep one of them")
+        if controller := named.keys() - names - {"compressor"}:
+            kind = type(named[min(controller)]).__name__
+            raise ValueError(f"controllers are for exchanges of every step; leave {kind} out of {compressor!r}")
         return cls(**options | named)
 
     def check(self) -> None:
