@@ -127,6 +127,8 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "a memory's class": (attach(K, memory=gw.Residual), "memory=Residual is a class; pass an object, such as"),
     "no communicator": (attach(K, communicator=R), "pass one, such as communicator=gw.AllGather()"),
     "an option's typo": (attach(K, comunicator=A), "no option named 'comunicator': did you mean communicator?"),
+    "rows and more": (attach(K, rows="quantized:4+residual+gravac"), "more; leave that out"),
+    "rows in groups": (attach(K, rows="quantized:4@25mb"), "rows have a compressor and a memory, and rows='quanti"),
     "another's option": (attach(K, ratio=0.1), "there is no option named 'ratio': there are memory, communicator"),
     "a list": (attach([gw.BF16(), K]), "is no Compressor; pass one"),
     "one candidate": (attach(candidates=K), "pass one, such as candidates=[gw.BF16(), gw.TopK(0.01)]"),
