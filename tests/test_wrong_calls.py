@@ -309,6 +309,10 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "hosts of 0": (lambda: gw.ProcessGroup.by_host(0), "use a divisor of 1"),
     "no group": (lambda: gw.ProcessGroup(None), "such as group=torch.distributed.new_group()"),
     "no replica": (lambda: gw.Mesh({"host": gw.Threads.group(1)[0]}), 'write gw.Mesh({"replica": transport})'),
+    "seconds": (
+        lambda: gw.Rendezvous(dist.HashStore(), timeout=60),
+        "timeout=60 is no timedelta; pass one, such as timeout=timedelta(minutes=10)",
+    ),
     "an address": (lambda: gw.Rendezvous("tcp://x"), "such as store=torch.distributed.TCPStore(host, port)"),
     "a name": (lambda: gw.Topk(0.1), "there is no name in gradwire like 'Topk': did you mean TopK?"),
 }
