@@ -311,6 +311,8 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "accumulate of none": (lambda: orphan().accumulate(), "was garbage collected: keep a reference to ddp"),
     "paused of none": (lambda: orphan().paused(), "was garbage collected: keep a reference to ddp"),
     # the rest
+    "no step": (lambda: handle().trace(0), "steps=0 records nothing; use 1 or more"),
+    "steps as text": (lambda: handle().trace("3"), "steps='3' is no int; pass one, such as steps=1"),
     "straggling": (lambda: handle().stragglers(0.5), "give 1 or more, of what the ranks' median takes"),
     "hosts of 3": (lambda: gw.ProcessGroup.by_host(3), "use a divisor of 1"),
     "hosts of 0": (lambda: gw.ProcessGroup.by_host(0), "use a divisor of 1"),

@@ -153,9 +153,12 @@ class Handle:
         return f"<Handle {self.status()}; {plan.describe() if plan else 'no plan'}; {stats.steps} steps{sent}>"
 
     def trace(self, steps: int = 1) -> Trace:
-        """Records the next `steps` whole steps, asked for at any moment; `timelines()` of what this returns are there
-        once the forward pass after them has begun. Raises ValueError where nothing is reduced here, and for local
-        steps."""
+        """Records the next `steps` whole steps that Gradwire exchanges, asked for at any moment; `timelines()` of what
+        this returns are there once the forward pass after them has begun. Raises ValueError where nothing is reduced
+        here, and for local steps."""
+        check_type("steps", steps, (int,), "1", optional=False)
+        if steps < 1:
+            raise ValueError(f"steps={steps} records nothing; use 1 or more")
         return self._runtime.trace(steps)
 
     def state_dict(self, all_ranks: bool = False) -> StateDict:
