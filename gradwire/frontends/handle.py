@@ -271,9 +271,9 @@ class Handle:
         self._runtime.install(plan)
 
     def detach(self) -> None:
-        """Ends the job: DDP reduces dense again; a `DistributedOptimizer`, without which nothing is reduced, takes no
-        more steps. Take `state_dict()` before if you want what memories hold. Raises ValueError, on the rank that
-        calls, inside a backward pass."""
+        """Ends the job: DDP reduces dense again, by our hook, beside which it takes no other; a `DistributedOptimizer`,
+        without which nothing is reduced, takes no more steps. Take `state_dict()` before if you want what memories
+        hold. Raises ValueError, on the rank that calls, inside a backward pass."""
         runtime = self._runtime
         runtime.detach()
         # no step is under way: unhook, then close what belongs to the job
