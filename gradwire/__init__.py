@@ -14,17 +14,19 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 
-def __getattr__(name: str) -> Any:
-    """A part of the package, or one of the names of `gradwire.api`, which loads torch: that is left until it is needed,
-    for `gradwire --help`. Python asks here for a name once."""
-    if find_spec(f"gradwire.{name}"):
-        return importlib.import_module(f"gradwire.{name}")
-    api = importlib.import_module("gradwire.api")
-    if name != "__all__" and name not in api.__all__:
-        from gradwire.unknown import unknown
+if not TYPE_CHECKING:
 
-        raise AttributeError(str(unknown("name in gradwire like", name, api.__all__)))
-    return globals().setdefault(name, getattr(api, name))
+    def __getattr__(name: str) -> Any:
+        """A part of the package, or one of the names of `gradwire.api`, which loads torch: that is left until it is
+        needed, for `gradwire --help`. Python asks here for a name once."""
+        if find_spec(f"gradwire.{name}"):
+            return importlib.import_module(f"gradwire.{name}")
+        api = importlib.import_module("gradwire.api")
+        if name != "__all__" and name not in api.__all__:
+            from gradwire.unknown import unknown
+
+            raise AttributeError(str(unknown("name in gradwire like", name, api.__all__)))
+        return globals().setdefault(name, getattr(api, name))
 
 
 def __dir__() -> list[str]:

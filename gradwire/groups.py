@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 from gradwire.communicators import AllReduce
@@ -25,8 +26,12 @@ class Grouping(ABC):
         """The size of DDP's own buckets that amounts to the same, in megabytes; None where there is none."""
         return None
 
+    def suits(self, compressor: Compressor) -> bool:
+        """Whether what this compresses can be grouped in this way; by default any."""
+        return True
+
     def check(self, compressor: Compressor) -> None:  # noqa: B027
-        """Raises ValueError for a compressor that cannot be grouped in this way."""
+        """Raises ValueError for a compressor that this does not suit."""
 
     @abstractmethod
     def regroup(self, plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> Plan:
@@ -36,16 +41,16 @@ class Grouping(ABC):
 
 @called_as("gw.groups.of(megabytes=25)")
 def of(*, megabytes: float | None = None, count: int | None = None) -> Grouping:
-    """Groups of at most so many megabytes of gradient, where 0 is every tensor by itself; or so many groups, with
-    equally many tensors each. Raises ValueError for both or neither."""
+    """Groups of at most so many megabytes of gradient, of 2^20 bytes as in DDP's `bucket_cap_mb`, where 0 is every
+    tensor by itself; or so many groups, with equally many tensors each. Raises ValueError for both or neither."""
     # exactly one of the two
     if (megabytes is None) == (count is None):
         raise ValueError("a group's size or the number of groups is needed; use groups.of(megabytes=25) or of(count=4)")
     check_type("megabytes", megabytes, (float, int), "25")
     check_type("count", count, (int,), "4")
     if megabytes is not None:
-        if megabytes < 0:
-            raise ValueError(f"megabytes={megabytes} is less than nothing; 0 is every tensor by itself")
+        if not 0 <= megabytes < inf:
+            raise ValueError(f"megabytes={megabytes} is no size; use megabytes=25, or 0 for every tensor by itself")
         return Filled(megabytes)
     assert count is not None
     if count < 1:
@@ -54,7 +59,8 @@ def of(*, megabytes: float | None = None, count: int | None = None) -> Grouping:
 
 
 def listed(names: Sequence[Sequence[str]]) -> Grouping:
-    """These groups of parameters, by name. Raises ValueError for names alone."""
+    """These groups of parameters, by name. What of a group belongs to several rules, or to several fragments of local
+    steps, travels in as many groups. Raises ValueError for names alone."""
     if one := next((group for group in names if isinstance(group, str)), None):
         raise ValueError(f"{one!r} is a name where a group of names belongs; write gw.groups.listed([[{one!r}]])")
     return Listed(tuple(tuple(group) for group in names))
@@ -62,7 +68,11 @@ def listed(names: Sequence[Sequence[str]]) -> Grouping:
 
 def partial(threshold: int | None = None) -> Grouping:
     """ADTopk's partial sparsification: small matrices travel dense, within the budget of their group, or all that
-    have at most `threshold` elements."""
+    have at most `threshold` elements. Beside rules it is for those that have a ratio. Raises ValueError for a threshold
+    that is no number of elements."""
+    check_type("threshold", threshold, (int,), "65536")
+    if threshold is not None and threshold < 1:
+        raise ValueError(f"threshold={threshold} leaves nothing dense; use e.g. threshold=65536 elements, or none")
     return Partial(threshold)
 
 
@@ -71,7 +81,7 @@ class Filled(Grouping):
     """Groups of at most `megabytes` of gradient."""
 
     megabytes: float
-    """Millions of bytes, as DDP counts them: of 2^20."""
+    """MiB, of 2^20 bytes, as in DDP's `bucket_cap_mb`."""
 
     @property
     def bucket_mb(self) -> float:
@@ -104,19 +114,23 @@ class Counted(Grouping):
 
 @dataclass(frozen=True)
 class Listed(Grouping):
-    """Groups of these names. Raises ValueError for names that are not compressed, and where some are left out."""
+    """Groups of these names; those of slots that are planned elsewhere are passed over. Raises ValueError for names
+    that are not compressed, and where some are left out."""
 
     names: tuple[tuple[str, ...], ...]
     """The parameters of each group."""
 
     def regroup(self, plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> Plan:
         mine = {slot.name: slot for slot in _compressed(plan, slots, compressor)}
-        listed = [name for group in self.names for name in group]
+        # a rule's or a fragment's slots are grouped by themselves
+        here = {slot.name for slot in slots}
+        groups = [[name for name in group if name in here] for group in self.names]
+        listed = [name for group in groups for name in group]
         if unknown := [name for name in listed if name not in mine]:
             raise ValueError(f"the groups name {unknown[0]!r}, which {compressor} does not compress; leave it out")
         if missing := [name for name in mine if name not in listed]:
             raise ValueError(f"the groups lack {missing[0]!r}; list every parameter that {compressor} compresses")
-        return _cut(plan, [[mine[name] for name in group] for group in self.names if group], compressor)
+        return _cut(plan, [[mine[name] for name in group] for group in groups], compressor)
 
 
 @dataclass(frozen=True)
@@ -128,9 +142,12 @@ class Partial(Grouping):
     threshold: int | None = None
     """The most elements of a dense matrix; without one, a group's budget decides."""
 
+    def suits(self, compressor: Compressor) -> bool:
+        """Whether it has a ratio: else there is no budget to keep."""
+        return bool(_ratios(compressor))
+
     def check(self, compressor: Compressor) -> None:
-        """Raises ValueError for a compressor without a ratio: there is no budget to keep."""
-        if not _ratios(compressor):
+        if not self.suits(compressor):
             raise ValueError(f"{type(compressor).__name__} has no ratio, so no budget: this is for sparse ones")
 
     def regroup(self, plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> Plan:

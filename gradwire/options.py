@@ -8,7 +8,7 @@ from functools import cache, wraps
 from inspect import Parameter, isclass, signature
 from reprlib import repr as short
 from types import NoneType
-from typing import Any, ClassVar, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -25,12 +25,14 @@ _LARGEST = {int: 2**63 - 1, float: torch.finfo(torch.float32).max}
 class _Called(ABCMeta):
     """The type of classes of options, whose call names the mistake where arguments do not fit."""
 
-    def __call__(cls, *arguments: Any, **options: Any) -> Any:
-        try:
-            return super().__call__(*arguments, **options)
-        except TypeError:
-            _check_call(cls, arguments, options)
-            raise
+    if not TYPE_CHECKING:
+        # a type checker would take these arguments for the class's own
+        def __call__(cls, *arguments: Any, **options: Any) -> Any:
+            try:
+                return super().__call__(*arguments, **options)
+            except TypeError:
+                _check_call(cls, arguments, options)
+                raise
 
 
 def _check_call(cls: type, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:

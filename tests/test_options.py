@@ -1,8 +1,11 @@
 """Options that cannot be are refused when a compressor, memory, communicator or controller is made."""
 
 import json
+import subprocess
+import sys
 from dataclasses import MISSING, dataclass, fields
 from math import inf, nan
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,3 +108,33 @@ def test_a_users_class_is_checked_as_far_as_its_annotations_can_be_read():
     assert Own(2, names=("a",)).limit == 2
     with pytest.raises(ValueError, match=r"^Own\(limit='2'\) takes a finite number$"):
         Own("2")  # pyright: ignore
+
+
+USERS = """
+import gradwire as gw
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+
+def train(ddp: DistributedDataParallel) -> int:
+    handle = gw.attach(ddp, gw.TopK(ratio=0.01), memory=gw.Residual(), groups=gw.groups.of(megabytes=25), seed=3)
+    gw.LocalSteps(SGD(ddp.parameters()), ddp, gw.Quantized(4), fragments=2, outer=gw.Outer(lr=0.7)).zero_grad()
+    gw.DistributedOptimizer(SGD(ddp.parameters()), ddp, "topk:0.01+residual", controller=gw.GraVAC()).skip()
+    gw.TopK(ratios=0.01)  # wrong
+    gw.TopK("1%")  # wrong
+    gw.Topk(0.01)  # wrong
+    gw.attach(ddp, gw.Residual())  # wrong
+    gw.attach(ddp, gw.TopK(0.01), memori=gw.Residual())  # wrong
+    return handle.stats().wire_bytes
+"""
+
+
+def test_a_type_checker_sees_what_calls_take_and_return(tmp_path: Path):
+    pytest.importorskip("pyright", reason="the type checker is not installed")
+    file = tmp_path / "users.py"
+    file.write_text(USERS)
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", str(file)]
+    root = Path(gw.__file__).parents[1]
+    result = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    found = json.loads(result.stdout)["generalDiagnostics"]
+    wrong = [number for number, line in enumerate(USERS.splitlines()) if line.endswith("# wrong")]
+    assert sorted({each["range"]["start"]["line"] for each in found}) == wrong, result.stdout

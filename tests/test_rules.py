@@ -136,6 +136,30 @@ def test_groups_are_cut_within_each_rule():
     assert all(len(group.slots) == 1 for group in plan.groups if group.compressor != gw.FP32())
 
 
+def test_listed_groups_are_cut_within_each_rule():
+    names = list(dict(Model().named_parameters()))
+    pairs = [("*.linear.*", gw.TopK(0.1)), ("*", gw.FP32())]
+    matrices = [f"layers.{number}.linear.weight" for number in range(3)]
+    others = [name for name in names if name not in matrices and "linear" not in name]
+    plan = plan_of(pairs, groups=gw.groups.listed([[*matrices[:2], "embedding.weight"], [matrices[2], *others[1:]]]))
+    assert {frozenset(group.slots) for group in plan.groups if "linear.bias" not in str(group.slots)} == {
+        frozenset(part) for part in (matrices[:2], matrices[2:], others[:1], others[1:])
+    }
+    with pytest.raises(ValueError, match=re.escape("the groups lack 'layers.2.linear.weight'; list every")):
+        plan_of(pairs, groups=gw.groups.listed([matrices[:2], others]))
+
+
+def test_partial_sparsification_passes_rules_without_a_ratio_over():
+    rules = [("*.norm.*", gw.FP32()), ("embedding.*", gw.Quantized(8)), ("*", gw.TopK(0.01))]
+    plan = plan_of(rules, groups=gw.groups.partial(threshold=256))
+    assert {name for group in plan.groups if group.compressor == gw.FP32() for name in group.slots} >= {
+        "layers.0.linear.weight", "layers.0.norm.weight",
+    }  # fmt: skip
+    assert any(group.compressor == gw.Quantized(8) for group in plan.groups)
+    with pytest.raises(ValueError, match="FP32 has no ratio, so no budget"):
+        plan_of(rules[:1], gw.Quantized(8), groups=gw.groups.partial())
+
+
 def test_a_plan_keeps_its_rules_in_a_file_and_under_controllers():
     plan = plan_of(RULES)
     assert Plan.from_json(plan.to_json()) == plan

@@ -66,6 +66,16 @@ def shards(compressor: gw.Compressor, **options) -> Callable[[], object]:
     return call
 
 
+def sharded(*codecs) -> Callable[[], object]:
+    """What `compress_shards` answers."""
+
+    def call() -> object:
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("shard",))
+        return gw.compress_shards(fully_shard(model(), mesh=mesh), *codecs)
+
+    return call
+
+
 def local(**options) -> Callable[[], object]:
     def call() -> object:
         module = model()
@@ -117,6 +127,16 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "a memory's class": (attach(K, memory=gw.Residual), "memory=Residual is a class; pass an object, such as"),
     "no communicator": (attach(K, communicator=R), "pass one, such as communicator=gw.AllGather()"),
     "an option's typo": (attach(K, comunicator=A), "no option named 'comunicator': did you mean communicator?"),
+    "Horovod's names": (optimizer(named_parameters=[]), "no option named 'named_parameters': did you mean model?"),
+    "Horovod's compression": (attach(compression=K), "no option named 'compression': did you mean compressor?"),
+    "DDP's group": (optimizer(group=None), "no option named 'group': did you mean process_group?"),
+    "a group in attach": (attach(K, process_group=None), "no option named 'process_group': did you mean transport?"),
+    "the model again": (attach(K, module=None), "there is no option named 'module': did you mean model?"),
+    "the command line's dense": (attach("dense"), "'dense' is a word of the command line; pass gw.FP32()"),
+    "the command line's auto": (attach("Auto"), "leave the compressor out, as in gw.attach(ddp)"),
+    "rows and more": (attach(K, rows="quantized:4+residual+gravac"), "more; leave that out"),
+    "rows in groups": (attach(K, rows="quantized:4@25mb"), "rows have a compressor and a memory, and rows='quanti"),
+    "elastic without DDP": (lambda: gw.attach(model(), K, elastic=True), "reduce in DDP; wrap the model first"),
     "another's option": (attach(K, ratio=0.1), "there is no option named 'ratio': there are memory, communicator"),
     "a list": (attach([gw.BF16(), K]), "is no Compressor; pass one"),
     "one candidate": (attach(candidates=K), "pass one, such as candidates=[gw.BF16(), gw.TopK(0.01)]"),
@@ -152,7 +172,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "a part twice": (attach("topk+residual", memory=R), "keep one of them"),
     # optimizers
     "swapped": (lambda: gw.DistributedOptimizer(model(), sgd(model()), K), "optimizer=Linear("),
-    "swapped local": (lambda: gw.LocalSteps(model(), sgd(model()), K), "in gw.LocalSteps(optimizer, model, "),
+    "swapped local": (lambda: gw.LocalSteps(model(), sgd(model()), K), "inner_optimizer=SGD(...) in gw.LocalSteps(opt"),
     "DDP": (with_ddp(gw.DistributedOptimizer), "averages gradients itself; pass gw.DistributedOptimizer a model with"),
     "DDP local": (with_ddp(gw.LocalSteps), "or use gw.attach(ddp, gw.TopK(0.01))"),
     "no model but one": (wrapped(gw.DistributedOptimizer, model(), K), "is no Module; pass one, such as model="),
@@ -208,8 +228,19 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "mix as text": (local(mix="half"), "LocalSteps(mix='half') takes a finite number, or None"),
     "many fragments": (local(fragments=99), "use 1 to as many"),
     "fragments as names": (local(fragments=["weight"]), "such as fragments=[model.a, model.b], or"),
+    "half fragments": (local(fragments=2.5), "is no int; pass one, such as fragments=4, or [model.a, model.b]"),
+    "a controller's text": (
+        lambda: gw.LocalSteps(sgd(alone := model()), alone, "topk:0.1+gravac"),
+        "controllers are for exchanges of every step; leave GraVAC out of 'topk:0.1+gravac'",
+    ),
     "a controller": (local(controller=gw.GraVAC()), "there is no option named 'controller'"),
     "not sharded": (lambda: gw.compress_shards(ddp(), gw.QSGD()), "call fully_shard(model) first"),
+    "no codec": (sharded(None), "such as gradients=gw.QSGD(), or gradients=gw.FP32() for as it is"),
+    "no codec of weights": (sharded(gw.QSGD(), None), "such as weights=gw.QSGD(), or weights=gw.FP32() for as it is"),
+    "a codec as text": (
+        sharded("quantized:8"),
+        "gradients='quantized:8' is no Compressor; pass one, such as gradients",
+    ),
     "shards swapped": (lambda: gw.compress_shards(gw.QSGD(), model()), "such as model=fully_shard(model)"),
     # compressors, memories, controllers
     "per cent": (lambda: gw.TopK("1%"), "TopK(ratio='1%') takes a finite number, e.g. ratio=0.01"),
@@ -243,6 +274,13 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "megabytes by place": (lambda: gw.groups.of(25), "write gw.groups.of(megabytes=25)"),
     "no size": (gw.groups.of, "use groups.of(megabytes=25) or of(count=4)"),
     "megabytes as text": (lambda: gw.groups.of(megabytes="25"), "is no float; pass one, such as megabytes=25"),
+    "megabytes that are none": (
+        lambda: gw.groups.of(megabytes=float("nan")),
+        "use megabytes=25, or 0 for every",
+    ),
+    "a ratio for a count": (lambda: gw.groups.partial(0.01), "is no int; pass one, such as threshold=65536"),
+    "a count as text": (lambda: gw.groups.partial("65536"), "is no int; pass one, such as threshold=65536"),
+    "nothing dense": (lambda: gw.groups.partial(0), "leaves nothing dense; use e.g. threshold=65536"),
     "half a group": (lambda: gw.groups.of(count=2.5), "is no int; pass one, such as count=4"),
     "one list": (lambda: gw.groups.listed(["weight"]), "write gw.groups.listed([['weight']])"),
     "a plan's compressor": (lambda: handle().replan(K), 'is no Plan; pass one, such as plan=gw.Plan.load("plan.json")'),
@@ -274,11 +312,17 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "accumulate of none": (lambda: orphan().accumulate(), "was garbage collected: keep a reference to ddp"),
     "paused of none": (lambda: orphan().paused(), "was garbage collected: keep a reference to ddp"),
     # the rest
+    "no step": (lambda: handle().trace(0), "steps=0 records nothing; use 1 or more"),
+    "steps as text": (lambda: handle().trace("3"), "steps='3' is no int; pass one, such as steps=1"),
     "straggling": (lambda: handle().stragglers(0.5), "give 1 or more, of what the ranks' median takes"),
     "hosts of 3": (lambda: gw.ProcessGroup.by_host(3), "use a divisor of 1"),
     "hosts of 0": (lambda: gw.ProcessGroup.by_host(0), "use a divisor of 1"),
     "no group": (lambda: gw.ProcessGroup(None), "such as group=torch.distributed.new_group()"),
     "no replica": (lambda: gw.Mesh({"host": gw.Threads.group(1)[0]}), 'write gw.Mesh({"replica": transport})'),
+    "seconds": (
+        lambda: gw.Rendezvous(dist.HashStore(), timeout=60),
+        "timeout=60 is no timedelta; pass one, such as timeout=timedelta(minutes=10)",
+    ),
     "an address": (lambda: gw.Rendezvous("tcp://x"), "such as store=torch.distributed.TCPStore(host, port)"),
     "a name": (lambda: gw.Topk(0.1), "there is no name in gradwire like 'Topk': did you mean TopK?"),
 }

@@ -146,6 +146,8 @@ def _attach_alone(model: nn.Module, choices: StepChoices) -> Handle:
     """The handle of a model without DDP in a process alone, where nothing is reduced."""
     if choices.transport is not None or world_size() > 1:
         raise ValueError(f"attach() takes a DistributedDataParallel, not {type(model).__name__}; wrap the model first")
+    if choices.elastic:
+        raise ValueError("elastic=True is for ranks that come and go, which reduce in DDP; wrap the model first")
     parameters, _ = parameters_of(model)
     choices.try_out(parameters, sparse=sparse_in(model, parameters), no_native="")
     return Handle(None, NullFrontEnd(parameters.values()))

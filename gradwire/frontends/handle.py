@@ -71,6 +71,7 @@ class Handle:
         self._waits = waits
         self._remark = remark
         self._inner_steps = inner_steps
+        self._last_table = ""
         forked.register(self)
 
     def after_fork(self) -> None:
@@ -100,7 +101,8 @@ class Handle:
         return self._runtime.controlled
 
     def stats(self) -> Stats:
-        """Bytes, ratios and seconds so far, of this rank; of local steps, a step is an inner one. At any moment."""
+        """Bytes, ratios and seconds so far, of this rank, until `detach()`; of local steps, a step is an inner one. At
+        any moment."""
         stats = self._runtime.stats()
         return stats if self._inner_steps is None else stats.over(self._inner_steps())
 
@@ -136,11 +138,14 @@ class Handle:
     def summary(self) -> str:
         """A table of the plan's groups, and what a step sent and where its time went; of an automatic plan also what
         dense took, what was tried, and why this one was chosen; at any moment."""
-        if self.plan is None:
-            return str(self)
+        return "\n".join(filter(None, (str(self), self._table())))
+
+    def _table(self) -> str:
         own = self._runtime
+        if own.plan is None:
+            return self._last_table
         numel = {slot.name: slot.numel for slot in own.slots}
-        return f"{self}\n{table(self.plan, numel, self.stats(), own.sparse, own.rows)}"
+        return table(own.plan, numel, self.stats(), own.sparse, own.rows)
 
     def __repr__(self) -> str:
         stats, plan = self.stats(), self.plan
@@ -148,9 +153,12 @@ class Handle:
         return f"<Handle {self.status()}; {plan.describe() if plan else 'no plan'}; {stats.steps} steps{sent}>"
 
     def trace(self, steps: int = 1) -> Trace:
-        """Records the next `steps` whole steps, asked for at any moment; `timelines()` of what this returns are there
-        once the forward pass after them has begun. Raises ValueError where nothing is reduced here, and for local
-        steps."""
+        """Records the next `steps` whole steps that Gradwire exchanges, asked for at any moment; `timelines()` of what
+        this returns are there once the forward pass after them has begun. Raises ValueError where nothing is reduced
+        here, and for local steps."""
+        check_type("steps", steps, (int,), "1", optional=False)
+        if steps < 1:
+            raise ValueError(f"steps={steps} records nothing; use 1 or more")
         return self._runtime.trace(steps)
 
     def state_dict(self, all_ranks: bool = False) -> StateDict:
@@ -184,14 +192,18 @@ class Handle:
         """Ends the job at once, in whatever step it is; the other ranks' calls raise. For `gradwire.Rendezvous`.
         Returns the state after the last whole step; then that after the next one, where only the others know whether it
         counts."""
-        # from here on every call finds the idle runtime
-        runtime, self._runtime = self._runtime, NullRuntime()
-        front_end, self._front_end = self._front_end, None
         # the state is taken before hooks go, while the step is as it was left
-        states = runtime.leave()
+        states = self._runtime.leave()
+        self._let_go()
+        return states
+
+    def _let_go(self) -> None:
+        """Keeps the job's figures, and nothing else of it."""
+        self._last_table, last = self._table(), self.stats()
+        self._runtime, self._remark, self._inner_steps = NullRuntime(last), str, None
+        front_end, self._front_end = self._front_end, None
         if front_end:
             front_end.unhook()
-        return states
 
     def from_first(self, state: Any) -> Any:
         """Rank 0's `state`, on all ranks, which ask together, between backward passes. Raises ValueError where it has
@@ -252,18 +264,18 @@ class Handle:
     def replan(self, plan: Plan) -> None:
         """Puts `plan` in force, from the next gradient on, for every parameter with the state that it has. All ranks
         do this together, between backward passes. Raises ValueError, on all of them, where the plan does not fit the
-        model, the front end or the other ranks' plans. With one rank, which sends nothing, it does nothing."""
+        model, the front end or the other ranks' plans, or after `detach()`. With one rank, which sends nothing, it
+        does nothing."""
         check_type("plan", plan, (Plan,), 'gw.Plan.load("plan.json")', optional=False)
+        _ = self._attached  # after detach() this raises
         self._runtime.install(plan)
 
     def detach(self) -> None:
-        """Ends the job: DDP reduces dense again; a `DistributedOptimizer`, without which nothing is reduced, takes no
-        more steps. Take `state_dict()` before if you want what memories hold. Raises ValueError, on the rank that
-        calls, inside a backward pass."""
-        self._runtime.detach()
+        """Ends the job: DDP reduces dense again, by our hook, beside which it takes no other; a `DistributedOptimizer`,
+        without which nothing is reduced, takes no more steps. Take `state_dict()` before if you want what memories
+        hold. Raises ValueError, on the rank that calls, inside a backward pass."""
+        runtime = self._runtime
+        runtime.detach()
         # no step is under way: unhook, then close what belongs to the job
-        runtime, self._runtime = self._runtime, NullRuntime()
-        front_end, self._front_end = self._front_end, None
-        if front_end:
-            front_end.unhook()
+        self._let_go()
         runtime.close()

@@ -14,6 +14,8 @@ from gradwire.runtime.stats import Stats
 from gradwire.runtime.step_lock import RunOnAll
 from gradwire.slots import Slot
 
+NOTHING = Stats(0, 0, 0, 0, 0, 0, 0)
+
 
 class NullFrontEnd:
     """The front end of a single process, in which nothing is reduced."""
@@ -53,7 +55,8 @@ class NullRuntime:
     sparse, rows = (), PLAIN_ROWS
     slots: Sequence[Slot] = ()
 
-    def __init__(self) -> None:
+    def __init__(self, last: Stats = NOTHING) -> None:
+        self._last = last
         self._state = checkpoint.pack({}, {}, 0, checkpoint.About(0, 1, NATIVE.to_json()))
 
     def hosts(self) -> Sequence[str]:
@@ -65,8 +68,8 @@ class NullRuntime:
         return "idle: one rank, or detached"
 
     def stats(self) -> Stats:
-        """All zero."""
-        return Stats(0, 0, 0, 0, 0, 0, 0)
+        """The detached job's last ones."""
+        return self._last
 
     def trace(self, steps: int) -> NoReturn:
         """Raises ValueError."""

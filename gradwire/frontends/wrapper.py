@@ -31,6 +31,8 @@ class Wrapper(Optimizer):
     """An optimizer around `inner`, whose groups and state are this one's, also those that it loads by itself. Its own
     methods and attributes, such as `train()` and `eval()` of a schedule-free one, are found here as well."""
 
+    argument = "optimizer"
+    """The name of the argument that becomes `inner`."""
     inner: Optimizer | None = None
     param_groups = _of_inner("param_groups")
     state = _of_inner("state")
@@ -57,7 +59,7 @@ class Wrapper(Optimizer):
         """Raises ValueError, naming the call that works, for arguments that are no optimizer, no model, or no process
         group, for a model whose gradients DDP averages, and for shards, where `sharded` says what to do with them."""
         call = f"gw.{cls.__name__}(optimizer, model, gw.TopK(0.01))"
-        check_type("optimizer", optimizer, (Optimizer,), f"SGD(...) in {call}", optional=False)
+        check_type(cls.argument, optimizer, (Optimizer,), f"SGD(...) in {call}", optional=False)
         if isinstance(optimizer, Wrapper):
             raise ValueError(f"the optimizer is a {type(optimizer).__name__} already; wrap the optimizer inside it")
         # a model that is not in DDP, which averages gradients itself

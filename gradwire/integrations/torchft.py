@@ -122,9 +122,9 @@ class Optimizer(torchft.Optimizer):
 
 class FaultTolerantLocalSteps(torchft.Optimizer):
     """`gradwire.LocalSteps` on the replicas of `manager`: each takes `inner_steps` steps by itself, then comes a round,
-    with quorum and vote. One that does not count is dropped: parameters go back to what replicas share. Its arguments
-    are those of `gradwire.LocalSteps`, and `state`: what `exchange_state()` gave on this rank, where model and manager
-    go on from.
+    with quorum and vote. One that does not count is dropped: parameters go back to what replicas share. Of the
+    options of `gradwire.LocalSteps` it has memory, communicator, inner_steps, outer, dense, groups and seed; its own is
+    `state`: what `exchange_state()` gave on this rank, where model and manager go on from.
 
     Without a state, the constructor waits for the others' next round and takes part in it with a pseudo-gradient of
     zero; then it begins with the shared parameters. Raises ValueError as `Optimizer` does.

@@ -97,7 +97,7 @@ class Trace:
 
     The thread that trains adds forward passes and gradients, the worker the rest. Backward is cut at the moments when
     gradients became ready. All that follows the wait for the means, until the next step begins, is on the lane
-    "optimizer".
+    "optimizer". Steps that the framework reduces by itself are no part of it.
     """
 
     def __init__(self, rank: int, steps: int) -> None:
@@ -110,12 +110,19 @@ class Trace:
     def forward_begins(self, mark: Event, plan: Plan) -> None:
         """A forward pass begins while `plan` is in force; the first one after a backward pass begins a step."""
         # the first forward pass after a gradient begins a step; another one, without backward, is part of it
-        if self._gave:
+        if self._gave or (self._is_native and not plan.native):
             self._begins.append((mark, plan))
             self._gave = False
+        elif plan.native:
+            # the time until a step is exchanged again; what began and gave no gradient belongs to it
+            self.follow(plan)
         else:
             self.add(RecordedSpan("backward", self._last, mark, label="backward that only accumulates"))
         self._last = mark
+
+    @property
+    def _is_native(self) -> bool:
+        return bool(self._begins) and self._begins[-1][1].native
 
     def follow(self, plan: Plan) -> None:
         """The plan of the step that began last is this one: it may change between forward and backward."""
@@ -124,7 +131,7 @@ class Trace:
 
     def forward_ends(self, mark: Event) -> None:
         """The forward pass that began last ends."""
-        if self._begins and not self._gave:
+        if self._begins and not self._gave and not self._is_native:
             self.add(RecordedSpan("forward", self._last, mark, label="forward"))
             self._last = mark
 
@@ -133,7 +140,7 @@ class Trace:
         if self._begins:
             self.add(RecordedSpan("backward", self._last, mark, group, slot, slot=slot))
             self._last, self._gave = mark, True
-        return len(self._begins) <= self.steps
+        return sum(not plan.native for _, plan in self._begins) <= self.steps
 
     def add(self, span: RecordedSpan) -> None:
         """Adds any other span; for any thread."""
@@ -141,7 +148,7 @@ class Trace:
 
     def timelines(self) -> list[Timeline]:
         """The complete steps, each from its own begin on. Waits for the GPU. Raises ValueError while there are none."""
-        steps = list(pairwise(self._begins))[: self.steps]
+        steps = [(begin, end) for begin, end in pairwise(self._begins) if not begin[1].native][: self.steps]
         if not steps:
             raise ValueError("no traced step has ended; a step ends when the next forward pass begins: train one more")
         return [self._timeline(start, end, plan) for (start, plan), (end, _) in steps]

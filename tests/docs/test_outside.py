@@ -73,3 +73,7 @@ def test_a_plan_with_parts_of_their_own_is_described_and_compared():
     plan = plan_of(SLOTS, SharedScale(64), Momentum(0.5), gw.AllReduce())
     assert "SharedScale(levels=64)" in plan.describe()
     assert plan != plan_of(SLOTS, SharedScale(65), Momentum(0.5), gw.AllReduce())
+
+
+def test_the_beginning_of_names_that_docstrings_demand_is_offered():
+    assert gw.COMMON == "common/"

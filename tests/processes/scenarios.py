@@ -1049,6 +1049,35 @@ def detached_is_dense_and_may_attach_again() -> None:
 
 
 @scenario(2)
+def a_detached_handle_keeps_the_jobs_figures_and_nothing_of_the_model() -> None:
+    def of_ddp(module: nn.Module) -> tuple[nn.Module, gw.Handle, None]:
+        ddp = DistributedDataParallel(module)
+        return ddp, gw.attach(ddp, gw.TopK(0.1)), None
+
+    def wrapped(make: Callable[..., gw.DistributedOptimizer | gw.LocalSteps], module: nn.Module) -> tuple:
+        optimizer = make(torch.optim.SGD(module.parameters(), lr=0.1), module, gw.TopK(0.1))
+        return module, optimizer.handle, optimizer
+
+    for make in (
+        of_ddp,
+        partial(wrapped, gw.DistributedOptimizer),
+        partial(wrapped, partial(gw.LocalSteps, inner_steps=2)),
+    ):
+        for end in "detach", "leave":
+            module, handle, optimizer = make(network())
+            train(module, 4, optimizer=optimizer)
+            before, table = handle.stats(), handle.summary().partition("\n")[2]
+            assert before.wire_bytes
+            getattr(handle, end)()
+            assert (handle.stats(), handle.summary().partition("\n")[2]) == (before, table)
+            refused(ValueError, "detach() ended", partial(handle.replan, gw.NATIVE))
+            weights = [weakref.ref(parameter) for parameter in module.parameters()]
+            del module, optimizer
+            gc.collect()
+            assert not any(weight() is not None for weight in weights), (make, end)
+
+
+@scenario(2)
 def a_detached_optimizer_takes_no_step() -> None:
     model = network()
     inner = torch.optim.SGD(model.parameters(), lr=0.1)

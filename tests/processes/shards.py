@@ -962,6 +962,18 @@ def weights_are_put_together_in_few_bits_alike_on_all_ranks() -> None:
     assert bytes_of_two_types.float().mean(1).tolist() == list(range(1, world + 1))
 
 
+@scenario(4)
+def replicas_of_a_shard_round_their_gradients_each_by_itself() -> None:
+    """The same noise in all of them would be in their mean as it is in one."""
+    (mesh, _), n = meshes(), 640
+    comm = gw.compress_shards(wrapped(mesh), gw.QSGD())._comms[0]
+    got, same = torch.empty(n), torch.randn(2 * n, generator=torch.Generator().manual_seed(0))
+    comm(got, same, mesh.get_group("shard"), dist.ReduceOp.SUM)
+    of_all = everyones(got)
+    for shard in 0, 1:
+        assert not torch.equal(of_all[shard], of_all[shard + 2])
+
+
 @scenario(4, long=True)
 def models_train_with_shards_that_are_sent_in_few_bits() -> None:
     def run(*codecs: gw.Codec, steps: int = 6, **policy) -> tuple[Branches, list[float], Any]:

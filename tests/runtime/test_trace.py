@@ -101,6 +101,28 @@ def test_a_trace_that_begins_beside_another_takes_nothing_from_it():
     assert all({span.lane for span in step.spans} == lanes for step in (*first, *second))
 
 
+@pytest.mark.parametrize("begun", [False, True], ids=["after a step", "after a forward pass"])
+def test_steps_of_the_framework_are_no_part_of_a_trace(begun: bool):
+    trace = Trace(0, 2)
+    assert told(trace, 0)
+    if begun:
+        # the plan became native behind it, at its first gradient
+        trace.forward_begins(at(10), PLAN)
+        trace.forward_ends(at(11))
+    spans = []
+    for start in (20, 30, 40):
+        trace.forward_begins(at(start), gw.NATIVE)
+        trace.forward_ends(at(start + 2))
+        spans.append(len(trace._spans))
+    assert len(set(spans)) == 1
+    assert [timeline.step_s for timeline in trace.timelines()] == [10 if begun else 20]
+    assert told(trace, 50)
+    assert not told(trace, 60)
+    first, second = trace.timelines()
+    assert second.step_s == 10
+    assert Counter(span.lane for span in first.spans) == Counter(span.lane for span in second.spans)
+
+
 def test_recording_changes_no_mean():
     def means(record: bool) -> list[torch.Tensor]:
         with job(PLAN, SLOTS, 2) as running:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,7 +39,9 @@ class SharedScale(gw.MultiRound):
     rounds: ClassVar[int] = 2
     summable: ClassVar[bool] = True
 
-    def reduce(self, vector: gw.LazySum, mean: gw.Mean, context: gw.GroupContext, reduce_codec: Any) -> gw.Reduction:
+    def reduce(
+        self, vector: gw.LazySum, mean: gw.Mean, context: gw.GroupContext, reduce_codec: gw.ReduceCodec
+    ) -> gw.Reduction:
         x, norm = vector.total(), context.numbers("norm", 1)
         torch.linalg.vector_norm(x, keepdim=True, out=norm.body)
         yield gw.Sum(norm)

@@ -29,8 +29,8 @@ class Rendezvous:
     them: a TCPStore of a process of its own.
 
     A group is made when `at_least` so many have come, and none for `last_call_timeout` seconds; that should be longer
-    than a step. A process of the job that comes later than that is a newcomer, and its memories are lost. `timeout` is
-    how long to wait for enough of them, and that of the group's collectives.
+    than a step. A process of the job that comes later than that is a newcomer, and its memories are lost. `timeout`, a
+    `datetime.timedelta`, is how long to wait for enough of them, and that of the group's collectives.
     """
 
     def __init__(
@@ -43,6 +43,9 @@ class Rendezvous:
         backend: str | None = None,
     ) -> None:
         check_type("store", store, (Store,), "torch.distributed.TCPStore(host, port)", optional=False)
+        check_type("at_least", at_least, (int,), "2", optional=False)
+        check_type("last_call_timeout", last_call_timeout, (float, int), "5.0", optional=False)
+        check_type("timeout", timeout, (timedelta,), "timedelta(minutes=10)", optional=False)
         if at_least < 1 or last_call_timeout <= 0:
             given = f"at_least={at_least}, last_call_timeout={last_call_timeout}"
             raise ValueError(f"{given}: wait for a rank or more, and for some time")

@@ -116,7 +116,7 @@ class DDPFrontEnd:
         self.runtime = None
         self._forward_hooks.remove()
         self._gradient_hooks.remove()
-        self._buckets = None
+        self._buckets, self._slot, self._managed = None, {}, ()
         self._synchronising = self._open = self._native_steps.made = False
 
     def accumulate(self) -> AbstractContextManager[None]:

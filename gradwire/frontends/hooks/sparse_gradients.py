@@ -49,7 +49,9 @@ def row_way(rows: Compressor | str | None) -> RowScheme:
     rows are not sent by."""
     if rows is None:
         return PLAIN_ROWS
-    compressor, memory, *_ = read(rows)[0] if isinstance(rows, str) else (rows, None)
+    (compressor, memory, *others), groups = read(rows) if isinstance(rows, str) else ((rows, None), None)
+    if any(part is not None for part in (*others, groups)):
+        raise ValueError(f"rows have a compressor and a memory, and rows={rows!r} has more; leave that out")
     memory = memory or NoMemory()
     if not isinstance(compressor, Quantized) or memory not in (NoMemory(), Residual()):
         raise ValueError(

@@ -1,6 +1,6 @@
 """Fragments of local steps: the parts of a model that are sent one at a time, and their schedule."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,6 +19,7 @@ Fragments = int | Sequence[nn.Module]
 
 def cut(model: nn.Module, parameters: Mapping[str, nn.Parameter], fragments: Fragments) -> list[tuple[str, ...]]:
     """The names of each fragment's parameters. Raises ValueError where they do not make up the model."""
+    check_type("fragments", fragments, (int, Iterable), "4, or [model.a, model.b]", optional=False)
     # a count: about equal parts
     if isinstance(fragments, int):
         return _cut_evenly(parameters, fragments)

@@ -91,6 +91,8 @@ class LocalSteps(Wrapper):
     inner steps than fragments, and for an optimizer of other parameters than the model's.
     """
 
+    argument = "inner_optimizer"
+
     @called_as("gw.LocalSteps(optimizer, model, gw.Quantized(4), inner_steps=30)")
     def __init__(
         self,

@@ -33,6 +33,16 @@ from gradwire.transports import Mesh, Transport
 from gradwire.tuner import Auto, profiler_for
 from gradwire.unknown import unknown
 
+MEANT = {
+    "compression": ["compressor"],
+    "group": ["process_group", "transport"],
+    "named_parameters": ["model"],
+    "process_group": ["transport"],
+}
+"""By the name of an argument of Horovod's or torch's: the options here that are for the same."""
+WORDS = {"auto": "leave the compressor out, as in gw.attach(ddp)", "dense": "pass gw.FP32()"}
+"""By a word that is no compressor on the command line either: what to do in Python."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
@@ -56,14 +66,20 @@ class Choices:
         unknown option (`also` names the front end's own), ValueError for a text that is none or repeats an option."""
         # by name, so that a wrong one is refused before anything is made
         if wrong := options.keys() - (names := [field.name for field in fields(cls)][1:]):
-            raise TypeError(str(unknown("option named", min(wrong), [*names, *also])))
+            known = [*names, *also, "model", "compressor"]
+            raise TypeError(str(unknown("option named", min(wrong), known, MEANT.get(min(wrong), ()))))
         if not isinstance(compressor, str):
             return cls(compressor=compressor, **options)
+        if instead := WORDS.get(compressor.lower()):
+            raise ValueError(f"{compressor!r} is a word of the command line; {instead}")
         # a text's parts take the place of options
         parts, groups = read(compressor)
         named = {name: part for name, part in {**parts._asdict(), "groups": groups}.items() if part is not None}
         if twice := [name for name in named if options.get(name) is not None]:
             raise ValueError(f"{compressor!r} says {named[twice[0]]}, and {twice[0]}= something else; keep one of them")
+        if controller := named.keys() - names - {"compressor"}:
+            kind = type(named[min(controller)]).__name__
+            raise ValueError(f"controllers are for exchanges of every step; leave {kind} out of {compressor!r}")
         return cls(**options | named)
 
     def check(self) -> None:

@@ -58,11 +58,14 @@ def planned_by(
     """The plan in which each rule's slots have groups of their own; dense where the automatic plan is to choose."""
     chosen = all(rule.fixed for rule in rules)
     sorted_slots = sort_by([rule.pattern for rule in rules], slots)
+    # the one way of each rule, or dense at first
+    ways = [_parts(rule.candidates[0] if chosen else FP32()) for rule in rules]
+    # a grouping for some of the rules; where it suits none of them, it says why
+    suited = [groups is not None and groups.suits(compressor) for compressor, *_ in ways]
     plans: list[Plan] = []
-    for rule in rules:
-        # the one way of each rule, or dense at first
-        way = rule.candidates[0] if chosen else FP32()
-        plan = planned(*_parts(way), dense, groups, sizes, ranks, sorted_slots[rule.pattern])
+    for rule, way, suits in zip(rules, ways, suited, strict=True):
+        own = groups if suits or not any(suited) else None
+        plan = planned(*way, dense, own, sizes, ranks, sorted_slots[rule.pattern])
         plans.append(Plan(tuple(replace(group, rule=rule.pattern) for group in plan.groups)))
     return joined(plans, slots)
 

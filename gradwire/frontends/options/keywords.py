@@ -38,7 +38,7 @@ class PlanOptions(TypedDict, total=False):
     another gets another, or comes after `detach()`. Gradwire does not close yours, but an error ends its group: give it
     one that nothing else uses."""
     seed: int
-    """Starts all randomness."""
+    """Starts all randomness but the first bases of PowerSGD, ACPSGD and Dion, which follow from parameters' names."""
     weight: Weight | None
     """This rank's weight in each step's mean, such as the number of its samples: a number, a tensor () that is read at
     every step, or a function that is called then. By default all ranks have the same."""

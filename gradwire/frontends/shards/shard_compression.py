@@ -33,6 +33,7 @@ from gradwire.torch_private.fully_shard import (
     parameters_of_fsdp,
     reduces_unused,
     replace_collectives,
+    replica_of,
 )
 from gradwire.transports import ProcessGroup
 
@@ -86,11 +87,13 @@ def compress_shards(
     # all ranks compare over the store, before FSDP is changed
     _agree(model, gradients, weights, memory, seed)
     links: dict[dist.ProcessGroup, ProcessGroup] = {}
-    reduce_scatter = ShardReduceScatter(gradients, links, seed, memory)
+    groups = fsdp_groups(model)
+    # replicas of a shard add up their gradients, and put together the same weights
+    reduce_scatter = ShardReduceScatter(gradients, links, seed + replica_of(groups[0]), memory)
     all_gather = ShardAllGather(weights, links, seed)
     comms: list[_Comm] = []
     undo: list[Callable[[], None]] = []
-    for group in fsdp_groups(model):
+    for group in groups:
         # each has a residual of its own; buffers are shared
         reduce_scatter.parameters = parameters_of_fsdp(group)
         own = [None if comm.is_exact else copy(comm) for comm in (reduce_scatter, all_gather)]
@@ -127,8 +130,11 @@ def _check(gradients: Codec, weights: Codec, memory: Residual | None) -> None:
         raise ValueError(f"compress_shards() keeps float32, not {memory.dtype}; use memory=gw.Residual()")
     # both codecs suit shards
     lacking = "" if memory else "needs a memory for gradients"
-    for codec, lack in (gradients, lacking), (weights, "needs a memory, which weights do not have"):
-        check_type("compressor", codec, (Compressor,), "gw.QSGD()")
+    for name, codec, lack in (
+        ("gradients", gradients, lacking),
+        ("weights", weights, "needs a memory, which weights do not have"),
+    ):
+        check_type(name, codec, (Compressor,), f"gw.QSGD(), or {name}=gw.FP32() for as it is", optional=False)
         if refusal := {"no": "sends no shards", "with memory": lack, "yes": ""}[codec.for_shards]:
             raise ValueError(
                 f"{codec} {refusal}; use gw.QSGD(), gw.Quantized(8) or gw.BF16(), or for gradients gw.TopK(0.01) with "
