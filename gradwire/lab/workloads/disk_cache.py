@@ -24,7 +24,7 @@ def cached(
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     home = _cache() / f"{name.partition(' ')[0]}-{sha256(repr((name, stats)).encode()).hexdigest()[:16]}"
     # made once, by the first rank that needs them
-    if not os.path.isdir(home):  # nor may it be looked for
+    if not os.path.isdir(home):  # or this user may not look
         arrays = make()
         try:
             _keep(home, arrays)
