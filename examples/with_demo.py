@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 
-dist.init_process_group()
+dist.init_process_group("gloo")
 torch.manual_seed(0)
 ddp = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)))
 # what is not sent is the momentum, of this rank alone

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 
-dist.init_process_group()
+dist.init_process_group("gloo")
 torch.manual_seed(0)
 hidden, output = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU()), nn.Linear(256, 10)
 ddp = DistributedDataParallel(nn.Sequential(hidden, output))

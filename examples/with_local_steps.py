@@ -9,7 +9,7 @@ from torch import nn
 
 import gradwire as gw
 
-dist.init_process_group()
+dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 10))
 inner = torch.optim.AdamW(model.parameters(), lr=4e-4)

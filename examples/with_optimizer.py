@@ -12,8 +12,9 @@ from torch import nn
 import gradwire as gw
 
 gw.init()
+place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 10))
+model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 10)).to(place)
 matrices, others = ([p for p in model.parameters() if (p.dim() > 1) == matrix] for matrix in (True, False))
 optimizers = [
     gw.DistributedOptimizer(torch.optim.SGD(matrices, lr=0.1, momentum=0.9), model, gw.PowerSGD(2)),
@@ -25,7 +26,7 @@ for number in range(40):
     with ExitStack() as stack:
         for optimizer in optimizers if not last else ():
             stack.enter_context(optimizer.no_sync())  # only accumulate
-        inputs, targets = torch.randn(16, 32), torch.randint(10, (16,))
+        inputs, targets = torch.randn(16, 32, device=place), torch.randint(10, (16,), device=place)
         (nn.functional.cross_entropy(model(inputs), targets) / 2).backward()
     if last:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # of means, as with one process

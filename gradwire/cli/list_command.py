@@ -19,9 +19,11 @@ def show(name: str | None) -> None:
     kinds = catalogue()
     # everything, in brief
     if name is None:
+        with mistakes():
+            kernels = in_use()
         for kind, entries in kinds.items():
             _show_kind(kind, entries, brief=True)
-        return console().print(f"`gradwire list topk` shows one in depth. Kernels: {in_use()}.", highlight=False)
+        return console().print(f"`gradwire list topk` shows one in depth. Kernels: {kernels}.", highlight=False)
     # one kind, with options and papers
     if name.lower().capitalize() in kinds:
         kind = name.lower().capitalize()

@@ -16,7 +16,7 @@ import gradwire
 from gradwire.controllers import Controller
 from gradwire.ops import native
 from gradwire.ops.backend import backend_for, compiled_on
-from gradwire.ops.host import kind_of
+from gradwire.ops.host import computing_threads, kind_of
 from gradwire.ops.noise import Seed, draws, uniform
 from gradwire.plans import Plan, sizes_follow_from_shapes
 from gradwire.runtime.failures import AbsentRanks, PeerFailed
@@ -221,7 +221,9 @@ class Agreement:
             raise
         # a meeting of its own, as patient as collectives are where kernels have to be compiled for it
         if _local_arithmetic(made[0]):
-            computed = {"call": call, "arithmetic": _arithmetic(self._device)}
+            # bases of long matrices differ by the number of threads, whatever the checksum of small ones is
+            threads = {"threads that compute, which OMP_NUM_THREADS sets": str(computing_threads(self._device))}
+            computed = {"call": call, **threads, "arithmetic": _arithmetic(self._device)}
             self._meeting.compare(computed, patience_s=self._timeout_s if compiled_on(self._device) else None)
         return made[0]
 

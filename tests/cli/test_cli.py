@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.cli import bench_command, main, soak_command, train_command
+from gradwire.cli import bench_command, list_command, main, soak_command, train_command
 from gradwire.cli.option_groups import Compared
 from gradwire.cli.run_setup import cluster_of, run_folder
 from gradwire.cli.wanted import texts
@@ -216,6 +216,17 @@ def test_mistakes_get_one_line_and_exit_code_2(
     assert message in err
     assert err.startswith("gradwire: ")
     assert err.count("\n") == 1
+
+
+def test_a_library_that_is_none_is_named_by_the_list(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused() -> str:
+        raise ValueError("GRADWIRE_KERNELS=/nope is no file")
+
+    monkeypatch.setattr(list_command, "in_use", refused)
+    assert main(["list"]) == 2
+    assert tuple(capsys.readouterr()) == ("", "gradwire: GRADWIRE_KERNELS=/nope is no file\n")
 
 
 @pytest.mark.parametrize(

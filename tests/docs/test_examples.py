@@ -46,6 +46,13 @@ def test_replicas_of_an_example_are_alike(example: Path, tmp_path: Path):
     assert [figure for figure in re.findall(r"[\d,]+ bytes a step", output) if figure not in practice] == []
 
 
+@each
+def test_an_example_that_may_meet_over_nccl_has_its_model_on_the_gpu(example: Path):
+    text = example.read_text()
+    over_nccl = re.search(r"dist\.init_process_group\(\)|gw\.init\(\)", text)
+    assert not over_nccl or re.search(r"\.to\((place|kind)\)", text)
+
+
 def test_every_example_is_a_recipe_of_the_site():
     page = (FOLDER.parent / "docs" / "recipes.md").read_text()
     assert sorted(re.findall(r"^\[examples/(\w+\.py)\]\(\.\./examples/\1\)$", page, re.MULTILINE)) == [

@@ -172,6 +172,20 @@ def test_ranks_whose_arithmetic_differs_are_refused_where_all_must_compute_alike
         assert ["differ in arithmetic" in str(error) for error in errors] == [differ, differ]
 
 
+def test_ranks_with_different_threads_are_refused_where_all_must_compute_alike(monkeypatch: pytest.MonkeyPatch):
+    """MKL's bases of long matrices differ by the number of threads, the small ones of the checksum do not."""
+    threads = count(1)
+    monkeypatch.setattr(meeting, "computing_threads", lambda device: next(threads))
+    for compressor, differ in ((gw.TopK(0.1), False), (gw.PowerSGD(2), True)):
+        plan, transports = gw.plans.uniform(SLOTS, compressor), gw.Threads.group(2)
+
+        def begin(rank: int, plan: gw.Plan = plan, transports: list = transports) -> None:
+            Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, JobOptions()).close()
+
+        errors = together(2, begin)
+        assert ["threads that compute, which OMP_NUM_THREADS sets" in str(error) for error in errors] == [differ] * 2
+
+
 def test_a_rank_that_compiles_for_longer_than_ranks_wait_for_each_other_is_not_absent(monkeypatch: pytest.MonkeyPatch):
     """The first to ask a GPU for its arithmetic compiles all kernels; a host may have them already."""
     monkeypatch.setattr(meeting, "PATIENCE_S", 1.5)

@@ -1,6 +1,7 @@
 """`gradwire doctor`: all is well on ranks that are well, and each planted fault is named with what helps."""
 
 import re
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from gradwire.cli import main
 from gradwire.lab.doctor import collectives, environment, kernels, rank_groups
-from gradwire.lab.doctor.facts import Facts, hosts_of, names_of
+from gradwire.lab.doctor.facts import Facts, facts_here, hosts_of, names_of
 from gradwire.lab.doctor.findings import Finding, merged
 from gradwire.lab.doctor.site import Site
 from gradwire.report import doctor_report
@@ -169,3 +170,11 @@ def test_only_collectives_that_ran_are_named(monkeypatch: pytest.MonkeyPatch) ->
     site, axis = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace(world=1, run=lambda op: None)
     found = collectives._on_axis(site, "all ranks", axis)  # pyright: ignore[reportArgumentType]
     assert found.words == "12 collectives of 1 ranks are right: all-reduce, all-gather, all-to-all, broadcast"
+
+
+def test_triton_is_found_whatever_its_distribution_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is pytorch-triton or triton-rocm beside some builds of torch."""
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.9.9+rocm"))  # pyright: ignore
+    assert facts_here(torch.device("cpu"))["Triton"] == "3.9.9+rocm"
+    monkeypatch.setitem(sys.modules, "triton", None)  # pyright: ignore
+    assert facts_here(torch.device("cpu"))["Triton"] == "none"

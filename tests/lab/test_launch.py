@@ -89,6 +89,36 @@ def test_ranks_meet_over_loopback_and_are_told_who_they_are(tmp_path: Path, monk
         }
 
 
+def test_a_checkout_in_the_working_folder_is_not_taken_for_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernels may not be built; ranks import what the launcher does."""
+    (tmp_path / "shadow.py").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RankFailed, match="No module named shadow"):
+        launch(["-m", "shadow"], 1, timeout_s=60)
+    monkeypatch.syspath_prepend(tmp_path)
+    launch(["-m", "shadow"], 1, timeout_s=60)
+
+
+# A rank of the command line, which waits for another one and is asked to end.
+WAITS = """
+import os, signal, sys
+from threading import Timer
+from gradwire.lab.launch.rank_job import meet
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("in order"))
+os.environ.update(RANK="1", WORLD_SIZE="2")
+Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+with meet("cpu"):
+    pass
+"""
+
+
+def test_a_rank_that_waits_for_the_others_is_ended_by_a_signal() -> None:
+    with pytest.raises(RankFailed, match="ended with signal SIGTERM"):
+        launch(["-c", WAITS], 1, timeout_s=60)
+
+
 # Takes the port at which ranks are to meet, before they do.
 TAKE = """
 import errno, os, socket

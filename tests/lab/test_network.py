@@ -1,5 +1,6 @@
 """The emulated network: its speed, its counters, and that nothing of it outlives its owner."""
 
+import io
 import json
 import os
 import re
@@ -9,12 +10,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.lab.launch.launch import launch
+from gradwire.lab.network import network_process
 from gradwire.lab.network.link import Link
 from gradwire.lab.network.network import Network, NetworkUnavailable
 from gradwire.lab.network.traffic import interface_traffic
@@ -245,6 +248,28 @@ def test_without_rights_one_clear_line_says_so() -> None:
     assert re.fullmatch(
         r"no emulated network: .*(it needs root or user namespaces|this machine forbids it by).*\n", message
     )
+
+
+@pytest.mark.parametrize(("code", "advised"), [(1, True), (28, True), (95, False), (None, False)])
+def test_only_an_error_of_rights_says_that_rights_are_missing(code: int | None, advised: bool) -> None:
+    network = Network(1, None)
+    answers = io.StringIO(json.dumps({"error": "it failed", "code": code}) + "\n")
+    network._process = SimpleNamespace(stdin=io.StringIO(), stdout=answers)  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(NetworkUnavailable) as refused:
+        network.counters()
+    assert (str(refused.value) != "no emulated network: it failed") == advised
+
+
+def test_its_process_serves_its_owner_alone_where_python_lacks_pidfd_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as stdin, os.fdopen(writing, "w") as owner:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        print('["traffic"]', file=owner, flush=True)
+        asked = network_process.requests(os.getppid())
+        assert next(asked) == ["traffic"]
+        monkeypatch.setattr(os, "getppid", lambda: 1)  # it was killed
+        assert list(asked) == []
 
 
 @pytest.mark.usefixtures("rights")

@@ -309,6 +309,13 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[object], None
     library._find.cache_clear()
 
 
+def test_a_checkout_that_was_not_built_is_named(kernels, monkeypatch):
+    kernels("")
+    monkeypatch.setattr(library, "_installed", list)
+    assert "make .venv/.dev builds it" in native.reason()
+    assert str(Path(__file__).parents[2]) in native.reason()
+
+
 def test_the_reason_is_given_in_words(tmp_path, kernels):
     kernels("reference")
     assert (native.available(), native.reason()) == (False, "GRADWIRE_KERNELS=reference")

@@ -4,7 +4,7 @@ import os
 import platform
 import re
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
 from pathlib import Path
 from socket import gethostname
 
@@ -35,9 +35,10 @@ def _versions() -> Facts:
 
 
 def _triton() -> str:
+    # the module: its distribution may be pytorch-triton or triton-rocm
     try:
-        return version("triton")
-    except PackageNotFoundError:
+        return import_module("triton").__version__
+    except ImportError:
         return NONE
 
 

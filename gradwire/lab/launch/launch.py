@@ -48,8 +48,8 @@ def launch(
 
     The ranks are spread over the network's hosts in blocks, as torchrun does, or share loopback. Each
     gets the variables that `torch.distributed`'s env:// initialization reads, GLOO_SOCKET_IFNAME, one
-    OpenMP thread unless the user chose otherwise, and `env`. Their stdout is this process's; of their
-    stderr only rank 0's is shown. No rank outlives this process. Call from the main thread.
+    OpenMP thread unless the user chose otherwise, this process's import path, and `env`. Their stdout
+    is this process's; of their stderr only rank 0's is shown. No rank outlives this process. Call from the main thread.
 
     Raises RankFailed when a rank fails (the others are ended), TimeoutError after `timeout_s`, and
     ValueError when the ranks do not divide evenly among the hosts.
@@ -83,7 +83,14 @@ def launch(
 def arguments(argv: list[str], network: Network | None, host: int) -> tuple[str, ...]:
     """Arguments for Python to run `python *argv` on a host, in a process that dies with this one."""
     namespaces = network.namespaces(host) if network else []
-    return ("-P", str(_NSENTER), str(os.getpid()), *namespaces, "--", sys.executable, *argv)
+    # -P: a checkout in the working folder, which may not be built, is not taken for the package that is installed
+    return ("-P", str(_NSENTER), str(os.getpid()), *namespaces, "--", sys.executable, "-P", *argv)
+
+
+def import_path() -> str:
+    """PYTHONPATH for ranks: they import what this process can, such as a user's model beside the script that was
+    started."""
+    return os.pathsep.join(path or os.getcwd() for path in sys.path)
 
 
 def _meeting_place(network: Network | None, store: TCPStore | None) -> dict[str, str]:
@@ -97,6 +104,7 @@ def _meeting_place(network: Network | None, store: TCPStore | None) -> dict[str,
 
 def _shared_environment() -> dict[str, str]:
     return {
+        "PYTHONPATH": import_path(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         # c10d warns, at every start, that emulated hosts have no names
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),

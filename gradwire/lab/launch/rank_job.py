@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
+from signal import SIG_DFL, SIGHUP, SIGTERM, getsignal, signal
 from socket import gethostname
+from threading import current_thread, main_thread
 from typing import Any, Self, TypeVar
 
 import torch
@@ -96,21 +98,42 @@ def meet(device: str, interface: str | None = None) -> Iterator[Peers]:
     # as launch() sets it
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
-    here = torch.device(device)
-    if here.type == "cuda":
-        here = _gpu_here(emulated=interface is not None)
-        torch.cuda.set_device(here)
-        store, rank, world = next(rendezvous("env://"))
-        name = f"{gethostname()} {torch.cuda.get_device_properties(here).uuid}"
-        dist.init_process_group(backend_of(name, store, rank, world), store=store, rank=rank, world_size=world)
-    else:
-        dist.init_process_group("gloo")
+    with _ended_at_once():
+        here = _join(torch.device(device), emulated=interface is not None)
     try:
         yield Peers(dist.get_rank(), dist.get_world_size(), here, ProcessGroup.own(), interface)
         # the others may still ask the store, which ends with rank 0
         dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+def _join(device: torch.device, emulated: bool) -> torch.device:
+    """Joins the default process group; returns this rank's device."""
+    if device.type != "cuda":
+        dist.init_process_group("gloo")
+        return device
+    here = _gpu_here(emulated)
+    torch.cuda.set_device(here)
+    store, rank, world = next(rendezvous("env://"))
+    name = f"{gethostname()} {torch.cuda.get_device_properties(here).uuid}"
+    dist.init_process_group(backend_of(name, store, rank, world), store=store, rank=rank, world_size=world)
+    return here
+
+
+@contextmanager
+def _ended_at_once() -> Iterator[None]:
+    """SIGTERM and SIGHUP end this process at once: handlers in Python do not run while torch waits for other ranks."""
+    handlers = {number: getsignal(number) for number in (SIGTERM, SIGHUP)} if current_thread() is main_thread() else {}
+    # what is ignored, as under nohup, stays so
+    replaced = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in replaced:
+        signal(number, SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in replaced.items():
+            signal(number, handler)
 
 
 def _gpu_here(emulated: bool) -> torch.device:

@@ -1,7 +1,5 @@
 """Runners of jobs: on ranks that are started for each job, or on the ranks that this process is one of."""
 
-import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -86,9 +84,7 @@ class _Launcher(Runner):
         spec.write(spec_path)
         interface = [self.network.interface] if self.network else []
         arguments = ["-m", job.__module__, str(spec_path), str(lines), self.cluster.device, *interface]
-        # ranks import what this process can, such as a user's model beside the script that was started
-        env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        env |= _NCCL_OVER_THE_LINK if self.network else {}
+        env = _NCCL_OVER_THE_LINK if self.network else {}
         with _following(lines, follow):
             launch(arguments, self.cluster.ranks, network=self.network, env=env)
 

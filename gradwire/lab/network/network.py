@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from errno import EACCES, ENOSPC, EPERM
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
@@ -24,6 +25,10 @@ _SETTINGS = {
     "user.max_net_namespaces": ("0", "10000"),
 }
 """Settings that may forbid a user to make namespaces: the forbidding value and the allowing one."""
+
+
+_NOT_ALLOWED = (EPERM, EACCES, ENOSPC)
+"""Errors of a user without the rights; ENOSPC is for too many namespaces."""
 
 
 class NetworkUnavailable(RuntimeError):
@@ -101,7 +106,8 @@ class Network:
                 print(json.dumps([method, *arguments]), file=requests, flush=True)
             answer = json.loads(answers.readline() or '{"error": "the process that owns it died"}')
         if "error" in answer:
-            raise NetworkUnavailable(f"no emulated network: {answer['error']}; {_forbidden()}")
+            advice = f"; {_forbidden()}" if answer.get("code") in _NOT_ALLOWED else ""
+            raise NetworkUnavailable(f"no emulated network: {answer['error']}{advice}")
         return answer["result"]
 
     def _stop(self) -> None:

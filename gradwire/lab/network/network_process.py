@@ -2,7 +2,7 @@
 
 Nothing here has a name or a file: the namespaces live in this process's descriptors, so the kernel
 frees them when it ends, however it ends. It ends when its owner does. Requests (`[method, *arguments]`)
-come as JSON lines on stdin, answers (`{"result": ...}` or `{"error": ...}`) leave on stdout.
+come as JSON lines on stdin, answers (`{"result": ...}` or `{"error": ..., "code": ...}`) leave on stdout.
 """
 
 import ctypes
@@ -22,6 +22,8 @@ from pyroute2.netlink.rtnl import TC_H_ROOT
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWNET = 0x40000000
 RT_SCOPE_LINK = 253
+POLL_S = 0.2
+"""How often it looks whether its owner is still there."""
 
 
 class EmulatedHost(NamedTuple):
@@ -148,8 +150,10 @@ def requests(owner_pid: int) -> Iterator[list[Any]]:
 
     Its death is watched for on its own, as a child that it forked may hold the other end of stdin.
     """
-    owner = os.pidfd_open(owner_pid)
-    while owner not in select.select([sys.stdin, owner], [], [])[0]:
+    # not by os.pidfd_open, which several builds of Python and kernels before 5.3 lack
+    while os.getppid() == owner_pid:
+        if not select.select([sys.stdin], [], [], POLL_S)[0]:
+            continue
         line = sys.stdin.readline()
         if not line:
             return
@@ -164,7 +168,7 @@ def main() -> None:
             # one answer for each request, so that the caller never waits in vain
             answer = {"result": getattr(bridge, method)(*arguments)}
         except (OSError, NetlinkError) as error:
-            answer = {"error": str(error)}
+            answer = {"error": str(error), "code": error.args[0]}
         print(json.dumps(answer), flush=True)
 
 

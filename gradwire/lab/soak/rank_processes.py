@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import IO, Any
 
-from gradwire.lab.launch.launch import arguments
+from gradwire.lab.launch.launch import arguments, import_path
 from gradwire.lab.network.network import Network
 from gradwire.lab.soak.laws import Facts
 
@@ -112,6 +112,5 @@ class HostProcess:
 
 
 def _environment(interface: str) -> dict[str, str]:
-    path = os.pathsep.join(filter(None, sys.path))
-    own = {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    return {**os.environ, **own}
+    own = {"GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return {**os.environ, "PYTHONPATH": import_path(), **own}

@@ -6,6 +6,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from warnings import warn
 
 import numpy
 import torch
@@ -19,18 +20,27 @@ def cached(
     """The arrays that `make` makes of `files`, mapped into memory; `name` has all else that they depend on.
 
     They are made anew when a file's size or time changes, and lie below $XDG_CACHE_HOME/gradwire,
-    by default ~/.cache/gradwire."""
+    by default ~/.cache/gradwire. Where they cannot be kept, they are made by each run, with a warning."""
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     home = _cache() / f"{name.partition(' ')[0]}-{sha256(repr((name, stats)).encode()).hexdigest()[:16]}"
     # made once, by the first rank that needs them
-    if not home.is_dir():
-        _keep(home, make())
+    if not os.path.isdir(home):  # or this user may not look
+        arrays = make()
+        try:
+            _keep(home, arrays)
+        except OSError as error:
+            warn(
+                f"arrays are made anew by each run: {error}; set XDG_CACHE_HOME to a folder to keep them", stacklevel=2
+            )
+            return {name: torch.from_numpy(array) for name, array in arrays.items()}
     # copy-on-write: torch wants memory that may be written to
     return {path.stem: torch.from_numpy(numpy.load(path, mmap_mode="c")) for path in home.glob("*.npy")}
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gradwire"
+    # a user without a name or HOME has the home that containers give such a one: /
+    home = os.path.expanduser("~").removeprefix("~") or "/"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path(home, ".cache")) / "gradwire"
 
 
 def _keep(home: Path, arrays: Mapping[str, NDArray[numpy.generic]]) -> None:

@@ -104,7 +104,7 @@ def _find() -> tuple[CDLL | None, str]:
     # else the one that is installed
     files = [Path(choice)] if choice else _installed()
     if not files:
-        return None, "no library was built: there was no C++ compiler, or this is the wheel for any platform"
+        return None, f"no library was built: {_unbuilt()}"
     try:
         return _load(files[0]), ""
     except (OSError, AttributeError) as error:
@@ -114,6 +114,14 @@ def _find() -> tuple[CDLL | None, str]:
     if choice:
         raise ValueError(f"GRADWIRE_KERNELS={choice}: {why}; set it to reference, to a library, or not at all")
     return None, why
+
+
+def _unbuilt() -> str:
+    """Why there is no library."""
+    checkout = Path(package.__file__).parents[3]
+    if (checkout / "native" / "gradwire.h").is_file():
+        return f"this is the checkout {checkout}; make .venv/.dev builds it, other folders have the installed one"
+    return "there was no C++ compiler, or this is the wheel for any platform"
 
 
 def _installed() -> list[Path]:
