@@ -135,6 +135,10 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
         attach(gw.NATIVE, controller=gw.GraVAC()),
         "GraVAC needs a compressor to start from, such as gw.TopK(0.01)",
     ),
+    "unused buckets": (
+        lambda: gw.attach(DistributedDataParallel(model(), skip_all_reduce_unused_params=True), K),
+        "hands no unused bucket over; leave it out, find_unused_parameters=True will do",
+    ),
     "a controller's class": (attach(K, controller=gw.GraVAC), "such as controller=gw.GraVAC()"),
     "no controller for it": (attach(gw.BF16(), controller=gw.GraVAC()), "use attach(ddp, TopK(0.1), controller="),
     "groups as a number": (attach(K, groups=4), "such as groups=gw.groups.of(megabytes=25)"),
