@@ -2,7 +2,9 @@
 
 import gc
 import json
+import pickle
 from collections.abc import Callable
+from copy import deepcopy
 from functools import cache
 
 import pytest
@@ -49,6 +51,11 @@ def attach(*arguments, **options) -> Callable[[], object]:
 def optimizer(**options) -> Callable[[], object]:
     module = model()
     return lambda: gw.DistributedOptimizer(sgd(module), module, K, **options)
+
+
+def made() -> gw.DistributedOptimizer:
+    module = model()
+    return gw.DistributedOptimizer(sgd(module), module, K)
 
 
 def optimizer_of(compressor: object, **options) -> Callable[[], object]:
@@ -155,6 +162,10 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
         attach(gw.NATIVE, controller=gw.GraVAC()),
         "GraVAC needs a compressor to start from, such as gw.TopK(0.01)",
     ),
+    "unused buckets": (
+        lambda: gw.attach(DistributedDataParallel(model(), skip_all_reduce_unused_params=True), K),
+        "hands no unused bucket over; leave it out, find_unused_parameters=True will do",
+    ),
     "a controller's class": (attach(K, controller=gw.GraVAC), "such as controller=gw.GraVAC()"),
     "no controller for it": (attach(gw.BF16(), controller=gw.GraVAC()), "use attach(ddp, TopK(0.1), controller="),
     "groups as a number": (attach(K, groups=4), "such as groups=gw.groups.of(megabytes=25)"),
@@ -181,6 +192,8 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "another model": (wrapped(gw.DistributedOptimizer, model(), model()), "make it of parameters of the model that"),
     "another model local": (wrapped(gw.LocalSteps, model(), model()), "the optimizer holds no parameter that this mod"),
     "a backend": (optimizer(process_group="gloo"), "such as process_group=torch.distributed.new_group()"),
+    "a copy": (lambda: deepcopy(made()), "a DistributedOptimizer has no copy; copy its `inner`, or save state_dict()"),
+    "saved whole": (lambda: pickle.dumps(made()), "has no copy; copy its `inner`, or save state_dict()"),
     "by place": (
         lambda: gw.DistributedOptimizer(sgd(model()), model(), K, R),
         "too many positional",

@@ -24,7 +24,14 @@ from gradwire.plans import Plan
 from gradwire.torch_private.compiled import uncompiled
 from gradwire.torch_private.fully_shard import is_fsdp
 from gradwire.torch_private.process_groups import world_size
-from gradwire.torch_private.reducer import is_ddp, managed_by, module_in, reduces_in_python, wait_for_delayed
+from gradwire.torch_private.reducer import (
+    is_ddp,
+    managed_by,
+    module_in,
+    reduces_in_python,
+    skips_unused,
+    wait_for_delayed,
+)  # fmt: skip
 from gradwire.transports import ProcessGroup, forked
 
 KIND = "attach(ddp)"
@@ -93,6 +100,12 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
         return _attach_alone(ddp, choices)
     if ddp.mixed_precision is not None:
         raise ValueError("DDP(mixed_precision=...) takes the hook that Gradwire needs; use torch.autocast instead")
+    # DDP waits for a future of its first bucket, and a step ends with its last one
+    if skips_unused(ddp):
+        raise ValueError(
+            "DDP(skip_all_reduce_unused_params=True) hands no unused bucket over; leave it out, "
+            "find_unused_parameters=True will do"
+        )
     if reduces_in_python(ddp):
         raise ValueError('DDP was made under optimize_ddp = "python_reducer", without buckets; make it without that')
     if choices.find_unused_parameters and not ddp.find_unused_parameters:

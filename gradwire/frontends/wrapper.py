@@ -54,6 +54,10 @@ class Wrapper(Optimizer):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.inner, name)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Raises TypeError: a copy, or what pickle makes, would have no part in the exchange."""
+        raise TypeError(f"a {type(self).__name__} has no copy; copy its `inner`, or save state_dict()")
+
     @classmethod
     def check(cls, optimizer: Any, model: Any, group: object, sharded: str) -> None:
         """Raises ValueError, naming the call that works, for arguments that are no optimizer, no model, or no process

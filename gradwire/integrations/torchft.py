@@ -77,7 +77,7 @@ class Optimizer(torchft.Optimizer):
         self._model, self._replica = model, replica_of(model, manager)
         warn_of(self._choices.by_layer, self._replica.planned)
         self._find_unused = find_unused_parameters
-        self._exchange = QuorumExchange(manager, self._make, partial(least, self._replica), state)
+        self._exchange = QuorumExchange(manager, self._make, self._plan, partial(least, self._replica), state)
         self._front_end = self._new_front_end(1)
 
     @property
@@ -108,6 +108,10 @@ class Optimizer(torchft.Optimizer):
 
     def _new_front_end(self, replicas: int) -> ReplicaGradients:
         return ReplicaGradients(self.manager.report_error, self._model, self._replica, replicas, self._find_unused)
+
+    def _plan(self, replicas: int) -> Plan:
+        """What the options make for so many replicas."""
+        return self._choices.plan(self._replica.parameters, lambda: replicas)(list(self._replica.planned))
 
     def _make(self, mesh: Mesh) -> tuple[Runtime, FrontEnd]:
         own = self._replica
@@ -151,11 +155,10 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
         choices.check()
         self._replica = own = replica_of(model, manager)
         # one fragment: all of the model; its plan is made anew for as many replicas as a quorum has
-        self._replicas = 1
         parts = FragmentedModel(model, own, 1, choices.plan(own.parameters, lambda: self._replicas))
         parts.cut()
-        self._plan = partial(parts.plan, list(own.planned))
-        plan = self._plan()
+        self._parts = parts
+        plan = self._plan(1)
         if plan.native:
             raise ValueError(NO_NATIVE)
         parts.check_fits(plan)
@@ -170,7 +173,7 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
         )  # fmt: skip
         self._step, self._inner_steps = 0, inner_steps
         has = ("anchors", "outer", "inner steps")
-        self._exchange = QuorumExchange(manager, self._make, partial(least, own), state, has)
+        self._exchange = QuorumExchange(manager, self._make, self._plan, partial(least, own), state, has)
         manager.register_state_dict_fn("gradwire's local steps", self._heal, self._shared)
         # from a checkpoint, or from the other replicas' next round
         if state:
@@ -232,9 +235,14 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
         runtime.finish()
 
     def _make(self, mesh: Mesh) -> tuple[Runtime, FrontEnd]:
-        own, self._replicas = self._replica, mesh.replica.world
-        runtime = Runtime(self._plan, own.slots, mesh, device_of(own.parameters), self._settings)
+        own, plan = self._replica, partial(self._plan, mesh.replica.world)
+        runtime = Runtime(plan, own.slots, mesh, device_of(own.parameters), self._settings)
         return runtime, _Shared(self._fragment)
+
+    def _plan(self, replicas: int) -> Plan:
+        """What the options make for so many replicas."""
+        self._replicas = replicas
+        return self._parts.plan(list(self._replica.planned))
 
     def _shared(self) -> dict[str, Any]:
         anchors = self._fragment.anchors

@@ -35,6 +35,20 @@ def has_gradient_hooks(parameter: Tensor) -> bool:
     return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
+def _uses(tensor: Tensor) -> int:
+    """How many objects hold its memory."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # pyright: ignore
+
+
+_ONE_USE = _uses(torch.empty(1, dtype=torch.float32, device="cpu"))
+
+
+def is_shared(gradient: Tensor) -> bool:
+    """Whether some other tensor lies in the memory of a gradient that autograd made. A view is a user's own, or a
+    framework's, whose buffer it is to stay in."""
+    return _uses(gradient) > _ONE_USE and not gradient._is_view()
+
+
 def writes_to(tensor: Tensor) -> int:
     """How often torch has written to a tensor in place."""
     return tensor._version

@@ -35,6 +35,17 @@ def reduces_in_python(ddp: DistributedDataParallel) -> bool:
     return ddp._use_python_reducer
 
 
+def copies_together(ddp: DistributedDataParallel) -> bool:
+    """Whether it copies a bucket's gradients when it has the last one, as `batched_grad_copy` says from torch 2.13 on,
+    not each when it comes."""
+    return getattr(ddp, "batched_grad_copy", False)
+
+
+def skips_unused(ddp: DistributedDataParallel) -> bool:
+    """Whether it calls no hook for a bucket that no rank has used."""
+    return getattr(ddp, "skip_all_reduce_unused_params", False)
+
+
 def parts_of(bucket: Any) -> list[tuple[Tensor, Tensor]]:
     """The parameters of a bucket that are not empty, and the part of it that has the numbers of each one's gradient, in
     their order in memory. Of channels-last parameters `bucket.gradients()` has another order, of complex ones other

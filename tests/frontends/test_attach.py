@@ -3,10 +3,12 @@
 import re
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.frontends.options.choices import StepChoices
@@ -81,6 +83,21 @@ def test_a_wrapper_of_another_library_is_told_its_own_call(attach: Callable, wra
         with pytest.raises(ValueError, match=rf"does not take .*'s {name}; use {re.escape(instead)}") as error:
             attach(model, compressor=gw.TopK(0.1))
         assert "\n" not in str(error.value)
+
+
+DDP_OPTIONS = {
+    "self", "module", "device_ids", "output_device", "dim", "check_reduction",  # of no concern to gradients
+    "broadcast_buffers", "forward_sync_buffers", "init_sync",  # DDP's own
+    "process_group", "device_mesh",  # the ranks that exchange
+    "bucket_cap_mb", "bucket_cap_mb_list", "gradient_as_bucket_view",  # means go where gradients lie in any bucket
+    "find_unused_parameters", "static_graph", "batched_grad_copy",  # say how gradients are seen
+    "delay_all_reduce_named_params", "param_to_hook_all_reduce",  # DDP reduces these itself, as status() says
+    "mixed_precision", "skip_all_reduce_unused_params",  # refused
+}  # fmt: skip
+
+
+def test_no_option_of_ddp_is_ignored_for_it_is_new():
+    assert {*signature(DistributedDataParallel.__init__).parameters} <= DDP_OPTIONS
 
 
 AUTO, LIST = {"controller": gw.Auto([gw.TopK(0.1)])}, [("*.bias", [gw.FP32(), gw.BF16()])]

@@ -10,9 +10,11 @@ import torch
 
 import gradwire as gw
 from gradwire.checkpoint import unpack
+from gradwire.frontends.checkpoints.elastic_resume import without_memories
 from gradwire.frontends.null_job import NullFrontEnd
 from gradwire.integrations import quorum_exchange
 from gradwire.integrations.quorum_exchange import QuorumExchange
+from gradwire.plans import uniform
 from gradwire.runtime.failures import PeerFailed
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
@@ -21,6 +23,10 @@ from tests.support import harness
 from tests.support.harness import SMALL, draw, plan_of, raising, slots_of
 
 SLOTS = slots_of(SMALL)
+
+
+def no_plan(replicas: int) -> gw.Plan:
+    pytest.fail("met")
 
 
 def end(runtime: Runtime) -> None:
@@ -85,7 +91,7 @@ def voted(meanwhile: Callable[[Runtime], None]) -> Iterator[tuple[QuorumExchange
     with harness.job(plan, SLOTS, 2, elastic=True, voted=True) as running:
         own, other = running.runtimes
         manager = Manager(lambda: None if manager.step else meanwhile(own))
-        exchange = QuorumExchange(manager, lambda mesh: pytest.fail("met"), lambda step: step, None)
+        exchange = QuorumExchange(manager, lambda mesh: pytest.fail("met"), no_plan, lambda step: step, None)
         exchange.runtime, exchange.handle, exchange._quorum = own, gw.Handle(own, NullFrontEnd()), 1
         running.step(draw(SLOTS, 2, 0))
         other.commit()
@@ -134,7 +140,7 @@ def test_a_replica_that_heals_keeps_what_it_has_sent_since_and_no_checkpoints_me
 
 def test_a_replica_goes_on_from_the_least_step_of_its_ranks():
     manager = Manager(lambda: None)
-    exchange = QuorumExchange(manager, lambda mesh: pytest.fail("met"), lambda step: step - 2, None)
+    exchange = QuorumExchange(manager, lambda mesh: pytest.fail("met"), no_plan, lambda step: step - 2, None)
     manager.step = 5
     exchange.begin()
     assert manager.step == 3
@@ -166,7 +172,7 @@ def test_replicas_whose_controllers_differ_by_a_step_go_on_together(ratio: float
     assert not torch.equal(states[0]["//done"], states[1]["//done"])
     managers, exchanges = [Manager(lambda: None) for _ in range(2)], list[QuorumExchange]()
     for manager, transport, state in zip(managers, transports, states, strict=True):
-        exchanges.append(QuorumExchange(manager, make, lambda step: step, None))
+        exchanges.append(QuorumExchange(manager, make, lambda replicas: plan, lambda step: step, None))
         manager._pg.parent, manager.step = transport, 1
         exchanges[-1]._states, exchanges[-1]._has_met = {1: state}, True
     raising(harness.together(2, lambda rank: exchanges[rank].begin()))
@@ -228,6 +234,46 @@ def test_local_steps_of_many_replicas_have_a_plan_for_many(monkeypatch: pytest.M
         with pytest.raises(ValueError, match="local steps send nothing in backward to trace"):
             made[0].handle.trace()
         raising(harness.together(12, lambda rank: made[rank].handle.leave()))
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_default_collectives_follow_the_quorum_and_a_plan_of_the_users_stays(own: bool, monkeypatch):
+    def made_for(replicas: int) -> gw.Plan:
+        return uniform(SLOTS, gw.Quantized(8), gw.Residual(), ranks=replicas)
+
+    two, twelve, other = made_for(2), made_for(12), plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather())
+    assert two != twelve
+    monkeypatch.setattr(quorum_exchange, "ProcessGroup", SimpleNamespace(beside=lambda parent: parent))
+
+    def make(mesh: gw.Mesh) -> tuple[Runtime, Any]:
+        options = JobOptions(elastic=True, voted=True)
+        return Runtime(lambda: made_for(mesh.ranks), SLOTS, mesh, harness.CPU, options), NullFrontEnd()
+
+    # two replicas take a step, then ten more come
+    with harness.job(two, SLOTS, 2, elastic=True, voted=True) as running:
+        if own:
+            running.install(other)
+        running.step(draw(SLOTS, 2, 0))
+        for runtime in running.runtimes:
+            runtime.commit()
+        states = running.states()
+    transports, exchanges = gw.Threads.group(12), list[QuorumExchange]()
+    for rank, transport in enumerate(transports):
+        manager = Manager(lambda: None)
+        exchanges.append(QuorumExchange(manager, make, made_for, lambda step: step, None))
+        manager._pg.parent, manager.step = transport, 1
+        exchanges[-1]._states, exchanges[-1]._has_met = ({1: states[rank]} if rank < 2 else {}), True
+        if rank >= 2:
+            exchanges[-1]._heal(without_memories(states[0]))
+    raising(harness.together(12, lambda rank: exchanges[rank].begin()))
+    assert {exchange.handle.plan for exchange in exchanges} == {other if own else twelve}
+    # with the memories that they had
+    for exchange, state in zip(exchanges, states, strict=False):
+        went_on = unpack(exchange.state()["memories"]).exported
+        for name, tensors in unpack(state).exported.items():
+            if "residual" in tensors:
+                torch.testing.assert_close(went_on[name]["residual"], tensors["residual"])
+    raising(harness.together(12, lambda rank: exchanges[rank].handle.leave()))
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -25,6 +25,7 @@ AGAIN = [
     scenarios.a_backward_that_failed_on_all_ranks_leaves_no_trace,
     scenarios.layers_that_are_frozen_and_thawed_train_as_with_plain_torch,
     parameters.steps_begin_where_gradients_do_however_ddp_is_called,
+    parameters.gradients_that_ddp_copies_together_are_sent_when_they_are_in_their_bucket,
     layers.sparse_gradients_follow_what_a_step_may_be,
 ]
 see_gradients = DDPFrontEnd._see_gradients

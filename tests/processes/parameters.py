@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from inspect import signature
 from time import sleep
 
 import torch
@@ -16,6 +17,7 @@ import gradwire as gw
 from gradwire.runtime.machine import Arrivals
 from tests.processes.scenarios import Turns, batch, network, refused, same_on_all_ranks, scenario
 
+DDP_OPTIONS = signature(DistributedDataParallel.__init__).parameters
 ADAPTER = ["adapter.weight", "adapter.bias"]
 
 
@@ -335,6 +337,34 @@ def the_first_gradient_of_a_pass_is_sent_when_it_is_in_its_bucket() -> None:
     Arrivals.mark_ready = arrive_and_wait
     for ours, theirs in zip(heads_gradients(gw.FP32()), heads_gradients(None), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def copied_together(attach: bool, unused: bool) -> list[Tensor]:
+    """All gradients, step by step, of a DDP that copies a bucket's gradients when it has the last one."""
+    together = {"batched_grad_copy": True} if "batched_grad_copy" in DDP_OPTIONS else {}
+    ddp = DistributedDataParallel(Parts(), find_unused_parameters=unused, **together)
+    if attach:
+        gw.attach(ddp, gw.FP32(), groups=gw.groups.of(count=6))
+    found: list[Tensor] = []
+    for step in range(6):
+        ddp.zero_grad()
+        ddp(batch(step)[0]).square().mean().backward()
+        found.append(torch.cat([p.grad.flatten() for p in ddp.parameters() if p.grad is not None]))
+    return found
+
+
+@scenario(2)
+def gradients_that_ddp_copies_together_are_sent_when_they_are_in_their_bucket() -> None:
+    arrive = Arrivals.mark_ready
+
+    def arrive_and_wait(arrivals: Arrivals, slot: int) -> None:
+        arrive(arrivals, slot)
+        sleep(0.005)  # the worker begins before DDP goes on
+
+    Arrivals.mark_ready = arrive_and_wait
+    for unused in (False, True):
+        for ours, theirs in zip(copied_together(True, unused), copied_together(False, unused), strict=True):
+            torch.testing.assert_close(ours, theirs)
 
 
 class Biased(nn.Module):

@@ -29,12 +29,22 @@ def _only(state: StateDict, kept: Callable[[str], bool]) -> StateDict:
     return pack(exported, whole.job, whole.step, whole.about)
 
 
-def go_on(handle: Handle, common: StateDict, own: StateDict | None, rank: int, ranks: int) -> None:
+def go_on(
+    handle: Handle,
+    common: StateDict,
+    own: StateDict | None,
+    rank: int,
+    ranks: int,
+    made_for: Callable[[int], Plan] | None = None,
+) -> None:
     """Goes on from the state that all have in `common`, without memories, and from this rank's `own`, which a newcomer
     lacks. All ranks call this together with a new `handle`, which has the plan of its options; then the old one is in
-    force."""
+    force. But where that is what the options made for the old number of ranks, which `made_for` says, the new handle
+    keeps its own: default collectives are for as many ranks as there are."""
     first = unpack(common)
     about, plan = replace(first.about, rank=rank, ranks=ranks), Plan.from_json(first.about.plan)
+    if made_for and not handle.controlled and plan == made_for(first.about.ranks):
+        plan = handle.plan or plan
     # all ranks together: the plan that the controller began with, where there is one, so that it goes on from that; a
     # job without one keeps what an earlier job's controller has left, and has the plan that was in force
     if handle.controlled and "origin" in first.job:

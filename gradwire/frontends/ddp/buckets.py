@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.frontends.paused import Accumulated
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private.autograd import in_backward
-from gradwire.torch_private.reducer import delayed_by, is_joining, module_in, parts_of
+from gradwire.torch_private.reducer import copies_together, delayed_by, is_joining, module_in, parts_of
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class Buckets:
     late: int | None
     """The slot of the last gradient, which DDP has not copied to its bucket yet."""
     seen: set[int]
-    """The slots whose gradients this backward pass has made, while places are not fixed."""
+    """The slots whose gradients this backward pass has made, and which arrive with their bucket: all while places are
+    not fixed, or DDP copies a bucket's gradients together."""
     accumulated: Accumulated
     """Slots and passes whose gradients DDP has only accumulated so far."""
 
@@ -65,6 +66,11 @@ class Buckets:
         ready; and where a parameter may be unused. With a static graph a parameter's hook may run more than once."""
         early = self._runtime.is_immediate or not self.fixed or self._runtime.wants_readiness()
         return not ddp.static_graph and (early or ddp.find_unused_parameters or is_joining(ddp))
+
+    def has_late(self, ddp: DistributedDataParallel, slot: int) -> bool:
+        """Whether a gradient that hooks see arrives with its bucket alone: a sparse one, and any where DDP copies a
+        bucket's gradients together."""
+        return copies_together(ddp) or self._runtime.slots[slot].name in self._runtime.sparse
 
     def refuse_frozen(self) -> None:
         """Ends the job where a parameter of the open step was frozen too late: DDP waits for its gradient in vain."""
@@ -145,14 +151,16 @@ class Buckets:
         # means go to the address that is known, so DDP must not have moved the bucket
         if bucket.buffer().data_ptr() != place.address:
             runtime.refuse("DDP moved its buckets in mid-training; call detach() and attach again")
-        # the slots that no hook announced: accumulated by earlier passes, or absent
+        # the slots that have not arrived: copied just now, accumulated by earlier passes, or absent
         if all(map(there.__getitem__, place.slots)):
             return
         parameters, whole = {self._slot[p]: p for p in bucket.parameters() if p.numel()}, self._is_whole
         for slot in place.slots:
             if there[slot]:
                 continue
-            if whole or self._has_accumulated(slot, parameters[slot]):
+            if slot in self.seen:
+                runtime.mark_ready(slot)
+            elif whole or self._has_accumulated(slot, parameters[slot]):
                 self._note(slot)
                 runtime.mark_ready(slot)
             else:

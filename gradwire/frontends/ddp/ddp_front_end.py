@@ -160,7 +160,7 @@ class DDPFrontEnd:
     def _gradient_hook(self, runtime: Runtime, buckets: Buckets, slot: int) -> Callable[[Tensor], None]:
         arrive = runtime.mark_ready
         became_ready = runtime.became_ready
-        sparse = runtime.slots[slot].name in runtime.sparse
+        by_bucket = buckets.has_late(self.ddp, slot)
 
         def ready(parameter: Tensor) -> None:  # runs for each parameter and step: nothing else belongs here
             if not self._open and not self._backward_begins():
@@ -169,7 +169,7 @@ class DDPFrontEnd:
             if buckets.notes:
                 became_ready(slot)
             # the gradient before this one is in its bucket by now; this one will be when the next hook runs
-            if buckets.fixed and not sparse:
+            if buckets.fixed and not by_bucket:
                 late, buckets.late = buckets.late, slot
                 if late is not None:
                     arrive(late)

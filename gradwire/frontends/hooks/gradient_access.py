@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.frontends.hooks.sparse_gradients import no_rows
+from gradwire.torch_private.autograd import is_shared
 
 
 class GradientAccess(Protocol):
@@ -44,15 +45,23 @@ class FullGradients:
         return ()
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
-        if parameter.grad is not None and parameter.grad.is_conj():
-            # its memory has the conjugates
-            parameter.grad = parameter.grad.resolve_conj()
+        gradient = parameter.grad
+        if gradient is None or gradient.layout is not torch.strided:
+            return gradient
+        if gradient.is_conj() or gradient.is_neg():
+            # its memory has the conjugates, or the negatives
+            parameter.grad = gradient.resolve_conj().resolve_neg()
+        elif is_shared(gradient):
+            # another gradient may lie there, as those of a sum of views do, and each becomes a mean by itself
+            parameter.grad = gradient.clone()
         return parameter.grad
 
     def left(self, parameter: Tensor) -> Tensor:
         if (gradient := self.gradient(parameter)) is not None:
             return gradient.detach().clone()
-        return no_rows(parameter) if parameter in self._sparse else torch.zeros_like(parameter)
+        if parameter in self._sparse:
+            return no_rows(parameter)
+        return torch.zeros_like(parameter, dtype=parameter.grad_dtype)
 
     def put(self, parameter: Tensor, gradient: Tensor) -> None:
         parameter.grad = gradient
