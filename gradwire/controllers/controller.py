@@ -122,9 +122,16 @@ class Controller(Options, ABC):
     _defaults = Defaults()
 
     def meet(self, slots: Sequence[Slot], replicas: int) -> None:
-        """Called before all else, with the slots that plans are for and the number of ranks that compress among each
-        other, from which default communicators follow."""
+        """Called once for each job, before all else, with the slots that plans are for and the number of ranks that
+        compress among each other, from which default communicators follow."""
+        self.restart()
+        vars(self).pop("decisions", None)
         self._defaults = Defaults(slots, replicas)
+
+    def restart(self) -> None:
+        """Forgets all of a job before. A dataclass is made again by its options; other classes have their own."""
+        if is_dataclass(self):
+            self.__init__(**{field.name: getattr(self, field.name) for field in fields(self) if field.init})
 
     def changed(self, before: Plan, plan: Plan) -> dict[str, tuple[Group, Group]]:
         """By name the groups, in both plans, of parameters that the user sends in another way in `plan`."""

@@ -52,8 +52,6 @@ class ActivePlan:
         self._native: NativeRequest | None = None
         self.momenta = Momenta(slots)
         self.order = GradientOrder(slots)
-        if options.controller:
-            options.controller.meet(slots, agreement.replicas)
         # all ranks meet here: they begin with equal plans, or none begins
         self.first = self.agreed(make)
         # whether a plan is made by the order of the first backward pass

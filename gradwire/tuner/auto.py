@@ -68,6 +68,9 @@ class Auto(Controller):
         self._may_be_dense = (objective == "progress" and not rules) or all(
             candidate_plans.may_be_dense(rule) for rule in self.rules
         )
+        self.restart()
+
+    def restart(self) -> None:
         self.measured: Profile | None = None
         self._measured_by = ""  # in words; "" where nothing is measured
         self.profile: Profile | None = None
@@ -78,8 +81,7 @@ class Auto(Controller):
         self._phase: Phase = "begin"
         self._trials, self._watch = Trials.none(), StepTimeMonitor()
         self._tried_before: list[Trials] = []  # in this run
-        self._dense_times = DenseTimes()
-        self._last_s = 0.0
+        self._dense_times, self._last_s = DenseTimes(), 0.0
 
     @property
     def chosen(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
