@@ -59,9 +59,7 @@ class Auto(Controller):
         objective: Objective = "progress",
         rules: Sequence[Rule] = (),
     ) -> None:
-        if candidates and rules:
-            raise ValueError("rules have candidates of their own; write ('*', [gw.BF16(), gw.TopK(0.01)]) among them")
-        self.rules, self.fidelity = tuple(rules) or (Rule("", tuple(candidates)),), fidelity
+        self.rules, self.fidelity = candidate_plans.rules_by(candidates, rules), fidelity
         for rule in self.rules:
             candidate_plans.check_wanted(rule.candidates, fidelity, objective)
         self.objective: Objective = objective
