@@ -392,3 +392,14 @@ def test_what_a_controller_cannot_change_is_refused_when_attached(text, controll
     plan = plan_of(SLOTS, compressor, gw.Residual(), gw.plans.default_communicator(compressor))
     with pytest.raises(ValueError, match=re.escape(text)):
         controller.check(plan)
+
+
+@pytest.mark.parametrize("make", [lambda: gw.WarmUp(bits=8, steps=4), lambda: gw.WarmUp(0.64, steps=4)])
+def test_what_a_warm_up_needed_is_not_kept(make):
+    def nbytes(running: Job) -> int:
+        run(running, range(12))
+        running.close()
+        return running.runtimes[0]._steps.store.nbytes
+
+    plan = plan_of(SLOTS, gw.TopK(0.01), gw.Residual(), gw.AllGather(), groups=1)
+    assert nbytes(start(make, groups=1)) == nbytes(Job(plan, SLOTS, 2))
