@@ -23,6 +23,8 @@ def json_of(text: str, kind: str) -> Any:
     except json.JSONDecodeError as error:
         said = f"this is no {kind} that {kind.title()}.to_json() wrote: {error.msg}"
         raise json.JSONDecodeError(said, text, error.pos) from None
+    except RecursionError:
+        raise ValueError(f"this is no {kind} that {kind.title()}.to_json() wrote: it is nested too deeply") from None
 
 
 def as_json(value: Any) -> Any:

@@ -39,10 +39,8 @@ SIZES = {"cpu": GroupSizes(8, 4, 1, 8), "cuda": GroupSizes(32, 16, 8, 4)}
 
 @dataclass(frozen=True)
 class Group(Options):
-    """Slots, by name, that are compressed and sent together.
-
-    Raises ValueError when the compressor cannot work with the memory or the communicator, for both where it is both.
-    """
+    """Slots, by name, that are compressed and sent together. Raises ValueError when the compressor cannot work with the
+    memory or the communicator, for both where it is both."""
 
     slots: tuple[str, ...]
     """Their names, in the order of the group's buffer."""
@@ -60,6 +58,8 @@ class Group(Options):
         check_type("memory", self.memory, (Memory,), "gw.Residual()", optional=False)
         check_type("communicator", self.communicator, (Communicator,), "gw.AllGather()", optional=False)
         check_type("slots", self.slots, (tuple, list), '("weight",)', optional=False)
+        object.__setattr__(self, "slots", tuple(self.slots))
+        super().__post_init__()
         refusals: list[str] = []
         for part in (self.communicator, self.memory):
             try:

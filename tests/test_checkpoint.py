@@ -913,6 +913,17 @@ def test_an_elastic_job_goes_on_with_the_plan_in_force_and_its_collectives(ratio
         for number in range(4):
             grown.step(draw(SLOTS, 8, number))
         assert [runtime.plan for runtime in grown.runtimes] == [plan] * 8
+        later = grown.states()
+    # a plain resume has those of its ranks again: nobody has named the others
+    with job(own, SLOTS, 8, controllers=[make() for _ in range(8)]) as resumed:
+        resumed.load(later)
+        assert [runtime.plan for runtime in resumed.runtimes] == [own] * 8
+        assert [runtime._active.origin for runtime in resumed.runtimes] == [own] * 8
+        # of which its own state tells
+        again = resumed.states()
+    with job(plan, SLOTS, 2, controllers=[make() for _ in range(2)]) as back:
+        back.load(gw.reshard(again, 2))
+        assert [runtime.plan for runtime in back.runtimes] == [plan] * 2
 
 
 def plan_when(saved: list[dict[str, Tensor]]) -> gw.Plan:

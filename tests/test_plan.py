@@ -355,3 +355,11 @@ def test_a_plan_that_ranks_do_not_agree_on_is_none_that_a_controller_makes_other
         assert [controller._origin for controller in controllers] == [PLAN] * 2
         assert [runtime._active.origin for runtime in running.runtimes] == [PLAN] * 2
         assert [runtime.plan for runtime in running.runtimes] == [before] * 2
+
+
+def test_a_group_of_a_list_is_that_of_a_tuple():
+    given = gw.Group(["weight"], gw.TopK(0.1), gw.Residual(), gw.AllGather())  # pyright: ignore
+    assert gw.Plan.from_json(gw.Plan((given,)).to_json()).groups == (given,)
+    assert hash(given) == hash(gw.Group(("weight",), gw.TopK(0.1), gw.Residual(), gw.AllGather()))
+    with pytest.raises(ValueError, match=r"^Group\(rule=5\) takes a text"):
+        gw.Group((), gw.TopK(0.1), gw.Residual(), gw.AllGather(), 5)  # pyright: ignore

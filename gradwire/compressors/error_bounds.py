@@ -47,5 +47,5 @@ def energy_beyond_rank(matrix: Tensor, ranks: Sequence[int]) -> list[float]:
         p = torch.linalg.qr(matrix @ q).Q
         q = torch.linalg.qr(matrix.T @ p).Q
     # what the rank leaves of the whole
-    energies = torch.linalg.svdvals(matrix @ q).double().square().cumsum(0)
-    return [max(0.0, whole - float(energies[rank - 1])) if rank else 0.0 for rank in ranks]
+    energies = torch.linalg.svdvals(matrix @ q).double().cpu().square().cumsum(0).tolist()
+    return [max(0.0, whole - energies[rank - 1]) if rank else 0.0 for rank in ranks]

@@ -181,8 +181,8 @@ class MultiLevel(MultiRound):
         # payload, and the norms behind it
         codec = self.codec if self.level(context) == FIRST else self.second
         size = codec.payload_bytes(len(x))
-        send = context.message(f"send {size}", size + 4 * TAIL)
-        receive = context.message(f"receive {size}", size + 4 * TAIL, context.world)
+        send = context.message("send", size + 4 * TAIL)
+        receive = context.message("receive", size + 4 * TAIL, context.world)
         codec.pack(x, indices, send.body[:size])
         send.body[size:].view(torch.float32).copy_(norms)
         # all-gather

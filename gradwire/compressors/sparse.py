@@ -218,4 +218,7 @@ class RandomK(Sparsifier, Rowwise, recordable=True):
     @classmethod
     def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:
         whole = float(x.double().square().sum())
-        return [(1 - choice.ratio) * whole for choice in choices]
+        sent = [choice.count(slot.numel) / max(1, slot.numel) for choice in choices]
+        # as expected: values times their part's size are too large by more than what is left out
+        pairs = zip(choices, sent, strict=True)
+        return [whole * (1 / share - 1 if choice.rescale else 1 - share) for choice, share in pairs]

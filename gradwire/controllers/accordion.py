@@ -3,14 +3,22 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from gradwire.compressors import Compressor
 from gradwire.compressors.context import SHARED
-from gradwire.controllers.controller import Controller, Decision, Observation, StepView, rate_dropped
+from gradwire.controllers.controller import (
+    Controller,
+    Decision,
+    Observation,
+    Scheduler,
+    StepView,
+    check_scheduler,
+    rate_dropped,
+)
 from gradwire.controllers.recompress import Defaults, recompress, setting_of, update_in, with_options
 from gradwire.ops.gradients import Scalar, add_unless
 from gradwire.plans import Group, Plan
@@ -31,7 +39,7 @@ class Accordion(Controller):
     1 are shares of the full rank."""
     high: float
     """The same for high compression, such as 0.01 or 1."""
-    scheduler: Any = field(default=None, metadata={"code": True})
+    scheduler: Scheduler | None = field(default=None, metadata={"code": True})
     """The optimizer's learning rate scheduler."""
     interval: int = 100
     """In steps."""
@@ -42,6 +50,7 @@ class Accordion(Controller):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_scheduler(self.scheduler)
         if not self.low > self.high > 0:
             raise ValueError(
                 f"low={self.low} compresses no less than high={self.high}; low compression sends more: "
@@ -90,6 +99,7 @@ class Accordion(Controller):
         return _with(plan, self._value, self._defaults)
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:
+        assert self.scheduler
         numbers[0] = self.scheduler.get_last_lr()[0]
 
     def reduced(self, means: Mapping[str, Tensor], nonfinite: Tensor, scale: Scalar) -> None:

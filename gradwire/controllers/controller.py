@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from gradwire.controllers.recompress import Defaults
 from gradwire.controllers.requests import Profiled, Request
 from gradwire.ops.gradients import Scalar
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.options import Options
+from gradwire.options import Options, check_type
 from gradwire.plans import Group, Plan
 from gradwire.slots import Slot
 
@@ -21,6 +21,18 @@ MESSAGE_NUMBERS = 16
 """The most float32 values that travel for a controller, per rank and step."""
 RATE_DROP = 0.5
 """A learning rate that falls to so much of what it was has dropped."""
+
+
+@runtime_checkable
+class Scheduler(Protocol):
+    """An optimizer's learning rate scheduler."""
+
+    def get_last_lr(self) -> Sequence[float | Tensor]: ...
+
+
+def check_scheduler(scheduler: object) -> None:
+    """Raises ValueError for what has no learning rate to tell."""
+    check_type("scheduler", scheduler, (Scheduler,), "torch.optim.lr_scheduler.StepLR(optimizer, 30)")
 
 
 def rate_dropped(rate: float, before: float) -> bool:
@@ -122,9 +134,16 @@ class Controller(Options, ABC):
     _defaults = Defaults()
 
     def meet(self, slots: Sequence[Slot], replicas: int) -> None:
-        """Called before all else, with the slots that plans are for and the number of ranks that compress among each
-        other, from which default communicators follow."""
+        """Called once for each job, before all else, with the slots that plans are for and the number of ranks that
+        compress among each other, from which default communicators follow."""
+        self.restart()
+        vars(self).pop("decisions", None)
         self._defaults = Defaults(slots, replicas)
+
+    def restart(self) -> None:
+        """Forgets all of a job before. A dataclass is made again by its options; other classes have their own."""
+        if is_dataclass(self):
+            self.__init__(**{field.name: getattr(self, field.name) for field in fields(self) if field.init})
 
     def changed(self, before: Plan, plan: Plan) -> dict[str, tuple[Group, Group]]:
         """By name the groups, in both plans, of parameters that the user sends in another way in `plan`."""

@@ -4,12 +4,20 @@ import logging
 from dataclasses import dataclass, field
 from math import inf, isnan, nan
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from gradwire.controllers.controller import Controller, Decision, Observation, StepView, rate_dropped
+from gradwire.controllers.controller import (
+    Controller,
+    Decision,
+    Observation,
+    Scheduler,
+    StepView,
+    check_scheduler,
+    rate_dropped,
+)
 from gradwire.controllers.factor_search import FactorSearch, Scaling, check_factors, spaced
 from gradwire.controllers.gain import Gain, Reading, delay_of
 from gradwire.controllers.guard import Guard
@@ -73,7 +81,7 @@ class GraVAC(Controller):
     """Factors whose gains per second differ by so much count as equal, and the smaller wins."""
     smoothing: float = 1.0
     """The weight of a step in moving averages of gains, in (0, 1]; in the paper ranks / 100."""
-    scheduler: Any = field(default=None, metadata={"code": True})
+    scheduler: Scheduler | None = field(default=None, metadata={"code": True})
     """The optimizer's learning rate scheduler; without it a drop of the learning rate is not seen."""
     numbers: ClassVar[int] = len(Observed._fields)
     _settings: ClassVar[str] = "min_factor, max_factor and scaling"
@@ -81,6 +89,7 @@ class GraVAC(Controller):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_scheduler(self.scheduler)
         if not 1 <= self.min_factor <= self.max_factor < inf:
             raise ValueError(
                 f"min_factor={self.min_factor}, max_factor={self.max_factor} do not ascend from 1 to a finite factor; "

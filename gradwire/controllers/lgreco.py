@@ -15,10 +15,12 @@ from gradwire.controllers.controller import MESSAGE_NUMBERS, Controller, Decisio
 from gradwire.controllers.errors import square_errors
 from gradwire.controllers.recompress import has, recompress, setting_of, with_options
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.options import check_type
 from gradwire.plans import Group, Plan, sizes_follow_from_shapes
 from gradwire.rules import within_length
 from gradwire.schedule.sent_bytes import wire_bytes
 from gradwire.slots import Layout
+from gradwire.text_tensors import letters, text_of
 
 SCALES = {
     "ratio": (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 3 / 2, 2, 4, 8),
@@ -60,12 +62,14 @@ class LGreCo(Controller):
         # the budget and its limit
         if self.budget == "seconds" and not self.limit:
             raise ValueError("a budget of seconds needs how many per step; use e.g. LGreCo('seconds', limit=0.05)")
-        if self.budget not in ("error", "bytes", "seconds") or (self.limit is not None and self.limit <= 0):
+        if self.limit is not None and (self.limit <= 0 or self.budget == "error"):
             raise ValueError(
                 f"budget={self.budget!r}, limit={self.limit} is no budget; use LGreCo('error'), LGreCo('bytes', 4e6) "
                 "or LGreCo('seconds', 0.05)"
             )
+        check_type("choices", self.choices, (tuple, list), "(gw.TopK(0.01), gw.TopK(0.1))")
         for choice in self.choices or ():
+            check_type("choices", choice, (Compressor,), "(gw.TopK(0.01), gw.TopK(0.1))", optional=False)
             _check_choice(choice)
         if self.interval < 1:
             raise ValueError(f"interval={self.interval} counts steps; use 1 or more, e.g. interval=500")
@@ -84,6 +88,10 @@ class LGreCo(Controller):
             _check_choice(compressor)
             if len(self._choices_for(compressor)) > MESSAGE_NUMBERS - 2:
                 raise ValueError(f"{len(self._choices_for(compressor))} choices do not fit the message; use up to 14")
+
+    def describe(self) -> str:
+        # the same on all ranks, though not to be written in a text
+        return super().describe().removesuffix(")") + f", choices={self.choices})"
 
     def begin(self, plan: Plan) -> Plan:
         self._begin_layers(plan)
@@ -128,9 +136,13 @@ class LGreCo(Controller):
         first = -1 if self._first is None else self._first
         curves = [number for name in self._names for number in self._curves.get(name, ())]
         known = [name in self._curves for name in self._names]
-        return {"lgreco": torch.tensor([first, *self._wire, *known, *curves], dtype=torch.float64, device="cpu")}
+        numbers = torch.tensor([first, *self._wire, *known, *curves], dtype=torch.float64, device="cpu")
+        return {"lgreco": numbers} | ({"choices": letters(str(self.choices))} if self.choices else {})
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        saved = text_of(state["choices"]) if "choices" in state else "None"
+        if saved != str(self.choices or None):
+            raise ValueError(f"it was saved with choices={saved}, these are {self.choices}: pass the same choices")
         first, wire_bytes, wire_s, *rest = state["lgreco"].tolist()
         self._first, self._wire = None if first < 0 else int(first), [wire_bytes, wire_s]
         known, curves = rest[: len(self._names)], rest[len(self._names) :]

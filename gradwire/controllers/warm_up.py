@@ -36,6 +36,11 @@ class WarmUp(Controller):
             raise ValueError(
                 f"steps={self.steps}, dense={self.dense} count steps; use e.g. WarmUp(start=0.25, steps=1000)"
             )
+        if self.bits is not None and self.start != type(self).start:
+            raise ValueError(
+                f"bits={self.bits} send all elements, and start={self.start} would change nothing; use "
+                f"WarmUp(bits={self.bits}) or WarmUp(start={self.start})"
+            )
         self._first = None if self.bits is None else Quantized(self.bits)
         self._origin, self._done = Plan(()), 0
 
@@ -105,8 +110,8 @@ class WarmUp(Controller):
         if self._first:
             return Decision(self._done, "the plan" if plan == self._origin else f"{self.bits} bits")
         ratios = {_ratio(group.compressor) for group in plan.groups if has(group.compressor, "ratio")}
-        # groups that send all at all times do not count
-        most = max(ratios - {1.0} or ratios)
+        # groups that send all at all times do not count, and in dense steps, to which a resume may go back, all do
+        most = max(ratios - {1.0} or {1.0})
         return Decision(self._done, f"ratio {most:.3g}", factor=1 / most)
 
     def state_dict(self) -> dict[str, Tensor]:

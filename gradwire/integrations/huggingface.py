@@ -46,6 +46,9 @@ class CompressionCallback(TrainerCallback):
         assert model is not None
         # a trainer may train several times; one handle for each model
         if model is not self._model:
+            if self.handle:
+                # the job before has the options' controller
+                self.handle.detach()
             scaler = self._trainer.accelerator.scaler
             self.handle, self._model = attach_whole(model, self._compressor, self._options, scaler), model
         # the state of the checkpoint that training resumes from

@@ -34,8 +34,7 @@ class GradientCompression(lightning.Callback):
         """Notes what begins, before a checkpoint is read. A new training has nothing of the one before."""
         self._stage = stage
         if stage == "fit":
-            self.handle = None
-            self._model = None
+            self._end()
             self._loaded = {}
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
@@ -44,6 +43,7 @@ class GradientCompression(lightning.Callback):
         assert model is not None
         # once for each model: searches begin several times in one training
         if model is not self._model:
+            self._end()
             scaler = getattr(trainer.precision_plugin, "scaler", None)
             self.handle = attach_whole(model, self._compressor, self._options, scaler)
             self._model = model
@@ -71,6 +71,13 @@ class GradientCompression(lightning.Callback):
         if self._unused and self.handle:
             self.handle.skip()
         self._unused = False
+
+    def _end(self) -> None:
+        """Ends the job before, if there is one, which has the options' controller."""
+        if self.handle:
+            self.handle.detach()
+        self.handle = None
+        self._model = None
 
     def _stepped(self, *args: Any) -> None:
         self._unused = False

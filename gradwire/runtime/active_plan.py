@@ -52,8 +52,6 @@ class ActivePlan:
         self._native: NativeRequest | None = None
         self.momenta = Momenta(slots)
         self.order = GradientOrder(slots)
-        if options.controller:
-            options.controller.meet(slots, agreement.replicas)
         # all ranks meet here: they begin with equal plans, or none begins
         self.first = self.agreed(make)
         # whether a plan is made by the order of the first backward pass
@@ -142,6 +140,7 @@ class ActivePlan:
 
     def step_ended(self) -> None:
         """Puts in force the plan that follows from the step."""
+        self.momenta.step_ended()
         # the order of gradients is known now: the plan is made again, once
         if self._follow_order:
             self.order.agree(self._pipeline, self._steps.store.device)
@@ -225,7 +224,7 @@ class ActivePlan:
         if job and (origin.native or same):
             return saved, native_of(job)
         # the user names another compressor, or trains other parameters: as after a replan
-        self._control.decided = None
+        self._control.begin_anew()
         return self._begin(own), None
 
     def _load_saved(self, job: Mapping[str, Tensor]) -> Plan:
@@ -280,7 +279,7 @@ class ActivePlan:
         plan.check(self.trained)
         self._steps.install(plan)
         self.plan = plan
-        self.momenta.add(plan)
+        self.momenta.follow(plan)
 
     def _apply(self, change: Change | None) -> None:
         """Carries out a controller's decision."""

@@ -34,6 +34,7 @@ from gradwire.plans import Group, Plan
 from gradwire.runtime.controller_state import (
     controller_state,
     decided_of,
+    keeps_collectives,
     load_controller,
     origin_of,
     plan_of,
@@ -79,7 +80,8 @@ class ControllerRunner:
         self._mesh = pipeline.mesh
         self._profiler = options.profiler
         self._can_be_native = not options.no_native
-        self.decided, self.paused = None, False
+        self.begin_anew()
+        self.paused = False
         self._tracing: Tracing | None = None
         count = self.controller.numbers + 1 if self.controller else 1
         self._numbers = torch.zeros(count, dtype=torch.float32, device=executor.device)
@@ -94,8 +96,13 @@ class ControllerRunner:
 
     def restart(self, slots: Sequence[Slot]) -> None:
         """Begins anew for other slots; sums and decisions for those before are dropped."""
-        self.slots, self.decided = slots, None
+        self.slots = slots
+        self.begin_anew()
         self.forget()
+
+    def begin_anew(self) -> None:
+        """Has no decision, and a plan that is made among these ranks."""
+        self.decided, self._made_for = None, self._mesh.replica.world
 
     def forget(self) -> None:
         """Drops what was seen in the last steps: they are of another plan or state than those that follow."""
@@ -202,19 +209,17 @@ class ControllerRunner:
         return self._agreed_change(float(numbers)) if numbers else None
 
     def export(self, plan: Plan, origin: Plan, native: Change | None) -> dict[str, Tensor]:
-        """The controller's state, and as texts the plan in force, the plan that it was made from, the number of ranks
-        that compress among each other, the controller's request if it asked for a native plan, and a decision that is
-        not in force yet."""
+        """The controller's part of a state, by the plan in force and the one that it was made from."""
         assert self.controller is not None
         # a decision of the last step is not in force yet: it is kept too
-        return controller_state(self.controller, plan, origin, self._mesh.replica.world, native, self.decided)
+        return controller_state(self.controller, plan, origin, self._made_for, native, self.decided)
 
     def load(self, state: Mapping[str, Tensor]) -> Plan:
         """Takes over what `export` returned, once the controller has begun with its `origin_of`; returns the plan that
         was in force."""
         assert self.controller is not None
         load_controller(self.controller, state)
-        self.decided = decided_of(state)
+        self.decided, self._made_for = decided_of(state), ranks_of(state) or self._mesh.replica.world
         # a rank that decides otherwise after the resume reads rank 0's decision from here
         if self.decided is not None and self._mesh.rank == 0:
             self._mesh.store.set(f"change/{self._changes}", change_to_json(self.decided))
@@ -229,11 +234,11 @@ class ControllerRunner:
         """An exported state, with the default communicators of this number of ranks in its plans where they have those
         of its own; by the user's plan here, `own`, nothing has `changed`."""
         assert self.controller is not None
-        # a state of an earlier version does not say of how many ranks it is
-        ranks = ranks_of(state) or self._mesh.replica.world
-        if ranks == self._mesh.replica.world:
+        here = self._mesh.replica.world
+        ranks = ranks_of(state) or here
+        if ranks == here or keeps_collectives(state):
             return state
-        return with_plans(state, self.controller.for_these_ranks(ranks, origin_of(state), own))
+        return with_plans(state, self.controller.for_these_ranks(ranks, origin_of(state), own), here)
 
     def _answer(self, step: int, plan: Plan) -> None:
         """Hands the controller the profile that it asked for."""

@@ -13,16 +13,16 @@ from gradwire.text_tensors import letters, text_of
 
 ControllerState = Mapping[str, Tensor]
 """What `controller_state` returns."""
-_TEXTS = ("plan", "origin", "replicas", "native", "decided")
+_TEXTS = ("plan", "origin", "replicas", "kept replicas", "native", "decided")
 """Its keys that are not the controller's own."""
 
 
 def controller_state(
     controller: Controller, plan: Plan, origin: Plan, replicas: int, native: Change | None, decided: Change | None
 ) -> dict[str, Tensor]:
-    """The controller's state, and as texts the plan in force, the plan that it was made from, the number of ranks that
-    compress among each other, the request by which the plan is `native`, if it is, and a decision that is not in force
-    yet."""
+    """The controller's state, and as texts the plan in force, the plan that it was made from, the number of ranks
+    whose default communicators they have, the request by which the plan is `native`, if it is, and a decision that is
+    not in force yet."""
     texts = {"plan": plan.to_json(), "origin": origin.to_json(), "replicas": str(replicas)}
     requests = {"native": native, "decided": decided}
     texts |= {name: change_to_json(change) for name, change in requests.items() if change is not None}
@@ -48,8 +48,20 @@ def origin_of(state: ControllerState) -> Plan:
 
 
 def ranks_of(state: ControllerState) -> int | None:
-    """The number of ranks that compressed among each other; a state of an earlier version does not say it."""
-    return int(text_of(state["replicas"])) if "replicas" in state else None
+    """The number of ranks whose default communicators the plans have; a state of an earlier version does not say it."""
+    number = next((state[name] for name in ("replicas", "kept replicas") if name in state), None)
+    return None if number is None else int(text_of(number))
+
+
+def keeps_collectives(state: ControllerState) -> bool:
+    """Whether the plans keep these communicators among any number of ranks."""
+    return "kept replicas" in state
+
+
+def keep_collectives(state: dict[str, Tensor]) -> None:
+    """Has the plans keep their communicators where the state is loaded, among however many ranks."""
+    if "replicas" in state:
+        state["kept replicas"] = state.pop("replicas")
 
 
 def native_of(state: ControllerState) -> Change | None:
@@ -62,9 +74,10 @@ def decided_of(state: ControllerState) -> Change | None:
     return change_from_json(text_of(state["decided"])) if "decided" in state else None
 
 
-def with_plans(state: ControllerState, replaced: Callable[[Plan], Plan]) -> ControllerState:
-    """The state with another plan in place of each that it has, that of a decision included."""
+def with_plans(state: ControllerState, replaced: Callable[[Plan], Plan], replicas: int) -> ControllerState:
+    """The state with another plan, for so many ranks, in place of each that it has, that of a decision included."""
     texts = {"plan": replaced(plan_of(state)).to_json(), "origin": replaced(origin_of(state)).to_json()}
+    texts["replicas"] = str(replicas)
     match decided_of(state):
         case Plan() as plan:
             texts["decided"] = change_to_json(replaced(plan))

@@ -17,15 +17,20 @@ class Momenta:
     def __init__(self, slots: Iterable[Slot]) -> None:
         self._matrices = {slot.name: slot.matrix for slot in slots}
         self.made_by = {}
+        self._next: Plan | None = None
 
-    def add(self, plan: Plan) -> None:
-        """Adds those of a plan that is in force from now on."""
-        self.made_by = {**self.made_by, **self._of(plan)}
+    def follow(self, plan: Plan) -> None:
+        """A plan is in force from now on, which makes momenta in its first step."""
+        self._next = plan
+
+    def step_ended(self) -> None:
+        """Adds those of the plan that has made a step."""
+        if self._next:
+            self.made_by, self._next = {**self.made_by, **self._of(self._next)}, None
 
     def load(self, about: About, plan: Plan) -> None:
         """Those of a state in place of all others, and those of the plan that is in force."""
-        self.made_by = self.of_state(about)
-        self.add(plan)
+        self.made_by = {**self.of_state(about), **self._of(plan)}
 
     def of_state(self, about: About) -> dict[str, str]:
         """Those of a state. States of Gradwire 0.2 say no more of them than their plan."""

@@ -70,7 +70,8 @@ class Runtime:
         self.hosts, own_mesh = self._agreement.hosts, mesh if options.owns_mesh else None
         # the ranks meet over the store, before any thread or connection is made
         try:
-            self._active = ActivePlan(partial(self.mesh.take, plan), self._agreement, options, planned)
+            first = partial(self.mesh.take, partial(options.first_plan, plan, planned, mesh), options.controller)
+            self._active = ActivePlan(first, self._agreement, options, planned)
         except BaseException:
             self.mesh.let_go()
             if own_mesh:

@@ -4,7 +4,6 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,6 +14,7 @@ from gradwire.plans import Group, Plan, check_version, from_file
 from gradwire.rules import sort_by, within_length
 from gradwire.schedule.costs import ZERO_COST, Affine, ComposedCost, CostTable, SumCost, from_data
 from gradwire.schedule.problem import GroupChoice, Option, Problem
+from gradwire.schedule.profiled import Candidate, SlotTime, check_seconds, whole
 from gradwire.schedule.sent_bytes import STEADY, bytes_of_elements, bytes_of_slots, layout_of, wire_bytes
 from gradwire.slots import Slot
 
@@ -23,41 +23,6 @@ Objective = Literal["progress", "step"]
 VERSION = 1
 LOCAL = ("sum", "broadcast")
 """Collectives inside a host of several GPUs, in the order in which a group needs them."""
-
-
-@dataclass(frozen=True)
-class SlotTime:
-    """A parameter, and when its gradient is ready after backward began."""
-
-    name: str
-    shape: tuple[int, ...]
-    ready_s: float
-    """Seconds from the beginning of backward to the gradient."""
-    pairs: bool = False
-    """The last axis has real and imaginary parts."""
-
-    @property
-    def numel(self) -> int:
-        return prod(self.shape)
-
-    @property
-    def dim(self) -> int:
-        return len(self.shape) - self.pairs
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A way to send a group, and its costs."""
-
-    way: Group
-    """Without slots."""
-    encode: Affine | CostTable
-    """Seconds against elements."""
-    decode: Affine | CostTable
-    efficiency: float
-    """Progress of a step that sends everything so, in dense steps."""
-    unasked: bool = False
-    """Whether the user did not name it: it is there because small slots travel dense."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +56,12 @@ class Profile:
     def __post_init__(self) -> None:
         if not self.candidates:
             raise ValueError("the profile has no candidates, so there is nothing to choose from; measure one or more")
+        if not self.slots:
+            raise ValueError("the profile has no slots, so there is nothing to send; profile a model")
+        for name in ("forward_s", "optimizer_s"):
+            check_seconds(name, getattr(self, name))
+        if not 0 <= self.contention <= 1:
+            raise ValueError(f"contention={self.contention} is no part of backward's speed; it lies in [0, 1]")
         if self.gpus_per_host < 1:
             raise ValueError(f"hosts have 1 GPU or more, not {self.gpus_per_host}")
         if self.ranks < 1 or self.ranks % self.gpus_per_host:
@@ -260,8 +231,8 @@ class Profile:
                 optimizer_s=float(data["optimizer_s"]),
                 candidates=tuple(_candidate(way, part) for way, part in zip(ways, data["candidates"], strict=True)),
                 collectives=_costs(data["collectives"]),
-                ranks=int(data["ranks"]),
-                gpus_per_host=int(data["gpus_per_host"]),
+                ranks=whole("ranks", data["ranks"]),
+                gpus_per_host=whole("gpus_per_host", data["gpus_per_host"]),
                 local=_costs(data["local"]),
                 device=str(data["device"]),
                 objective=data["objective"],

@@ -25,7 +25,7 @@ GIVEN_UP = "given up"
 SAME = (REPLICA, HOST)
 """The axes along which all ranks hold the same part of the model."""
 _carried: "WeakValueDictionary[int, Mesh]" = WeakValueDictionary()
-"""The job that a transport carries now, by the id of its `carrier`."""
+"""The job that has a transport or a controller now, by the id of the transport's `carrier`, or the controller's."""
 
 
 class Mesh:
@@ -67,18 +67,20 @@ class Mesh:
             if not part.check([GIVEN_UP]):
                 return Mesh(self.axes, part, self.leaders)
 
-    def take(self, begin: Callable[[], T]) -> T:
-        """Takes the transports for this job alone, until `let_go`, and returns what `begin` does: two jobs would start
-        collectives in an order that differs between ranks. Raises ValueError, on this rank, where one of them carries
-        another job."""
-        carriers = [id(transport.carrier) for transport in self.axes.values()]
+    def take(self, begin: Callable[[], T], controller: object | None = None) -> T:
+        """Takes the transports, and the `controller` if there is one, for this job alone, until `let_go`, and returns
+        what `begin` does: two jobs would start collectives in an order that differs between ranks, and mix what the
+        controller knows. Raises ValueError, on this rank, where another job has one of them."""
+        wanted = {id(transport.carrier): "transport carries" for transport in self.axes.values()}
+        if controller is not None:
+            wanted[id(controller)] = f"{type(controller).__name__} controls"
         # a model that was dropped may not be collected yet
-        if any(carrier in _carried for carrier in carriers):
+        if any(each in _carried for each in wanted):
             gc.collect()
-        if any(carrier in _carried for carrier in carriers):
-            raise ValueError("this transport carries another job; make one for each, or first call handle.detach()")
-        self._taken = carriers
-        _carried.update(dict.fromkeys(carriers, self))
+        if busy := next((what for each, what in wanted.items() if each in _carried), None):
+            raise ValueError(f"this {busy} another job; make one for each, or first call handle.detach()")
+        self._taken = [*wanted]
+        _carried.update(dict.fromkeys(wanted, self))
         return begin()
 
     def let_go(self) -> None:

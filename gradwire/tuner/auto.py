@@ -59,15 +59,16 @@ class Auto(Controller):
         objective: Objective = "progress",
         rules: Sequence[Rule] = (),
     ) -> None:
-        if candidates and rules:
-            raise ValueError("rules have candidates of their own; write ('*', [gw.BF16(), gw.TopK(0.01)]) among them")
-        self.rules, self.fidelity = tuple(rules) or (Rule("", tuple(candidates)),), fidelity
+        self.rules, self.fidelity = candidate_plans.rules_by(candidates, rules), fidelity
         for rule in self.rules:
             candidate_plans.check_wanted(rule.candidates, fidelity, objective)
         self.objective: Objective = objective
         self._may_be_dense = (objective == "progress" and not rules) or all(
             candidate_plans.may_be_dense(rule) for rule in self.rules
         )
+        self.restart()
+
+    def restart(self) -> None:
         self.measured: Profile | None = None
         self._measured_by = ""  # in words; "" where nothing is measured
         self.profile: Profile | None = None
@@ -78,8 +79,7 @@ class Auto(Controller):
         self._phase: Phase = "begin"
         self._trials, self._watch = Trials.none(), StepTimeMonitor()
         self._tried_before: list[Trials] = []  # in this run
-        self._dense_times = DenseTimes()
-        self._last_s = 0.0
+        self._dense_times, self._last_s = DenseTimes(), 0.0
 
     @property
     def chosen(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -11,7 +11,7 @@ import numpy as np
 from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
 from gradwire.compressors import BF16, FP32, QSGD, Compressor
 from gradwire.memories import NoMemory, Residual
-from gradwire.options import check_type
+from gradwire.options import check_type, one_line
 from gradwire.plans import Group, Plan, default_memory, sizes_follow_from_shapes
 from gradwire.rules import Rule, joined, within_length
 from gradwire.schedule import (
@@ -30,6 +30,7 @@ from gradwire.schedule import (
 from gradwire.slots import Slot
 from gradwire.ways import CompressorWithMemory, Way
 
+EXAMPLE = "[gw.BF16(), gw.TopK(0.01)]"
 MOST_TRIED = 5
 """Plans that are tried in the first trials."""
 FAR_APART = 8
@@ -37,12 +38,24 @@ FAR_APART = 8
 the slope is noise, by which layer-by-layer plans would be predicted so slow that they are never tried."""
 
 
+def rules_by(candidates: Sequence[Way], rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """The `rules`, or the one of these `candidates` for all. Raises ValueError, naming what works, for neither."""
+    if candidates and rules:
+        raise ValueError("rules have candidates of their own; write ('*', [gw.BF16(), gw.TopK(0.01)]) among them")
+    check_type("candidates", candidates, (list, tuple), EXAMPLE, optional=False)
+    if pair := next((rule for rule in rules if type(rule) is not Rule), None):
+        raise ValueError(
+            f"Auto() reads no pairs such as {one_line(pair)}; use gw.attach(ddp, rules=[('*', {EXAMPLE})]), which "
+            "finds the plan as Auto does"
+        )
+    return tuple(rules) or (Rule("", tuple(candidates)),)
+
+
 def check_wanted(candidates: Sequence[Way], fidelity: float | None, objective: Objective) -> None:
     """Raises ValueError for what no plan can be chosen by."""
-    example = "[gw.BF16(), gw.TopK(0.01)]"
-    check_type("candidates", candidates, (list, tuple), example, optional=False)
+    check_type("candidates", candidates, (list, tuple), EXAMPLE, optional=False)
     for candidate in candidates:
-        check_type("candidates", candidate, (Compressor, CompressorWithMemory, Group), example, optional=False)
+        check_type("candidates", candidate, (Compressor, CompressorWithMemory, Group), EXAMPLE, optional=False)
     check_type("fidelity", fidelity, (float, int), "0.01")
     if fidelity is not None and not 0 <= fidelity < 1:
         raise ValueError(

@@ -8,7 +8,7 @@ import gradwire as gw
 from gradwire import checkpoint
 from gradwire.frontends.null_job import NullRuntime
 from gradwire.slots import Layout
-from tests.support.harness import Job, draw, job, plan_of, raising, slots_of, together
+from tests.support.harness import Job, draw, job, plan_of, raising, slots_of, together, total
 
 SLOTS = slots_of({
     "w": torch.empty(12, 27), "row": torch.empty(1, 12), "column": torch.empty(9, 1), "small": torch.empty(3, 2),
@@ -87,6 +87,15 @@ def test_momentum_is_not_sent_as_a_residual_by_another_compressor():
         running.load(without)
         with pytest.raises(ValueError, match=says):
             running.install(dense)
+
+
+def test_before_the_first_step_there_is_no_momentum_and_the_plan_may_still_change():
+    dense = plan_of(SLOTS, gw.FP32(), gw.NoMemory(), gw.AllReduce())
+    with start(gw.Dion(2)) as running:
+        running.install(dense)
+        grads = draw(SLOTS, 2, 0)
+        for mean, expected in zip(running.step(grads)[0], total(grads), strict=True):
+            torch.testing.assert_close(mean, expected / 2, check_dtype=False)
 
 
 def test_momentum_stays_known_while_native_or_frozen_and_through_states():

@@ -208,3 +208,14 @@ def test_factors_out_of_order_are_refused(factors):
 def test_what_gives_no_levels_is_refused_when_attached(text, parts):
     with pytest.raises(ValueError, match=re.escape(text)):
         gw.CAT().check(plan_of(SLOTS, *parts))
+
+
+def test_factors_that_come_and_go_share_their_buffers():
+    running = controlled()
+    stored = running.runtimes[0]._steps.store.groups[0]
+    run(running, range(30))
+    assert len(running.controllers[0].decisions) > 1
+    assert running.runtimes[0]._steps.store.groups[0].buffers is stored.buffers
+    payloads = [name for name in stored.buffers._tensors if "send" in name or "receive" in name]
+    assert len(payloads) <= 2
+    running.close()

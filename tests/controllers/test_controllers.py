@@ -14,6 +14,7 @@ from gradwire.controllers.requests import change_from_json
 from gradwire.runtime.controller_runner import ControllerRunner
 from gradwire.text_tensors import text_of
 from tests.support.harness import SMALL, Job, draw, hosts, job, plan_of, raising, slots_of, together, total
+from tests.support.schedule import Schedule
 
 SLOTS = slots_of(SMALL)
 SPARSE, DENSER = gw.TopK(0.05), gw.TopK(0.4)
@@ -305,3 +306,55 @@ def test_a_state_is_saved_while_the_worker_carries_a_decision_out():
     control._mesh = gw.Mesh.of(gw.Threads.group(1)[0])
     state = control.export(plan_with(SPARSE), plan_with(SPARSE), None)
     assert change_from_json(text_of(state["decided"])) == plan_with(DENSER)
+
+
+CONTROLLERS = {
+    "WarmUp": lambda: gw.WarmUp(0.5, steps=4),
+    "Accordion": lambda: gw.Accordion(0.1, 0.01, Schedule(), interval=3),
+    "GraVAC": lambda: gw.GraVAC(2, 64, window=4),
+    "ScaDLES": lambda: gw.ScaDLES(window=4),
+    "CAT": lambda: gw.CAT(2, 64),
+    "LGreCo": lambda: gw.LGreCo("seconds", 1.0, interval=2),
+    "Auto": lambda: gw.Auto([gw.TopK(0.1)]),
+}
+
+
+@pytest.mark.parametrize("name", CONTROLLERS)
+def test_a_controller_has_nothing_of_the_job_before(name: str):
+    """As after detach(), or in a notebook whose cell is run again."""
+    controllers = [CONTROLLERS[name]() for _ in range(2)]
+    plan = plan_with(gw.FP32() if name == "Auto" else gw.TopK(0.1))
+    seen = []
+    for _ in range(2):
+        with job(plan, SLOTS, 2, controllers=controllers) as running:
+            controller = controllers[0]
+            assert not controller.decisions
+            seen.append((controller.state_dict(), running.runtimes[0].plan, running.states()[0]["step"]))
+            controller.report(1.0)
+            for number in range(9):
+                running.step(draw(SLOTS, 2, number))
+            changed = controller.state_dict()
+    (first, *rest), (again, *others) = seen
+    assert rest == others
+    torch.testing.assert_close(again, first, rtol=0, atol=0, equal_nan=True)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(changed, first, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_controller_is_one_jobs_at_a_time():
+    controllers, plan = [gw.WarmUp(0.5, steps=4) for _ in range(2)], plan_with(gw.TopK(0.1))
+    with job(plan, SLOTS, 2, controllers=controllers) as first:
+        first.step(draw(SLOTS, 2, 0))
+        busy = "^this WarmUp controls another job; make one for each, or first call handle.detach\\(\\)$"
+        with pytest.raises(ValueError, match=busy):
+            Job(plan, SLOTS, 2, controllers=controllers)
+        # which goes on as it was
+        first.step(draw(SLOTS, 2, 1))
+        assert controllers[0].state_dict()["done"] == 2
+        # one that ends by an error has it no more
+        for runtime in first.runtimes:
+            runtime.fail(RuntimeError("as it may"))
+        job_of_its_own = Job(plan, SLOTS, 2, controllers=controllers)
+    # nor does one that was dropped
+    del job_of_its_own
+    Job(plan, SLOTS, 2, controllers=controllers).close()

@@ -45,6 +45,19 @@ def test_warm_up_goes_down_by_quarters():
     running.close()
 
 
+def test_a_warm_up_may_go_back_to_dense_steps_where_a_run_resumes():
+    first, second = (start(lambda dense=dense: gw.WarmUp(0.64, steps=9, dense=dense)) for dense in (0, 8))
+    run(first, range(3))
+    second.load(first.states())
+    run(second, range(3, 6))
+    assert settings(second)["first.weight"] == 1
+    assert [decision.decision for decision in second.controllers[0].decisions] == ["ratio 1"]
+    run(second, range(6, 12))
+    assert settings(second)["first.weight"] < 1
+    for running in (first, second):
+        running.close()
+
+
 @pytest.mark.parametrize("compressor", [gw.TopK(0.01), gw.PowerSGD(2), gw.RandomK(0.1)], ids=str)
 def test_a_warm_up_in_bits_is_followed_by_the_plan(compressor: gw.Compressor):
     """Nothing is lost on the way: what was sent and what is left are all that was given."""
@@ -350,6 +363,9 @@ def test_a_run_that_was_cut_goes_on_bit_for_bit(make, cut: int):
         ("use e.g. WarmUp(start=0.25, steps=1000)", lambda: gw.WarmUp(steps=0)),
         ("use e.g. start=0.25", lambda: gw.WarmUp(start=2)),
         ("use 2, 3, 4 or 8", lambda: gw.WarmUp(bits=5)),
+        ("use WarmUp(bits=8) or WarmUp(start=0.001)", lambda: gw.WarmUp(bits=8, start=0.001)),
+        ("is no Scheduler; pass one", lambda: gw.Accordion(0.1, 0.01, torch.optim.SGD([torch.zeros(1)]))),
+        ("is no Scheduler; pass one", lambda: gw.GraVAC(scheduler=torch.optim.SGD([torch.zeros(1)]))),
         ("use e.g. ScaDLES(factor=10, loss=0.3)", lambda: gw.ScaDLES(0.1)),
     ],
 )
@@ -376,3 +392,14 @@ def test_what_a_controller_cannot_change_is_refused_when_attached(text, controll
     plan = plan_of(SLOTS, compressor, gw.Residual(), gw.plans.default_communicator(compressor))
     with pytest.raises(ValueError, match=re.escape(text)):
         controller.check(plan)
+
+
+@pytest.mark.parametrize("make", [lambda: gw.WarmUp(bits=8, steps=4), lambda: gw.WarmUp(0.64, steps=4)])
+def test_what_a_warm_up_needed_is_not_kept(make):
+    def nbytes(running: Job) -> int:
+        run(running, range(12))
+        running.close()
+        return running.runtimes[0]._steps.store.nbytes
+
+    plan = plan_of(SLOTS, gw.TopK(0.01), gw.Residual(), gw.AllGather(), groups=1)
+    assert nbytes(start(make, groups=1)) == nbytes(Job(plan, SLOTS, 2))

@@ -299,6 +299,8 @@ def test_a_fit_of_lightnings_begins_with_the_memories_of_its_own_checkpoint(
     trainer(2).fit(Module(), data, ckpt_path=tmp_path / kept)
     loaded = [[call.args for call in handle.load_state_dict.call_args_list] for handle in made]
     assert loaded == [[], [({"of": 1},)], [({"of": 0},)]]
+    # each ends the job before, which has the options' controller
+    assert [handle.detach.call_count for handle in made] == [1, 1, 0]
 
 
 class Outside:

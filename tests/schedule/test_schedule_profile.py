@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from math import inf, nan
 from unittest.mock import patch
 
 import numpy as np
@@ -77,6 +78,7 @@ def test_json_round_trip(gpus_per_host):
     [
         ("", "no profile that Profile"),
         ("[]", "profile version None"),
+        ("[" * 100_000, "nested too deeply"),
         ("{}", "profile version None"),
         ('{"version": 1, "candidates": []}', "no profile that Profile"),
     ],
@@ -100,6 +102,15 @@ def test_a_profile_of_another_version_is_refused():
         (lambda data: data["candidates"][1]["compressor"].update(name="Magic"), "Magic"),
         (lambda data: data["collectives"].pop("AllGather"), "AllGather"),
         (lambda data: data.update(gpus_per_host=3), "3 GPUs"),
+        (lambda data: data.update(slots=[]), "no slots"),
+        (lambda data: data["slots"][0].update(ready_s=nan), "ready_s of 'c.weight'=nan"),
+        (lambda data: data["slots"][0].update(shape=[-3, 4]), "below 0"),
+        (lambda data: data["slots"][0].update(shape=[2.5, 4]), "no whole number"),
+        (lambda data: data.update(forward_s=-1), "forward_s=-1"),
+        (lambda data: data.update(optimizer_s=inf), "optimizer_s=inf"),
+        (lambda data: data["candidates"][0].update(efficiency=5), "efficiency=5"),
+        (lambda data: data.update(ranks=8.9), "ranks=8.9"),
+        (lambda data: data.update(contention=nan), "contention=nan"),
     ],
 )
 def test_a_broken_profile_names_what_does_not_fit(change, named):

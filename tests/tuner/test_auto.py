@@ -1,7 +1,9 @@
 """The automatic plan: found on a running job, the same on all ranks, never at the cost of a gradient."""
 
 import gc
+import re
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -509,3 +511,16 @@ def test_a_rule_with_one_way_keeps_it_however_much_it_loses():
     plans = [plan for trials in chosen.tried for plan in trials.plans]
     assert all(g.compressor == gw.TopK(0.01) for plan in plans for g in plan.groups if matrices & {*g.slots})
     running.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: Auto(gw.TopK(0.1)), "is no list; pass one, such as candidates="),
+        (lambda: Auto(rules=[("*", gw.TopK(0.1))]), "use gw.attach(ddp, rules=[('*', [gw.BF16(), gw.TopK(0.01)])])"),
+    ],
+)
+def test_candidates_and_rules_that_are_none_are_refused_in_one_line(make: Callable[[], Auto], why: str):
+    with pytest.raises(ValueError, match=re.escape(why)) as refusal:
+        make()
+    assert "\n" not in str(refusal.value)
