@@ -33,6 +33,7 @@ from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.state_buffers import StateBuffers
 from gradwire.runtime.states import gather
 from gradwire.slots import Slot
+from gradwire.text_tensors import letters, text_of
 from tests.support.cases import CASES, FEW, Case, rows
 from tests.support.harness import (
     CPU,
@@ -416,7 +417,7 @@ def test_states_of_different_shards_are_not_added_up():
     # each rank goes on from its own, also from one that does not say how many shards there are
     said = json.loads(bytes(states[0][checkpoint.ABOUT].tolist()))
     assert said.pop("shards") == 2
-    old = states[0] | {checkpoint.ABOUT: checkpoint.letters(json.dumps(said))}
+    old = states[0] | {checkpoint.ABOUT: letters(json.dumps(said))}
     with job(plan, SLOTS, 4, transports=shards(2, 2)) as resumed:
         resumed.load([old, *states[1:]])
         for own, saved in zip(resumed.states(), states, strict=True):
@@ -573,9 +574,9 @@ def test_the_same_numbers_of_another_type_or_shape_are_refused():
     ],
 )
 def test_what_a_state_cannot_say_of_itself_is_named(about: dict, said: str):
-    text = json.dumps(json.loads(checkpoint.text_of(SAVED[checkpoint.ABOUT])) | about)
+    text = json.dumps(json.loads(text_of(SAVED[checkpoint.ABOUT])) | about)
     with pytest.raises(ValueError, match=rf"^this is no Gradwire state \({said}\); pass what handle.state_dict"):
-        checkpoint.unpack(SAVED | {checkpoint.ABOUT: checkpoint.letters(text)})
+        checkpoint.unpack(SAVED | {checkpoint.ABOUT: letters(text)})
 
 
 @pytest.mark.parametrize(
@@ -873,11 +874,11 @@ REQUESTS = [
 @pytest.mark.parametrize(("asked", "now"), REQUESTS, ids=["profile", "native"])
 def test_a_request_that_waits_is_for_the_ranks_that_a_job_resumes_with(asked: Request, now: Request):
     texts = {"plan": default_of(2).to_json(), "origin": default_of(2).to_json(), "decided": change_to_json(asked)}
-    state = {name: checkpoint.letters(text) for name, text in (texts | {"replicas": "2"}).items()}
+    state = {name: letters(text) for name, text in (texts | {"replicas": "2"}).items()}
     with job(default_of(8), SLOTS, 8, controllers=[gw.WarmUp(0.5) for _ in range(8)]) as resumed:
         loaded = resumed.runtimes[0]._active._control.for_these_ranks(state, default_of(8))
-    assert change_from_json(checkpoint.text_of(loaded["decided"])) == now
-    assert gw.Plan.from_json(checkpoint.text_of(loaded["plan"])) == default_of(8)
+    assert change_from_json(text_of(loaded["decided"])) == now
+    assert gw.Plan.from_json(text_of(loaded["plan"])) == default_of(8)
 
 
 def test_a_state_that_does_not_say_among_how_many_ranks_is_loaded_with_its_collectives():

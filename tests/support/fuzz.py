@@ -23,6 +23,7 @@ from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, nearest, one_bit, qsgd, shared_exponent, sign
 from gradwire.plans import Group, Plan
 from gradwire.slots import Slot
+from gradwire.text_tensors import letters
 
 SLOTS = [Slot.of(name, torch.empty(shape)) for name, shape in (("a", (3, 4)), ("b", (5,)))]
 PLAN = Plan(
@@ -105,7 +106,7 @@ def state(data: bytes) -> None:
     own = dict(_states()[drawn.below(3)])
     if drawn.below(2):
         about = bytes(own[checkpoint.ABOUT].tolist()).decode()
-        own[checkpoint.ABOUT] = checkpoint.letters(drawn.edited(about))
+        own[checkpoint.ABOUT] = letters(drawn.edited(about))
     for _ in range(drawn.below(3)):
         key = [*own, "a//new", "//job", "none"][drawn.below(len(own) + 3)]
         own[key] = drawn.tensor()
