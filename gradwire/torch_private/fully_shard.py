@@ -24,7 +24,9 @@ def fsdp_modules(model: nn.Module) -> list[Any]:
 
 def fsdp_groups(model: nn.Module) -> list[Any]:
     """The groups of parameters that fully_shard reduces together, in all of the model's modules."""
-    return [group for module in fsdp_modules(model) for group in _groups_of(module._get_fsdp_state())]
+    # modules that were wrapped as a list share one state
+    states = {id(state): state for module in fsdp_modules(model) if (state := module._get_fsdp_state())}
+    return [group for state in states.values() for group in _groups_of(state)]
 
 
 def _groups_of(state: Any) -> list[Any]:

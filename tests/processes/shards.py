@@ -235,6 +235,44 @@ def a_factor_of_the_users_is_followed() -> None:
         assert not any(group._all_reduce_hook for group in fsdp_groups(ours))
 
 
+def with_a_list(mesh: DeviceMesh) -> nn.Sequential:
+    """Three layers, of which fully_shard has wrapped two together, as torchtitan does with the last ones."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    fully_shard([model[1], model[2]], mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def flat_gradients(model: nn.Module) -> Tensor:
+    model.zero_grad()
+    torch.manual_seed(dist.get_rank())
+    model(torch.randn(3, 4)).square().mean().backward()
+    return torch.cat([p.grad.to_local().flatten() for p in model.parameters()])
+
+
+@scenario(2)
+def modules_that_were_wrapped_as_a_list_are_one_group() -> None:
+    model = with_a_list(init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard")))
+    for module in (model, model[1]):
+        module.set_force_sum_reduction_for_comms(True)
+        module.set_gradient_divide_factor(1.0)
+    native = flat_gradients(model)
+    handle = gw.attach(model, gw.FP32())
+    torch.testing.assert_close(flat_gradients(model), native)
+    handle.detach()
+    assert not any(group._all_reduce_hook for group in fsdp_groups(model))
+    torch.testing.assert_close(flat_gradients(model), native)
+    # and where shards are compressed
+    shards = with_a_list(line())
+    compression = gw.compress_shards(shards, gw.TopK(0.5), memory=gw.Residual())
+    flat_gradients(shards)
+    before = compression.traffic()
+    compression.detach()
+    assert not any(group.reduce_scatter_unused_params for group in fsdp_groups(shards))
+    flat_gradients(shards)
+    assert compression.traffic() == before
+
+
 @scenario(4)
 def one_hooked_group_has_fsdp_hook_all_so_that_they_end_on_one_stream() -> None:
     mesh, mine = meshes()[0], []

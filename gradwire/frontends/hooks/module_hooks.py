@@ -56,8 +56,8 @@ class RegisteredHooks:
                 self._registered.append(parameter.register_post_accumulate_grad_hook(hook(slot)))
 
     def remove(self) -> None:
-        """Removes them all."""
-        for hook in self._registered:
+        """Removes them all, the last one first."""
+        for hook in reversed(self._registered):
             hook.remove()
         self._registered.clear()
 

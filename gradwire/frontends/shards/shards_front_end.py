@@ -112,7 +112,7 @@ class ShardsFrontEnd:
         """Submits no more gradients."""
         self._hooks.unhook()
         self._registered.remove()
-        for undo in self._undo:
+        for undo in reversed(self._undo):
             undo()
         # FSDP reduces over replicas again, or they would drift apart
         if self._runtime and not self._undo:
