@@ -85,15 +85,19 @@ def only_inside_replicas(group: Any) -> Callable[[], None] | None:
         return None
     # FSDP decides by the class of the description whether it reduces over replicas
     if before.shard_mesh_dim is None:
-        group.mesh_info = DataParallelMeshInfo(before.mesh, replicate_mesh_dim=before.replicate_mesh_dim)
+        inside = DataParallelMeshInfo(before.mesh, replicate_mesh_dim=before.replicate_mesh_dim)
     else:
-        group.mesh_info = FSDPMeshInfo(before.mesh, shard_mesh_dim=before.shard_mesh_dim)
-        group.mesh_info.reduce_scatter_process_group = getattr(before, "reduce_scatter_process_group", None)
+        inside = FSDPMeshInfo(before.mesh, shard_mesh_dim=before.shard_mesh_dim)
+        inside.reduce_scatter_process_group = getattr(before, "reduce_scatter_process_group", None)
+    _describe(group, inside)
+    return partial(_describe, group, before)
 
-    def undo() -> None:
-        group.mesh_info = before
 
-    return undo
+def _describe(group: Any, mesh_info: Any) -> None:
+    # where both are one, FSDP reshards after forward to where parameters were, and else to a mesh of fewer ranks
+    if group.post_forward_mesh_info is group.mesh_info:
+        group.post_forward_mesh_info = mesh_info
+    group.mesh_info = mesh_info
 
 
 def fsdp_accumulates(group: Any) -> bool:

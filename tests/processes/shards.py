@@ -19,7 +19,7 @@ from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -326,6 +326,33 @@ def a_factor_that_comes_after_attach_is_refused() -> None:
     refused(ValueError, "call set_gradient_divide_factor() before attach()", loss_of(divided_by(ours, 8.0), 0).backward)
 
 
+@scenario(2)
+def fsdp_reshards_a_native_hsdp_model_as_before() -> None:
+    names = ("replicate", "shard", "tp")
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=names[:2])
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4))
+    columns: dict[str, Any] = {"mesh": mesh, "shard_placement_fn": lambda p: Shard(p.dim() - 1)}
+    fully_shard(model[0], **columns)
+    fully_shard(model, **columns)
+    before, groups = model[0].weight, fsdp_groups(model)
+    handle = gw.attach(model, gw.FP32())
+    with torch.no_grad():
+        model(torch.ones(2, 6))
+    assert model[0].weight is before
+    model(torch.ones(2, 6)).sum().backward()
+    handle.detach()
+    # the root's was switched off by FSDP in between; it stays so
+    assert [group._reshard_after_forward for group in groups] == [False, True]
+    assert not any(group._use_post_forward_mesh for group in groups)
+    # beside tensor parallelism, and in local steps
+    cube = init_device_mesh("cpu", (2, 1, 1), mesh_dim_names=names)
+    both = in_columns(cube, cube["replicate", "shard"])
+    local = gw.LocalSteps(torch.optim.SGD(both.parameters(), lr=0.1), both, gw.FP32(), inner_steps=2)
+    column_steps(both, dist.get_rank())
+    local.handle.detach()
+    assert not any(group._use_post_forward_mesh for group in fsdp_groups(both))
+
+
 @scenario(4)
 def torchs_replicate_is_compressed_as_well() -> None:
     mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("replicate",))
@@ -607,13 +634,15 @@ class Columns(nn.Module):
         return self.second(torch.relu(self.first(x)))
 
 
-def in_columns(mesh: DeviceMesh) -> Columns:
-    """Cut along "tp", if the mesh has that, and along "shard"."""
+def in_columns(mesh: DeviceMesh, on: DeviceMesh | None = None) -> Columns:
+    """Cut along "tp", if the mesh has that, and along "shard", or wrapped `on` another mesh."""
     torch.manual_seed(0)
     model = Columns()
     if "tp" in (mesh.mesh_dim_names or ()):
         parallelize_module(model, mesh["tp"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
-    return fully_shard(model, mesh=mesh["shard"])
+    for layer in (model.first, model.second) if on else ():
+        fully_shard(layer, mesh=on)
+    return fully_shard(model, mesh=on or mesh["shard"])
 
 
 def column_steps(model: Columns, replica: int) -> None:
