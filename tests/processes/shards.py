@@ -790,6 +790,29 @@ def parameters_that_are_replaced_after_attaching_are_an_error() -> None:
         refused(RuntimeError, "was replaced after attach()", lambda model=model: loss_of(model, 1))
 
 
+@scenario(2)
+def a_model_moves_after_detach_and_not_unnoticed_before() -> None:
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    for move in (nn.Module.cpu, nn.Module.double):
+        model = with_a_list(mesh["shard"])
+        handle = gw.attach(model, gw.FP32(), mesh=mesh)
+        flat_gradients(model)
+        move(model[1])
+        refused(RuntimeError, "was moved after attach(), ", lambda model=model: model(torch.ones(3, 4)))
+        handle.detach()
+        handle = gw.attach(move(model), gw.FP32(), mesh=mesh)
+        handle.detach()
+        model.double()
+    # rounds have the shards themselves
+    local = with_a_list(mesh["shard"])
+    optimizer = gw.LocalSteps(torch.optim.SGD(local.parameters(), lr=0.1), local, inner_steps=2, mesh=mesh)
+    flat_gradients(local)
+    optimizer.step()
+    local.double()
+    refused(RuntimeError, "was moved after", optimizer.step)
+    optimizer.handle.detach()
+
+
 @scenario(4)
 def gradients_outside_of_a_backward_pass_are_refused() -> None:
     """As torch's pipeline stages have FSDP reduce what their micro-batches have added up."""

@@ -127,6 +127,7 @@ class GradientHooks:
         if self._runtime and torch.is_grad_enabled() and not in_backward():
             self._give_up_failed()
             self.give_up()
+            self._registered.check(self._runtime.refuse)
             if self._synchronising:
                 self._forward = True
             else:  # a framework may hand over no gradient of its backward pass
