@@ -105,6 +105,11 @@ def fsdp_accumulates(group: Any) -> bool:
     return not group.all_reduce_grads
 
 
+def fsdp_reduces(group: Any) -> bool:
+    """Whether not set_requires_gradient_sync(False) was called."""
+    return group.reduce_grads
+
+
 def fsdp_sums(group: Any) -> bool:
     """Whether FSDP divides by a factor of the user's, and else adds gradients up instead of averaging them."""
     return group.gradient_divide_factor is not None

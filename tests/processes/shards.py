@@ -439,6 +439,24 @@ def skipped_steps_and_paused_passes_leave_no_trace() -> None:
         check_paused_passes_leave_no_trace(make, loss_of)
 
 
+@scenario(2)
+def passes_that_a_framework_only_accumulates_are_not_skipped_by_taking_back_the_step_before() -> None:
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    model = with_a_list(mesh["shard"])
+    handle = gw.attach(model, gw.TopK(0.3), mesh=mesh)
+    flat_gradients(model)
+    model.set_requires_gradient_sync(False)
+    model(torch.ones(3, 4)).sum().backward()
+    refused(ValueError, "only accumulated and sent nothing", handle.skip)
+    # torch runs no hooks of a module for its forward() itself
+    ddp = DistributedDataParallel(network())
+    handle = gw.attach(ddp, gw.TopK(0.3))
+    train(ddp, 1)
+    with ddp.no_sync():
+        ddp.forward(torch.ones(3, 20)).sum().backward()
+    refused(ValueError, "only accumulated and sent nothing", handle.skip)
+
+
 def spoil(parameter: Tensor) -> None:
     """Runs behind Gradwire's hook, and before the gradient is taken: its group is not complete yet."""
     parameter.grad.to_local().fill_(torch.nan)

@@ -164,7 +164,7 @@ class DDPFrontEnd:
 
         def ready(parameter: Tensor) -> None:  # runs for each parameter and step: nothing else belongs here
             if not self._open and not self._backward_begins():
-                buckets.accumulated.slots.add(slot)
+                buckets.accumulated.note(slot)
                 return
             if buckets.notes:
                 became_ready(slot)

@@ -130,7 +130,7 @@ class GradientHooks:
             self._registered.check(self._runtime.refuse)
             if self._synchronising:
                 self._forward = True
-            else:  # a framework may hand over no gradient of its backward pass
+            if not self._synchronising or self._places.hands_over_none():
                 self._accumulated.since_step = True
             self._runtime.forward_begins()
 
@@ -178,8 +178,7 @@ class GradientHooks:
         if self._trained and not self._trained.holds(parameter):
             return
         if not self._synchronising or self._places.accumulates(parameter):
-            self._accumulated.slots.add(slot)
-            self._accumulated.since_step = True
+            self._accumulated.note(slot)
             return
         runtime = self._runtime
         assert runtime is not None
