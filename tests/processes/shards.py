@@ -641,6 +641,19 @@ def of_two_states_in_a_distributed_checkpoint_the_key_says_which() -> None:
         assert all(torch.equal(mine[name], state[name]) for name in state if name.endswith("residual"))
 
 
+@scenario(2)
+def ddp_beside_tensor_parallelism_keeps_its_parameters_names() -> None:
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "tp"))
+    model = parallelize_module(Columns(), mesh["tp"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
+    ddp = DistributedDataParallel(model, device_mesh=mesh["replicate"])
+    handle = gw.attach(ddp, gw.TopK(0.3))
+    names = [*handle.stateful().state_dict()]
+    column_steps(ddp, dist.get_rank(), count=1)
+    assert not [*ddp.parameters()]  # for torch has put tensors in their place
+    handle.verify()
+    assert [*handle.stateful().state_dict()] == names
+
+
 class Columns(nn.Module):
     """Two layers, which tensor parallelism cuts along the first dimension and along the second."""
 
@@ -663,9 +676,9 @@ def in_columns(mesh: DeviceMesh, on: DeviceMesh | None = None) -> Columns:
     return fully_shard(model, mesh=on or mesh["shard"])
 
 
-def column_steps(model: Columns, replica: int) -> None:
+def column_steps(model: nn.Module, replica: int, count: int = 3) -> None:
     generator = torch.Generator().manual_seed(replica)
-    for _ in range(3):
+    for _ in range(count):
         model.zero_grad()
         model(torch.randn(4, 6, generator=generator)).square().mean().backward()
 
