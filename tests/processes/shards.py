@@ -790,6 +790,10 @@ def what_does_not_fit_is_an_error_that_names_the_call() -> None:
     ignoring = Branches()
     fully_shard(ignoring, mesh=mesh["shard"], ignored_params={ignoring.scale})
     refused(ValueError, "'scale' is not sharded", lambda: gw.attach(ignoring, gw.TopK(0.1), mesh=mesh))
+    # the first parameter, of a model that has replicas
+    ignoring = Branches()
+    fully_shard(ignoring, mesh=mesh, ignored_params={ignoring.scale})
+    refused(ValueError, "'scale' is not sharded", lambda: gw.attach(ignoring, gw.TopK(0.1)))
     taken = wrapped(mesh["shard"])
     taken.scale.register_post_accumulate_grad_hook(lambda parameter: None)
     refused(ValueError, "not in it", lambda: gw.attach(taken, gw.TopK(0.1), mesh=mesh))
