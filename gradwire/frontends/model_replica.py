@@ -14,6 +14,7 @@ from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, rep
 from gradwire.frontends.options.parameters import parameters_of, slots_of
 from gradwire.frontends.shards import shards_front_end
 from gradwire.frontends.trained import TrainedParameters, on_one_device
+from gradwire.frontends.values import local
 from gradwire.slots import Slot, real
 from gradwire.torch_private.fully_shard import fsdp_groups, is_fsdp, only_inside_replicas
 from gradwire.transports import Mesh, ProcessGroup, Transport
@@ -43,6 +44,12 @@ class ModelReplica:
     """Keeps the framework from averaging over replicas; returns functions that undo it."""
     all_of: Callable[[bool], bool] = bool
     """Whether something holds on all ranks of the replica, which call this together."""
+
+    def moved(self) -> bool:
+        """Whether a parameter's values lie elsewhere than `local` has them."""
+        with torch.no_grad():
+            pairs = [(own, local(self.parameters[name])) for name, own in self.local.items()]
+        return any(own is not now and now.numel() and own.data_ptr() != now.data_ptr() for own, now in pairs)
 
 
 def replica_of(

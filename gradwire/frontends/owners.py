@@ -9,15 +9,13 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.weak import WeakIdKeyDictionary
 
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private.fused import skip_no_more, skip_where
 
-_OWNERS = WeakIdKeyDictionary()
-"""By parameter a weak reference to its job's runtime, and the front end's name; so it keeps nothing alive."""
 _JOBS: list[weakref.ref[Runtime]] = []
-"""Those that own parameters; a list, for other threads may add to it while one goes through a copy."""
+"""Those that own parameters, which each of them has itself: a weak reference to a parameter would keep torch from
+moving it. A list, for other threads may add to it while one goes through a copy."""
 
 
 def check_free(parameters: Mapping[str, Tensor], beside: str = "") -> None:
@@ -37,11 +35,12 @@ def is_owned(parameter: Tensor) -> bool:
 
 
 def _owner(parameter: Tensor) -> str | None:
-    if (entry := _OWNERS.get(parameter)) is None:
-        return None
+    return next((kind for job in _jobs() if (kind := job.owned.get(parameter))), None)
+
+
+def _jobs() -> list[Runtime]:
     # a job that was closed, or collected with its model, owns nothing any more
-    runtime, kind = entry[0](), entry[1]
-    return None if runtime is None or runtime.closed else kind
+    return [job for each in list(_JOBS) if (job := each()) and not job.closed]
 
 
 def own(parameters: Iterable[Tensor], runtime: Runtime, kind: str) -> None:
@@ -49,8 +48,11 @@ def own(parameters: Iterable[Tensor], runtime: Runtime, kind: str) -> None:
     if (job := weakref.ref(runtime, _JOBS.remove)) not in _JOBS:
         _JOBS.append(job)
     _guard_optimizers()
-    for parameter in parameters:
-        _OWNERS[parameter] = weakref.ref(runtime), kind
+    claimed = dict.fromkeys(parameters, kind)
+    # those of an earlier DDP of the same model are this job's from now on
+    for each in _jobs():
+        each.owned = {parameter: kind for parameter, kind in each.owned.items() if parameter not in claimed}
+    runtime.owned |= claimed
 
 
 @cache
@@ -62,8 +64,8 @@ def _guard_optimizers() -> None:
 
 def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
     flags = list[Callable[[], Tensor]]()
-    for job in [job for each in list(_JOBS) if (job := each()) and (job.error or not job.is_immediate)]:
-        if not job.closed and _owns(job, optimizer):
+    for job in [job for job in _jobs() if job.error or not job.is_immediate]:
+        if _owns(job, optimizer):
             # the job has failed, and this rank has not all of the step: its error
             job.check_whole()
             # on a GPU the kernels may be queued before that is known
@@ -75,4 +77,4 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], options: dict
 
 def _owns(job: Runtime, optimizer: Optimizer) -> bool:
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    return any((entry := _OWNERS.get(parameter)) and entry[0]() is job for parameter in parameters)
+    return any(parameter in job.owned for parameter in parameters)

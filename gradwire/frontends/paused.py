@@ -22,6 +22,11 @@ class Accumulated:
     def __init__(self) -> None:
         self.slots, self.since_step = set(), False
 
+    def note(self, slot: int) -> None:
+        """Notes a gradient of such a pass."""
+        self.slots.add(slot)
+        self.since_step = True
+
     def no_skip(self) -> str:
         """Why a user does not mean to skip the last step; "" where the passes since then were not accumulated."""
         return NO_SKIP if self.since_step else ""

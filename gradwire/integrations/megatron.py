@@ -60,7 +60,7 @@ class MegatronGradients(GradientHooks):
     backward pass of the last micro-batch, or behind it. Where Megatron would wait for the sums, the step ends."""
 
     def __init__(self, model: MegatronModel, parameters: dict[str, nn.Parameter]) -> None:
-        super().__init__(parameters, model.module, _MainGradients(), find_unused=False)
+        super().__init__(parameters, model.module, _MainGradients(model), find_unused=False)
         self._own, self._addresses = model, list[int]()
 
     def hook_in(self, runtime: Runtime) -> None:
@@ -111,6 +111,13 @@ class MegatronGradients(GradientHooks):
 
 class _MainGradients(FullGradients):
     """Access to the gradients in Megatron's buckets, which are zero where a parameter has none."""
+
+    def __init__(self, model: MegatronModel) -> None:
+        super().__init__()
+        self._own = model
+
+    def hands_over_none(self) -> bool:
+        return self._own.accumulates()
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         return _main_grad(parameter)

@@ -24,7 +24,7 @@ OF_DDP = (
     "bucket_groups", "config", "ddp_config", "dp_group", "expert_parallel_bucket_groups", "finish_grad_sync", "no_sync",
     "param_to_bucket_group", "zero_grad_buffer",
 )  # fmt: skip
-OF_GROUP = ("buckets", "check_grads", "ddp_config", "start_grad_sync")
+OF_GROUP = ("buckets", "check_grads", "ddp_config", "is_last_microbatch", "start_grad_sync")
 OF_BUCKET = ("grad_data", "gradient_scaling_factor", "params_list")
 
 
@@ -95,6 +95,10 @@ class MegatronModel:
     def no_sync(self) -> AbstractContextManager[None]:
         """A context in which backward passes only accumulate."""
         return self._ddp.no_sync()
+
+    def accumulates(self) -> bool:
+        """Whether backward passes only accumulate now: by `no_sync`, or Megatron's own call of it."""
+        return not any(group.is_last_microbatch for group in self._ddp.bucket_groups)
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from gradwire import checkpoint
 from gradwire.plans import Plan
@@ -45,6 +46,8 @@ class Runtime:
     """
 
     closed = False
+    owned: dict[Tensor, str]
+    """The parameters that this job averages, with what users call it: see `frontends.owners`."""
     is_immediate: bool
     """Whether means are computed when `finish` returns: on a CPU. On a GPU `lost()` is 1 () if they were aborted."""
     arrived: bytearray
@@ -96,6 +99,7 @@ class Runtime:
     def _make_parts(self) -> ControllerRunner:
         """Makes the parts of a step; returns the one that runs the controller."""
         options, executor = self._options, self._executor
+        self.owned = {}
         # on the worker
         self._recorder = recorder = Recorder(executor, self.mesh.rank)
         self._pipeline = Pipeline(self.mesh, recorder)

@@ -24,7 +24,9 @@ def fsdp_modules(model: nn.Module) -> list[Any]:
 
 def fsdp_groups(model: nn.Module) -> list[Any]:
     """The groups of parameters that fully_shard reduces together, in all of the model's modules."""
-    return [group for module in fsdp_modules(model) for group in _groups_of(module._get_fsdp_state())]
+    # modules that were wrapped as a list share one state
+    states = {id(state): state for module in fsdp_modules(model) if (state := module._get_fsdp_state())}
+    return [group for state in states.values() for group in _groups_of(state)]
 
 
 def _groups_of(state: Any) -> list[Any]:
@@ -83,15 +85,19 @@ def only_inside_replicas(group: Any) -> Callable[[], None] | None:
         return None
     # FSDP decides by the class of the description whether it reduces over replicas
     if before.shard_mesh_dim is None:
-        group.mesh_info = DataParallelMeshInfo(before.mesh, replicate_mesh_dim=before.replicate_mesh_dim)
+        inside = DataParallelMeshInfo(before.mesh, replicate_mesh_dim=before.replicate_mesh_dim)
     else:
-        group.mesh_info = FSDPMeshInfo(before.mesh, shard_mesh_dim=before.shard_mesh_dim)
-        group.mesh_info.reduce_scatter_process_group = getattr(before, "reduce_scatter_process_group", None)
+        inside = FSDPMeshInfo(before.mesh, shard_mesh_dim=before.shard_mesh_dim)
+        inside.reduce_scatter_process_group = getattr(before, "reduce_scatter_process_group", None)
+    _describe(group, inside)
+    return partial(_describe, group, before)
 
-    def undo() -> None:
-        group.mesh_info = before
 
-    return undo
+def _describe(group: Any, mesh_info: Any) -> None:
+    # where both are one, FSDP reshards after forward to where parameters were, and else to a mesh of fewer ranks
+    if group.post_forward_mesh_info is group.mesh_info:
+        group.post_forward_mesh_info = mesh_info
+    group.mesh_info = mesh_info
 
 
 def replica_of(group: Any) -> int:
@@ -102,6 +108,11 @@ def replica_of(group: Any) -> int:
 def fsdp_accumulates(group: Any) -> bool:
     """Whether set_requires_all_reduce(False) was called."""
     return not group.all_reduce_grads
+
+
+def fsdp_reduces(group: Any) -> bool:
+    """Whether not set_requires_gradient_sync(False) was called."""
+    return group.reduce_grads
 
 
 def fsdp_sums(group: Any) -> bool:

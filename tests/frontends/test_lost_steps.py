@@ -314,6 +314,7 @@ class Lost:
     closed, error, is_immediate = False, None, False
 
     def __init__(self, lost: float) -> None:
+        self.owned: dict[torch.Tensor, str] = {}
         self.lost = lambda: torch.tensor(lost)
 
     def check_whole(self) -> None:

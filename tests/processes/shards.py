@@ -19,7 +19,7 @@ from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -235,6 +235,44 @@ def a_factor_of_the_users_is_followed() -> None:
         assert not any(group._all_reduce_hook for group in fsdp_groups(ours))
 
 
+def with_a_list(mesh: DeviceMesh) -> nn.Sequential:
+    """Three layers, of which fully_shard has wrapped two together, as torchtitan does with the last ones."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    fully_shard([model[1], model[2]], mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def flat_gradients(model: nn.Module) -> Tensor:
+    model.zero_grad()
+    torch.manual_seed(dist.get_rank())
+    model(torch.randn(3, 4)).square().mean().backward()
+    return torch.cat([p.grad.to_local().flatten() for p in model.parameters()])
+
+
+@scenario(2)
+def modules_that_were_wrapped_as_a_list_are_one_group() -> None:
+    model = with_a_list(init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard")))
+    for module in (model, model[1]):
+        module.set_force_sum_reduction_for_comms(True)
+        module.set_gradient_divide_factor(1.0)
+    native = flat_gradients(model)
+    handle = gw.attach(model, gw.FP32())
+    torch.testing.assert_close(flat_gradients(model), native)
+    handle.detach()
+    assert not any(group._all_reduce_hook for group in fsdp_groups(model))
+    torch.testing.assert_close(flat_gradients(model), native)
+    # and where shards are compressed
+    shards = with_a_list(line())
+    compression = gw.compress_shards(shards, gw.TopK(0.5), memory=gw.Residual())
+    flat_gradients(shards)
+    before = compression.traffic()
+    compression.detach()
+    assert not any(group.reduce_scatter_unused_params for group in fsdp_groups(shards))
+    flat_gradients(shards)
+    assert compression.traffic() == before
+
+
 @scenario(4)
 def one_hooked_group_has_fsdp_hook_all_so_that_they_end_on_one_stream() -> None:
     mesh, mine = meshes()[0], []
@@ -286,6 +324,33 @@ def a_factor_that_comes_after_attach_is_refused() -> None:
     ours = wrapped(mesh["shard"])
     gw.attach(ours, gw.FP32(), mesh=mesh)
     refused(ValueError, "call set_gradient_divide_factor() before attach()", loss_of(divided_by(ours, 8.0), 0).backward)
+
+
+@scenario(2)
+def fsdp_reshards_a_native_hsdp_model_as_before() -> None:
+    names = ("replicate", "shard", "tp")
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=names[:2])
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4))
+    columns: dict[str, Any] = {"mesh": mesh, "shard_placement_fn": lambda p: Shard(p.dim() - 1)}
+    fully_shard(model[0], **columns)
+    fully_shard(model, **columns)
+    before, groups = model[0].weight, fsdp_groups(model)
+    handle = gw.attach(model, gw.FP32())
+    with torch.no_grad():
+        model(torch.ones(2, 6))
+    assert model[0].weight is before
+    model(torch.ones(2, 6)).sum().backward()
+    handle.detach()
+    # the root's was switched off by FSDP in between; it stays so
+    assert [group._reshard_after_forward for group in groups] == [False, True]
+    assert not any(group._use_post_forward_mesh for group in groups)
+    # beside tensor parallelism, and in local steps
+    cube = init_device_mesh("cpu", (2, 1, 1), mesh_dim_names=names)
+    both = in_columns(cube, cube["replicate", "shard"])
+    local = gw.LocalSteps(torch.optim.SGD(both.parameters(), lr=0.1), both, gw.FP32(), inner_steps=2)
+    column_steps(both, dist.get_rank())
+    local.handle.detach()
+    assert not any(group._use_post_forward_mesh for group in fsdp_groups(both))
 
 
 @scenario(4)
@@ -372,6 +437,24 @@ def skipped_steps_and_paused_passes_leave_no_trace() -> None:
 
         check_a_spike_is_skipped(make, loss_of)
         check_paused_passes_leave_no_trace(make, loss_of)
+
+
+@scenario(2)
+def passes_that_a_framework_only_accumulates_are_not_skipped_by_taking_back_the_step_before() -> None:
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    model = with_a_list(mesh["shard"])
+    handle = gw.attach(model, gw.TopK(0.3), mesh=mesh)
+    flat_gradients(model)
+    model.set_requires_gradient_sync(False)
+    model(torch.ones(3, 4)).sum().backward()
+    refused(ValueError, "only accumulated and sent nothing", handle.skip)
+    # torch runs no hooks of a module for its forward() itself
+    ddp = DistributedDataParallel(network())
+    handle = gw.attach(ddp, gw.TopK(0.3))
+    train(ddp, 1)
+    with ddp.no_sync():
+        ddp.forward(torch.ones(3, 20)).sum().backward()
+    refused(ValueError, "only accumulated and sent nothing", handle.skip)
 
 
 def spoil(parameter: Tensor) -> None:
@@ -558,6 +641,19 @@ def of_two_states_in_a_distributed_checkpoint_the_key_says_which() -> None:
         assert all(torch.equal(mine[name], state[name]) for name in state if name.endswith("residual"))
 
 
+@scenario(2)
+def ddp_beside_tensor_parallelism_keeps_its_parameters_names() -> None:
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "tp"))
+    model = parallelize_module(Columns(), mesh["tp"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
+    ddp = DistributedDataParallel(model, device_mesh=mesh["replicate"])
+    handle = gw.attach(ddp, gw.TopK(0.3))
+    names = [*handle.stateful().state_dict()]
+    column_steps(ddp, dist.get_rank(), count=1)
+    assert not [*ddp.parameters()]  # for torch has put tensors in their place
+    handle.verify()
+    assert [*handle.stateful().state_dict()] == names
+
+
 class Columns(nn.Module):
     """Two layers, which tensor parallelism cuts along the first dimension and along the second."""
 
@@ -569,18 +665,20 @@ class Columns(nn.Module):
         return self.second(torch.relu(self.first(x)))
 
 
-def in_columns(mesh: DeviceMesh) -> Columns:
-    """Cut along "tp", if the mesh has that, and along "shard"."""
+def in_columns(mesh: DeviceMesh, on: DeviceMesh | None = None) -> Columns:
+    """Cut along "tp", if the mesh has that, and along "shard", or wrapped `on` another mesh."""
     torch.manual_seed(0)
     model = Columns()
     if "tp" in (mesh.mesh_dim_names or ()):
         parallelize_module(model, mesh["tp"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
-    return fully_shard(model, mesh=mesh["shard"])
+    for layer in (model.first, model.second) if on else ():
+        fully_shard(layer, mesh=on)
+    return fully_shard(model, mesh=on or mesh["shard"])
 
 
-def column_steps(model: Columns, replica: int) -> None:
+def column_steps(model: nn.Module, replica: int, count: int = 3) -> None:
     generator = torch.Generator().manual_seed(replica)
-    for _ in range(3):
+    for _ in range(count):
         model.zero_grad()
         model(torch.randn(4, 6, generator=generator)).square().mean().backward()
 
@@ -692,6 +790,10 @@ def what_does_not_fit_is_an_error_that_names_the_call() -> None:
     ignoring = Branches()
     fully_shard(ignoring, mesh=mesh["shard"], ignored_params={ignoring.scale})
     refused(ValueError, "'scale' is not sharded", lambda: gw.attach(ignoring, gw.TopK(0.1), mesh=mesh))
+    # the first parameter, of a model that has replicas
+    ignoring = Branches()
+    fully_shard(ignoring, mesh=mesh, ignored_params={ignoring.scale})
+    refused(ValueError, "'scale' is not sharded", lambda: gw.attach(ignoring, gw.TopK(0.1)))
     taken = wrapped(mesh["shard"])
     taken.scale.register_post_accumulate_grad_hook(lambda parameter: None)
     refused(ValueError, "not in it", lambda: gw.attach(taken, gw.TopK(0.1), mesh=mesh))
@@ -721,6 +823,29 @@ def parameters_that_are_replaced_after_attaching_are_an_error() -> None:
         loss_of(model, 0).backward()
         model.load_state_dict(model.state_dict(), assign=True)
         refused(RuntimeError, "was replaced after attach()", lambda model=model: loss_of(model, 1))
+
+
+@scenario(2)
+def a_model_moves_after_detach_and_not_unnoticed_before() -> None:
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    for move in (nn.Module.cpu, nn.Module.double):
+        model = with_a_list(mesh["shard"])
+        handle = gw.attach(model, gw.FP32(), mesh=mesh)
+        flat_gradients(model)
+        move(model[1])
+        refused(RuntimeError, "was moved after attach(), ", lambda model=model: model(torch.ones(3, 4)))
+        handle.detach()
+        handle = gw.attach(move(model), gw.FP32(), mesh=mesh)
+        handle.detach()
+        model.double()
+    # rounds have the shards themselves
+    local = with_a_list(mesh["shard"])
+    optimizer = gw.LocalSteps(torch.optim.SGD(local.parameters(), lr=0.1), local, inner_steps=2, mesh=mesh)
+    flat_gradients(local)
+    optimizer.step()
+    local.double()
+    refused(RuntimeError, "was moved after", optimizer.step)
+    optimizer.handle.detach()
 
 
 @scenario(4)

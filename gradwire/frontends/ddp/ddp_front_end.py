@@ -52,6 +52,7 @@ class DDPFrontEnd:
         self.runtime: Runtime | None = None
         self._slot: dict[Tensor, int] = {}
         self._managed: Collection[Tensor] = ()
+        self._named: Mapping[str, nn.Parameter] = {}  # tensor parallelism leaves the module none after a forward pass
         self._buckets: Buckets | None = None
         self._synchronising = self._open = False
         self._accumulated = Accumulated()
@@ -70,14 +71,15 @@ class DDPFrontEnd:
         """The front end of a DDP, whose one hook it is; an earlier, detached one serves again.
 
         Raises ValueError where another hook is registered, or this one is in use."""
+        front_end: Any = cls(ddp)
         for hook in hooks_of(ddp):
             front_end = getattr(hook, "__self__", None)
             if not isinstance(front_end, cls):
                 raise ValueError("this DDP has a communication hook already; attach to a new DDP of the same module")
             if front_end.runtime:
                 raise ValueError("this DDP is attached already; call detach() of its handle first")
-            return front_end
-        return cls(ddp)
+        front_end._named = dict(module_in(ddp).named_parameters())
+        return front_end
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of a DDP, or one that was saved whole, is reduced by itself, and may be attached to."""
@@ -86,13 +88,11 @@ class DDPFrontEnd:
     @classmethod
     def _of_copy(cls, ddp: DistributedDataParallel) -> "DDPFrontEnd":
         front_end = cls(ddp)
-        # its reducer is new, without the hook that it lists
-        front_end._native = True
+        front_end._native = True  # its reducer is new, without the hook that it lists
         return front_end
 
     def hook_in(self, runtime: Runtime, parameters: dict[str, nn.Parameter], managed: Collection[Tensor]) -> None:
         """Hands gradients of `parameters` to the runtime from now on; DDP's buckets have all that are `managed`."""
-        # put our hook into DDP's reducer
         if not hooks_of(self.ddp):
             self.ddp.register_comm_hook(None, self._bucket_ready)
         elif self._native:
@@ -134,14 +134,14 @@ class DDPFrontEnd:
 
     def placed(self) -> Mapping[str, ShardSpec]:
         """A replica on every rank."""
-        return replicated_specs(self.ddp.process_group, dict(module_in(self.ddp).named_parameters()))
+        return replicated_specs(self.ddp.process_group, self._named)
 
     def held(self) -> Mapping[str, Tensor]:
         """All parameters that are reduced, by us or by DDP."""
         if not self.runtime:
             return {}
         reduced = {*self._slot, *delayed_by(self.ddp)}
-        return {name: p for name, p in module_in(self.ddp).named_parameters() if p in reduced}
+        return {name: p for name, p in self._named.items() if p in reduced}
 
     def left_alone(self) -> str:
         """A remark about parameters whose gradients do not go to the runtime."""
@@ -164,7 +164,7 @@ class DDPFrontEnd:
 
         def ready(parameter: Tensor) -> None:  # runs for each parameter and step: nothing else belongs here
             if not self._open and not self._backward_begins():
-                buckets.accumulated.slots.add(slot)
+                buckets.accumulated.note(slot)
                 return
             if buckets.notes:
                 became_ready(slot)

@@ -34,6 +34,10 @@ class GradientAccess(Protocol):
         """Whether this backward pass only accumulates, by the framework's own setting."""
         ...
 
+    def hands_over_none(self) -> bool:
+        """Whether the next backward pass only accumulates, by the framework's own setting, and no hook sees it."""
+        ...
+
 
 class FullGradients:
     """Access to gradients of whole parameters, `p.grad`; those of some parameters are `sparse`."""
@@ -67,4 +71,7 @@ class FullGradients:
         parameter.grad = gradient
 
     def accumulates(self, parameter: Tensor) -> bool:
+        return False
+
+    def hands_over_none(self) -> bool:
         return False

@@ -127,9 +127,10 @@ class GradientHooks:
         if self._runtime and torch.is_grad_enabled() and not in_backward():
             self._give_up_failed()
             self.give_up()
+            self._registered.check(self._runtime.refuse)
             if self._synchronising:
                 self._forward = True
-            else:  # a framework may hand over no gradient of its backward pass
+            if not self._synchronising or self._places.hands_over_none():
                 self._accumulated.since_step = True
             self._runtime.forward_begins()
 
@@ -177,8 +178,7 @@ class GradientHooks:
         if self._trained and not self._trained.holds(parameter):
             return
         if not self._synchronising or self._places.accumulates(parameter):
-            self._accumulated.slots.add(slot)
-            self._accumulated.since_step = True
+            self._accumulated.note(slot)
             return
         runtime = self._runtime
         assert runtime is not None

@@ -8,6 +8,10 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 
 T = TypeVar("T")
+MOVED = (
+    "the model was moved after attach(), by to(), cpu() or to_empty(), and its parameters have lost their hooks; call "
+    "detach() before that, and attach() after it"
+)
 
 
 class Hook:
@@ -44,6 +48,7 @@ class RegisteredHooks:
 
     def __init__(self) -> None:
         self._registered: list[Any] = []
+        self._hooked: list[tuple[Tensor, dict[str, Any]]] = []
 
     def keep(self, *registered: Any) -> None:
         """Adds hooks, as torch returned them."""
@@ -51,15 +56,23 @@ class RegisteredHooks:
 
     def on_gradients(self, slots: Mapping[Tensor, int], hook: Callable[[int], Callable[[Tensor], None]]) -> None:
         """Registers hook(slot) on each parameter's gradient, on frozen ones as well, which may thaw."""
+        # torch swaps the attributes with all the rest
+        self._hooked += [(parameter, vars(parameter)) for parameter in slots]
         with trainable(slots):
             for parameter, slot in slots.items():
                 self._registered.append(parameter.register_post_accumulate_grad_hook(hook(slot)))
 
+    def check(self, refuse: Callable[[str], Any]) -> None:
+        """Calls `refuse` where torch has put other tensors into parameters, without their hooks."""
+        if any(vars(parameter) is not attributes for parameter, attributes in self._hooked):
+            refuse(MOVED)
+
     def remove(self) -> None:
-        """Removes them all."""
-        for hook in self._registered:
+        """Removes them all, the last one first."""
+        for hook in reversed(self._registered):
             hook.remove()
         self._registered.clear()
+        self._hooked.clear()
 
 
 class ByModel(Generic[T]):

@@ -197,6 +197,11 @@ class LocalSteps(Wrapper):
         """Adds parameters that were thawed since the last step to the rounds, before they move. Raises RuntimeError
         where the inner optimizer holds one that the model had not."""
         self._replica.trained.check_known()
+        if self._replica.moved():
+            self._rounds.runtime.refuse(
+                "the model was moved after LocalSteps() took its shards, by to(), cpu() or to_empty(); call "
+                "handle.detach() before that, and wrap the optimizer anew after it"
+            )
         try:
             names = self._replica.trained.now()
         except ValueError as error:

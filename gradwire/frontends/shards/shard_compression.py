@@ -59,7 +59,7 @@ class ShardCompression:
 
     def detach(self) -> None:
         """Brings back FSDP's own collectives."""
-        for undo in self._undo:
+        for undo in reversed(self._undo):
             undo()
 
 

@@ -12,6 +12,7 @@ from gradwire.torch_private.fully_shard import (
     TimesReplicas,
     fsdp_accumulates,
     fsdp_is_hooked,
+    fsdp_reduces,
     fsdp_sums,
     offloaded_in,
     parameters_of_fsdp,
@@ -61,6 +62,9 @@ class ShardedGradients:
 
     def accumulates(self, parameter: Tensor) -> bool:
         return fsdp_accumulates(self._group[parameter])
+
+    def hands_over_none(self) -> bool:
+        return not any(map(fsdp_reduces, self._groups))
 
 
 def local_of(tensor: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ class ShardsFrontEnd:
         """Submits no more gradients."""
         self._hooks.unhook()
         self._registered.remove()
-        for undo in self._undo:
+        for undo in reversed(self._undo):
             undo()
         # FSDP reduces over replicas again, or they would drift apart
         if self._runtime and not self._undo:
@@ -262,10 +262,10 @@ def _check_fits(name: str, parameter: DTensor, replica: list[int], peers: list[i
 
 def _replicas_of(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> DeviceMesh:
     """The mesh that the model was wrapped on, if that has replicas."""
-    parameter = next(iter(parameters.values()))
     # HSDP: a mesh of two dimensions, of which the first has the replicas
-    if is_sharded(parameter) and parameter.placements[0].is_replicate():
-        return parameter.device_mesh
+    for parameter in parameters.values():
+        if is_sharded(parameter) and parameter.placements[0].is_replicate():
+            return parameter.device_mesh
     raise ValueError(
         f"the model is sharded over one dimension, and mesh= says where its replicas are; use {RECIPE}. Where "
         "there are none, gw.compress_shards(model, gw.QSGD()) compresses what shards exchange"
