@@ -35,6 +35,8 @@ class States:
         self._agreement = agreement
         self._options = options
         self._mesh, self._slots = steps.pipeline.mesh, steps.store.slots
+        # until a state is loaded, whose training goes on
+        self._training = agreement.training
 
     def save(self, padded: bool = False) -> checkpoint.StateDict:
         """A copy of this rank's state after the last whole step, as `Store.export` has it."""
@@ -51,7 +53,9 @@ class States:
             shards = mesh.ranks // mesh.averaged
             plan, momenta = plans.plan.to_json(), plans.momenta.made_by
             order = plans.order.names
-            about = checkpoint.About(mesh.rank, mesh.ranks, plan, order, skipped, shards=shards, momenta=momenta)
+            about = checkpoint.About(
+                mesh.rank, mesh.ranks, plan, order, skipped, shards=shards, momenta=momenta, training=self._training
+            )
             return checkpoint.pack(steps.store.export(padded), plans.export(), steps.number, about)
 
     def last(self) -> list[checkpoint.StateDict]:
@@ -70,21 +74,23 @@ class States:
         own = checkpoint.unpack(self.save())
         return gather(own, self._slots, self._mesh, self._agreement, self._steps.executor.device)
 
-    def read(self, state: checkpoint.StateDict, check: Callable[[], object]) -> tuple[checkpoint.Unpacked, Held]:
+    def read(
+        self, state: checkpoint.StateDict, check: Callable[[], Mapping[str, str]]
+    ) -> tuple[checkpoint.Unpacked, Held]:
         """This rank's part of a state that all ranks load together, and what any of them loads; changes nothing yet.
         Raises ValueError, on all ranks, where one of them cannot load it, or what `check` looks at, or where their
-        states do not belong together."""
+        states do not belong together, also in the facts that `check` returns."""
         # loading is tried: a controller that has loaded is put back where ranks disagree
         before, read = self._plans.export(), list[checkpoint.Unpacked]()
 
         def facts() -> Mapping[str, str]:
-            check()
+            others = check()
             whole = checkpoint.unpack(state)
-            own = whole.of_rank(self._mesh.rank, self._mesh.ranks)
+            own = whole.of_rank(self._mesh.rank, self._mesh.ranks, self._options.rounds)
             own.check(self._slots, self._options.others)
             self._plans.check(own)
             read.append(own)
-            return whole.facts(sharded=SHARD in self._mesh.axes)
+            return {**whole.facts(sharded=SHARD in self._mesh.axes), **others}
 
         try:
             # all ranks meet here, and load all or none
@@ -114,6 +120,7 @@ class States:
     def take(self, read: checkpoint.Unpacked, held: Held) -> None:
         """Goes on from the state that was read."""
         self._plans.load(read)
+        self._training = read.about.training or self._training
         with self._steps.changing:
             # the last step is final, and counted, before its number goes: nothing of it comes into the loaded state
             self._steps.close()

@@ -44,8 +44,8 @@ from gradwire.torch_private.fully_shard import behind_rows, cuts_of
 ABOUT = "gradwire"
 """The key by which a state is found in a checkpoint; its description."""
 
-DESCRIBED = "plan", "order", "skipped", "momenta"
-"""The fields of `About` that the description has; Gradwire 0.2 wrote all but the last."""
+DESCRIBED = "plan", "order", "skipped", "momenta", "training"
+"""The fields of `About` that the description has; Gradwire 0.2 wrote the first three."""
 
 OWNER = re.compile(r" \((shard \d+ of \d+)(?:, replica (\d+) of (\d+))?\)$")
 """The end of a small tensor's key: its owner."""

@@ -95,10 +95,10 @@ class DistributedRounds:
         own = state[self._own]
         progress, inner = dict[str, Any](), dict[str, Any]()
 
-        def check() -> None:
+        def check() -> dict[str, str]:
             progress.update(self._progress(shared, own))
             inner.update(self._optimizer_state("inner", own, self._held(rounds.inner)))
-            rounds.check(progress, inner)
+            return rounds.check(progress, inner)
 
         # all ranks meet, check all of it, and load memories; then rounds, and this replica's parameters
         rounds.runtime.load_state_dict(self._memory.part(state[MEMORY]), check)
