@@ -312,6 +312,25 @@ def test_ranks_that_reduce_together_go_on_from_groups_tensors_that_they_all_have
             assert all(torch.equal(a, b) for means in by_rank[1:] for a, b in zip(means, by_rank[0], strict=True))
 
 
+def test_the_numbers_of_small_tensors_do_not_go_through_the_store(monkeypatch: pytest.MonkeyPatch):
+    """Which takes 8 MB at a time: of many ranks and parameters that was too little."""
+    said, gathered = list[str](), meeting.Agreement.gather
+
+    def gather_facts(self: meeting.Agreement, call: str, facts: meeting.Facts) -> list[meeting.Facts]:
+        said.append(facts["small"])
+        return gathered(self, call, facts)
+
+    monkeypatch.setattr(meeting.Agreement, "gather", gather_facts)
+    with job(plan_of(SLOTS, gw.ReusedThreshold(0.1, warmup=1), gw.Residual(), gw.AllGather()), SLOTS, 3) as running:
+        running.step(draw(SLOTS, 3, 0))
+        whole, *_ = raising(together(3, lambda rank: running.runtimes[rank].state_dict(all_ranks=True)))
+        own = running.states()
+    keys = [key for key in whole if "//group/" in key]
+    assert any(not torch.equal(own[0][key], own[1][key]) for key in keys)
+    assert all(torch.equal(whole[key], torch.stack([state[key] for state in own])) for key in keys)
+    assert len(set(said)) == 1
+
+
 def test_the_state_of_all_ranks_lies_on_the_cpu():
     mesh = gw.Mesh.of(gw.Threads.group(1)[0])
     agreement = meeting.Agreement(mesh, SLOTS, CPU, JobOptions())
