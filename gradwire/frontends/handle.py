@@ -71,6 +71,7 @@ class Handle:
         self._waits = waits
         self._remark = remark
         self._inner_steps = inner_steps
+        self._undo: list[Callable[[], object]] = []
         forked.register(self)
 
     def after_fork(self) -> None:
@@ -256,6 +257,10 @@ class Handle:
         check_type("plan", plan, (Plan,), 'gw.Plan.load("plan.json")', optional=False)
         self._runtime.install(plan)
 
+    def at_detach(self, undo: Callable[[], object]) -> None:
+        """Has `detach()` call `undo`, for a framework that was told of this handle."""
+        self._undo.append(undo)
+
     def detach(self) -> None:
         """Ends the job: DDP reduces dense again; a `DistributedOptimizer`, without which nothing is reduced, takes no
         more steps. Take `state_dict()` before if you want what memories hold. Raises ValueError, on the rank that
@@ -267,3 +272,5 @@ class Handle:
         if front_end:
             front_end.unhook()
         runtime.close()
+        while self._undo:
+            self._undo.pop()()
