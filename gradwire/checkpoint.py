@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
@@ -11,51 +11,26 @@ from torch import Tensor
 
 from gradwire.compressors.context import SHARED
 from gradwire.ops.checksum import checksum
-from gradwire.options import Options, check_type, dtype_name, names
+from gradwire.options import check_type, dtype_name
 from gradwire.resharding import predecessors
 from gradwire.slots import Slot
-from gradwire.text_tensors import letters
+from gradwire.state_description import ABOUT, About, describe, read_description
 
 StateDict = dict[str, Tensor]
 """{"step": int64 (), "about": uint8 (n,), "<parameter>//<name>": tensor}: safe for `torch.load(weights_only=True)`.
 
-"about" is JSON, see `About`, with the type, shape and checksum of every other tensor. In a parameter's name "/" is
-written "~1" and "~" "~0", as in JSON Pointer (RFC 6901). Tensors of the job have no parameter: "//<name>". Small ones
-that are equal on all ranks, or with shards on all replicas of one, are named "shared/...". All others are a rank's own,
-and (ranks, *shape) in a state of all ranks: small ones, "group/...", and those of the parameter's shape."""
+"about" is JSON, see `About`, with the type, shape and checksum of every other tensor, and its own checksum. In a
+parameter's name "/" is written "~1" and "~" "~0", as in JSON Pointer (RFC 6901). Tensors of the job have no parameter:
+"//<name>". Small ones that are equal on all ranks, or with shards on all replicas of one, are named "shared/...". All
+others are a rank's own, and (ranks, *shape) in a state of all ranks: small ones, "group/...", and those of the
+parameter's shape."""
 
-FORMAT = 1
-SEPARATOR, STEP, ABOUT, GROUP = "//", "step", "about", "group/"
+SEPARATOR, STEP, GROUP = "//", "step", "group/"
 SHARDED = "ranks have different shards; give dcp.save() handle.stateful()"
+ROUNDS = "load each rank's own; to go on with other ranks save optimizer.stateful(), and load optimizer.stateful(path)"
 
 Exported = Mapping[str, Mapping[str, Tensor]]
 """By parameter and name."""
-
-
-@dataclass(frozen=True)
-class About(Options):
-    """A state's description of itself."""
-
-    rank: int
-    """Whose state it is."""
-    ranks: int
-    """The ranks of the job."""
-    plan: str
-    """The plan that was in force, as JSON."""
-    order: tuple[str, ...] = ()
-    """The parameters as their gradients became ready, where that was known."""
-    skipped: int = 0
-    """Steps that counted for no rank."""
-    gathered: bool = False
-    """It has the state of all `ranks`; only rank 0 has such a state."""
-    shards: int = 1
-    """The parts of the model that these ranks hold: several with FSDP2."""
-    momenta: Mapping[str, str] = field(default_factory=dict)
-    """The compressors, in words, of parameters whose residual is the momentum of updates, in this plan or before."""
-
-    def __str__(self) -> str:
-        ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
-        return f"the state of all of {ranks}" if self.gathered else f"the state of rank {self.rank} of {ranks}"
 
 
 @dataclass(frozen=True)
@@ -81,14 +56,16 @@ class Unpacked:
         return {
             "the state's ranks": f"{'all of ' if self.about.gathered else ''}{self.about.ranks}",
             "the state's step": str(self.step),
+            "the state's training": self.about.training or "unknown",
             "the steps that the state skipped": str(self.about.skipped),
             "the state's plan": _digest([self.about.plan.encode(), *(name.encode() for name in self.about.order)]),
             "the momenta of the state": _digest([json.dumps(self.about.momenta, sort_keys=True).encode()]),
             "what the states have in common": _digest(_bytes_of(common)),
         }
 
-    def of_rank(self, rank: int, ranks: int) -> "Unpacked":
-        """The part that one of `ranks` ranks loads. Raises ValueError, naming the call that works, without one."""
+    def of_rank(self, rank: int, ranks: int, rounds: bool = False) -> "Unpacked":
+        """The part that one of `ranks` ranks loads. Raises ValueError, naming the call that works, also for `rounds` of
+        local steps, without one."""
         about = self.about
         if about.gathered and about.rank == 0:
             return self._part(rank, ranks)
@@ -98,6 +75,7 @@ class Unpacked:
             return self
         load = "load each rank's own" if about.ranks == ranks else f"load gw.reshard([every rank's], {ranks})[{rank}]"
         load = SHARDED if about.shards > 1 else f"{load}, or what rank 0 got from handle.state_dict(all_ranks=True)"
+        load = ROUNDS if rounds else load
         raise ValueError(f"this is {about}, and here is rank {rank} of {ranks}; {load}")
 
     def check(self, slots: Sequence[Slot], others: Collection[str]) -> None:
@@ -143,7 +121,7 @@ def pack(exported: Exported, job: Mapping[str, Tensor], step: int, about: About)
     tensors = {key_of(name, key): tensor.detach().clone() for name, key, tensor in _each(everything)}
     tensors[STEP] = torch.tensor(step, dtype=torch.int64, device="cpu")
     kinds = {key: [sum_of(tensor), *_kind(tensor)] for key, tensor in tensors.items()}
-    return tensors | {ABOUT: letters(json.dumps({"format": FORMAT, **asdict(about), "tensors": kinds}))}
+    return tensors | {ABOUT: describe(about, kinds)}
 
 
 def unpack(state: Mapping[str, Tensor]) -> Unpacked:
@@ -223,22 +201,9 @@ def _read_about(state: Mapping[str, Tensor]) -> tuple[About, dict[str, Any]]:
     step = state[STEP]
     if step.dtype != torch.int64 or step.dim() or step < 0:
         raise ValueError(f"its step is {step.tolist()!r} of {step.dtype}")
-    if state[ABOUT].dtype != torch.uint8:
-        raise ValueError("what it says of itself is no text")
-    fields = json.loads(bytes(state[ABOUT].tolist()))
-    if fields["format"] != FORMAT:
-        raise ValueError("it is of another format")
-    # what each tensor was: its checksum, type and shape
-    kinds = {key: (checksum, kind) for key, (checksum, *kind) in fields["tensors"].items()}
-    skipped = fields["skipped"]
-    order = names(fields["order"])
-    shards = fields.get("shards", 1)
-    momenta = {name: str(made_by) for name, made_by in fields.get("momenta", {}).items()}
-    about = About(fields["rank"], fields["ranks"], fields["plan"], order, skipped, fields["gathered"], shards, momenta)
-    if not (0 <= about.rank < about.ranks and 0 < about.shards <= about.ranks):
-        raise ValueError("what it says of itself cannot be")
-    if not 0 <= skipped <= int(step):
-        raise ValueError(f"it has skipped {skipped!r} of {int(step)} steps")
+    about, kinds = read_description(state[ABOUT])
+    if not 0 <= about.skipped <= int(step):
+        raise ValueError(f"it has skipped {about.skipped!r} of {int(step)} steps")
     return about, kinds
 
 

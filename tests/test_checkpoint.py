@@ -312,6 +312,25 @@ def test_ranks_that_reduce_together_go_on_from_groups_tensors_that_they_all_have
             assert all(torch.equal(a, b) for means in by_rank[1:] for a, b in zip(means, by_rank[0], strict=True))
 
 
+def test_the_numbers_of_small_tensors_do_not_go_through_the_store(monkeypatch: pytest.MonkeyPatch):
+    """Which takes 8 MB at a time: of many ranks and parameters that was too little."""
+    said, gathered = list[str](), meeting.Agreement.gather
+
+    def gather_facts(self: meeting.Agreement, call: str, facts: meeting.Facts) -> list[meeting.Facts]:
+        said.append(facts["small"])
+        return gathered(self, call, facts)
+
+    monkeypatch.setattr(meeting.Agreement, "gather", gather_facts)
+    with job(plan_of(SLOTS, gw.ReusedThreshold(0.1, warmup=1), gw.Residual(), gw.AllGather()), SLOTS, 3) as running:
+        running.step(draw(SLOTS, 3, 0))
+        whole, *_ = raising(together(3, lambda rank: running.runtimes[rank].state_dict(all_ranks=True)))
+        own = running.states()
+    keys = [key for key in whole if "//group/" in key]
+    assert any(not torch.equal(own[0][key], own[1][key]) for key in keys)
+    assert all(torch.equal(whole[key], torch.stack([state[key] for state in own])) for key in keys)
+    assert len(set(said)) == 1
+
+
 def test_the_state_of_all_ranks_lies_on_the_cpu():
     mesh = gw.Mesh.of(gw.Threads.group(1)[0])
     agreement = meeting.Agreement(mesh, SLOTS, CPU, JobOptions())
@@ -380,7 +399,50 @@ def test_states_of_different_trainings_are_refused():
     with job(plan_for(SMALL_CASE), SLOTS, 2) as running:
         running.step(draw(SLOTS, 2, 77))
         other = running.states()
-    assert "differ in what the states have in common" in refusals([saved_states()[0], other[1]])[0]
+    mixed = [saved_states()[0], other[1]]
+    assert "differ in the state's training" in refusals(mixed)[0]
+    # of an earlier version, whose states do not say of which training they are
+    assert "differ in what the states have in common" in refusals([earlier(state) for state in mixed])[0]
+
+
+def saved_by(training: int) -> list[dict[str, Tensor]]:
+    """States that have nothing in common, as those of TopK."""
+    with job(plan_for(Case(gw.TopK(0.1), gw.Residual(), gw.AllGather(), bits=0)), SLOTS, 2) as running:
+        running.step(draw(SLOTS, 2, training))
+        return running.states()
+
+
+def test_trainings_that_have_nothing_in_common_are_told_apart():
+    mixed = [saved_by(0)[0], saved_by(1)[1]]
+    with pytest.raises(ValueError, match="rank 1 and rank 0 differ in the state's training; pass states that were"):
+        gw.reshard(mixed, 3)
+    assert "differ in the state's training" in refusals(mixed)[0]
+
+
+def trainings(states: list[dict[str, Tensor]]) -> set[str]:
+    return {checkpoint.unpack(state).about.training for state in states}
+
+
+def test_what_resumes_a_training_is_the_same_training():
+    states = saved_by(0)
+    (name,) = trainings(states)
+    assert name
+    assert trainings([*gw.reshard(states, 3), checkpoint.gather(states)]) == {name}
+    with job(plan_for(SMALL_CASE), SLOTS, 2) as running:
+        (own,) = trainings(running.states())
+        assert own != name
+        running.load([earlier(state) for state in states])  # which have no name
+        assert trainings(running.states()) == {own}
+        running.load(states)
+        assert trainings(running.states()) == {name}
+
+
+def earlier(state: dict[str, Tensor], *lacking: str) -> dict[str, Tensor]:
+    """A state as an earlier version wrote it: its description has no checksum, no training, and nothing `lacking`."""
+    said = json.loads(text_of(state[checkpoint.ABOUT]))
+    for fields, key in ((said["tensors"], checkpoint.ABOUT), *((said, key) for key in ("training", *lacking))):
+        fields.pop(key, None)
+    return state | {checkpoint.ABOUT: letters(json.dumps(said))}
 
 
 def test_states_that_were_not_saved_together_are_not_resharded():
@@ -415,17 +477,16 @@ def test_states_of_different_shards_are_not_added_up():
             join(states)
     assert "ranks have different shards; give dcp.save() handle.stateful()" in refusals(states[:2])[0]
     # each rank goes on from its own, also from one that does not say how many shards there are
-    said = json.loads(bytes(states[0][checkpoint.ABOUT].tolist()))
-    assert said.pop("shards") == 2
-    old = states[0] | {checkpoint.ABOUT: letters(json.dumps(said))}
+    assert checkpoint.unpack(states[0]).about.shards == 2
     with job(plan, SLOTS, 4, transports=shards(2, 2)) as resumed:
-        resumed.load([old, *states[1:]])
+        resumed.load([earlier(states[0], "shards"), *map(earlier, states[1:])])
         for own, saved in zip(resumed.states(), states, strict=True):
-            assert all(torch.equal(own[key], tensor) for key, tensor in saved.items())
+            assert all(torch.equal(own[key], tensor) for key, tensor in saved.items() if key != checkpoint.ABOUT)
 
 
 def test_states_that_lie_on_several_devices_are_gathered_on_the_cpu():
-    states, expected = saved_states(), gw.reshard(saved_states(), 3)
+    states = saved_states()
+    expected = gw.reshard(states, 3)
     with pretended_cuda():
         mixed = [
             states[0],
@@ -574,7 +635,7 @@ def test_the_same_numbers_of_another_type_or_shape_are_refused():
     ],
 )
 def test_what_a_state_cannot_say_of_itself_is_named(about: dict, said: str):
-    text = json.dumps(json.loads(text_of(SAVED[checkpoint.ABOUT])) | about)
+    text = json.dumps(json.loads(text_of(earlier(SAVED)[checkpoint.ABOUT])) | about)
     with pytest.raises(ValueError, match=rf"^this is no Gradwire state \({said}\); pass what handle.state_dict"):
         checkpoint.unpack(SAVED | {checkpoint.ABOUT: letters(text)})
 
@@ -593,6 +654,18 @@ def test_a_step_or_a_description_of_another_kind_is_named(key: str, wrong: Tenso
         checkpoint.unpack(SAVED | {key: wrong})
 
 
+def test_a_description_that_has_changed_is_refused():
+    saved = bytes(SAVED[checkpoint.ABOUT].tolist())
+    said = json.loads(saved)
+    # each bit of it, but for those that only write the same in another way
+    for at in range(8 * len(saved)):
+        changed = bytearray(saved)
+        changed[at // 8] ^= 1 << at % 8
+        with suppress(ValueError):
+            checkpoint.unpack(SAVED | {checkpoint.ABOUT: torch.tensor(changed, dtype=torch.uint8)})
+            assert json.loads(changed) == said, changed
+
+
 def read_or_refused(said: bytes) -> None:
     letters = torch.tensor(list(said), dtype=torch.uint8)
     with suppress(ValueError):
@@ -602,14 +675,14 @@ def read_or_refused(said: bytes) -> None:
 @given(st.binary(max_size=40), st.integers(0), st.integers(0, 40))
 @settings(max_examples=300, deadline=None)
 def test_whatever_a_state_says_of_itself_it_is_read_or_refused(noise: bytes, at: int, cut: int):
-    said = bytes(SAVED["about"].tolist())
+    said = bytes(earlier(SAVED)["about"].tolist())
     at %= len(said)
     read_or_refused(said[:at] + noise + said[at + cut :])
 
 
 @given(st.dictionaries(st.text(max_size=9), st.one_of(st.none(), st.booleans(), st.text(max_size=3), st.integers())))
 def test_whatever_json_a_state_says_it_is_read_or_refused(words: dict):
-    said = json.loads(bytes(SAVED["about"].tolist()))
+    said = json.loads(text_of(earlier(SAVED)["about"]))
     for key, value in (*words.items(), *zip(said, words.values(), strict=False)):
         read_or_refused(json.dumps(said | {key: value}).encode())
         read_or_refused(json.dumps(said | {"tensors": said["tensors"] | {KEYS[-1]: value}}).encode())

@@ -1,5 +1,6 @@
 """Gradwire under Accelerate: `compress` after `prepare`."""
 
+from functools import partial
 from typing import Any
 
 from accelerate import Accelerator
@@ -16,10 +17,13 @@ from gradwire.plans import Plan
 def compress(
     accelerator: Accelerator, model: nn.Module, compressor: Compressor | Plan | str | None = None, **options: Any
 ) -> Handle:
-    """Compresses the gradients of a model from `accelerator.prepare`; `save_state` and `load_state` include its state.
-    The `options` are those of `gradwire.attach`, which says what it raises."""
+    """Compresses the gradients of a model from `accelerator.prepare`; `save_state` and `load_state` include its state
+    until it is detached. The `options` are those of `gradwire.attach`, which says what it raises."""
     handle = attach_whole(model, compressor, options, accelerator.scaler)
-    accelerator.register_for_checkpointing(CheckpointedHandle(handle))
+    kept = CheckpointedHandle(handle)
+    accelerator.register_for_checkpointing(kept)
+    # or a script that compresses once could not load what one has saved that did so twice
+    handle.at_detach(partial(accelerator._custom_objects.remove, kept))  # pyright: ignore[reportPrivateUsage]
     return handle
 
 

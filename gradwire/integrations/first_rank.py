@@ -5,9 +5,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
-from gradwire.atomic_file import save
+from gradwire.atomic_file import read, save
 from gradwire.checkpoint import StateDict
 from gradwire.frontends import Handle
 
@@ -28,12 +26,8 @@ def read_file(folder: str | Path) -> StateDict | None:
     path = Path(folder) / FILE
     if not path.is_file():
         return None
-    try:
-        # on the host: it may have been saved on another GPU
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load has many kinds
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"{path} cannot be read ({why}); resume from an earlier checkpoint") from error
+    # on the host: it may have been saved on another GPU
+    return read(path, "resume from an earlier checkpoint")
 
 
 def load_first(handle: Handle, state: StateDict | None, error: str = "") -> bool:

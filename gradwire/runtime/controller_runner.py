@@ -222,7 +222,7 @@ class ControllerRunner:
         self.decided, self._made_for = decided_of(state), ranks_of(state) or self._mesh.replica.world
         # a rank that decides otherwise after the resume reads rank 0's decision from here
         if self.decided is not None and self._mesh.rank == 0:
-            self._mesh.store.set(f"change/{self._changes}", change_to_json(self.decided))
+            self._mesh.store.set(self._key(), change_to_json(self.decided))
         return plan_of(state)
 
     def changed(self, before: Plan, plan: Plan) -> Mapping[str, tuple[Group, Group]]:
@@ -272,7 +272,7 @@ class ControllerRunner:
         assert self.controller is not None
         self.decided = self.controller.decide(seen)
         if self.decided is not None and self._mesh.rank == 0:
-            self._mesh.store.set(f"change/{self._changes}", change_to_json(self.decided))
+            self._mesh.store.set(self._key(), change_to_json(self.decided))
 
     def _agreed_change(self, announced: float) -> Change:
         """Rank 0's decision: this rank's own, unless its arithmetic differs."""
@@ -282,12 +282,17 @@ class ControllerRunner:
         # this rank's decision is another one: rank 0's is read from the store
         if change is None or _fingerprint(change) != announced:
             patience_s = min(PATIENCE_S, self._mesh.timeout_s)
-            text = self._mesh.store.get(f"change/{self._changes}", patience_s)
+            text = self._mesh.store.get(self._key(), patience_s)
             if text is None:
                 raise RuntimeError(f"rank 0's decision did not come within {patience_s:.0f} s")
             change = change_from_json(text)
         self._changes += 1
         return change
+
+    def _key(self) -> str:
+        """Rank 0's decision in the store. Two keys are enough: when it writes under one again, it has announced another
+        decision since, by a sum of all ranks, which had read this one before."""
+        return f"change/{self._changes % 2}"
 
     def _finish_sum(self, pending: Pending) -> None:
         """Sums the numbers along the axis "replica", then along the others."""

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import sha256
+from secrets import token_hex
 from socket import gethostname
 from time import monotonic
 from zlib import crc32
@@ -56,12 +57,16 @@ class Meeting:
 
     hosts: list[str]
     """The ranks' hosts, from the first meeting on."""
+    training: str
+    """What tells this training from others, from the first meeting on rank 0's on all ranks. It is not seeded: two
+    trainings of one seed are two."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self._count = 0
         self._patience_s = min(PATIENCE_S, mesh.timeout_s / 2)
         self.hosts = []
+        self.training = token_hex(8)
 
     def compare(self, facts: Facts, *, patience_s: float | None = None) -> None:
         """Raises Disagreement on all ranks, naming the field and the ranks, where their facts differ, and AbsentRanks
@@ -91,6 +96,7 @@ class Meeting:
             store.set(GIVEN_UP, "")
             absent = answer["absent"]
             raise AbsentRanks(self._call, _absent(absent, self._call, answer["waited"]), absent)
+        self.training = answer["training"]
         self.hosts = [answer["hosts"][host] for host, _ in answer["ranks"]]
         return [answer["facts"][facts] for _, facts in answer["ranks"]]
 
@@ -103,7 +109,7 @@ class Meeting:
         if len(present) < len(texts):
             absent = [rank for rank, text in enumerate(texts) if text is None]
             return json.dumps({"absent": absent, "waited": patience_s})
-        return _each_once(present)
+        return json.dumps(_each_once(present) | {"training": self.training})
 
     def _answer(self, key: str, patience_s: float) -> str:
         """Rank 0's answer. Rank 0 may wait for the others as long as this rank waits for rank 0."""
@@ -124,15 +130,15 @@ class Meeting:
         return None
 
 
-def _each_once(texts: Sequence[str]) -> str:
-    """All ranks' hosts and facts as JSON, each one that several ranks have once: all ranks read it."""
+def _each_once(texts: Sequence[str]) -> dict[str, object]:
+    """All ranks' hosts and facts for JSON, each one that several ranks have once: all ranks read it."""
     hosts, facts = dict[str, int](), dict[str, int]()
     # by rank: the numbers of its host and of its facts
     ranks = [
         (hosts.setdefault(host, len(hosts)), facts.setdefault(json.dumps(own), len(facts)))
         for host, own in map(json.loads, texts)
     ]
-    return json.dumps({"hosts": list(hosts), "facts": [json.loads(own) for own in facts], "ranks": ranks})
+    return {"hosts": list(hosts), "facts": [json.loads(own) for own in facts], "ranks": ranks}
 
 
 def disagreement(facts: Sequence[Facts]) -> tuple[str, str] | None:
@@ -185,6 +191,11 @@ class Agreement:
     def hosts(self) -> Sequence[str]:
         """The ranks' hosts, once they have met."""
         return self._meeting.hosts
+
+    @property
+    def training(self) -> str:
+        """What tells this training from others, equal on all ranks once they have met."""
+        return self._meeting.training
 
     def on_plan(
         self,

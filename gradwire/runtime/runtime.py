@@ -1,7 +1,7 @@
 """The runtime of a job, all that front ends see of it: gradients in, means out, in their place."""
 
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TypeVar
@@ -235,9 +235,10 @@ class Runtime:
         with self.between_steps("state_dict(all_ranks=True)"):
             return self._call(partial(self._pipeline.agree, self._states.gather))
 
-    def load_state_dict(self, state: checkpoint.StateDict, check: Callable[[], object] = dict) -> None:
+    def load_state_dict(self, state: checkpoint.StateDict, check: Callable[[], Mapping[str, str]] = dict) -> None:
         """Takes over what `state_dict` returned; what it lacks begins anew. Raises ValueError, on all ranks, for
-        another model's state, another rank's, one not saved with the others', or none, or where `check` does."""
+        another model's state, another rank's, one not saved with the others', or none, or where `check` does, or
+        returns other facts."""
         with self.between_steps("load_state_dict()"), self._first_error.fail_job_on():
             read = self._states.read(state, check)
             self._call(partial(self._states.take, *read))

@@ -35,6 +35,8 @@ class States:
         self._agreement = agreement
         self._options = options
         self._mesh, self._slots = steps.pipeline.mesh, steps.store.slots
+        # until a state is loaded, whose training goes on
+        self._training = agreement.training
 
     def save(self, padded: bool = False) -> checkpoint.StateDict:
         """A copy of this rank's state after the last whole step, as `Store.export` has it."""
@@ -51,7 +53,9 @@ class States:
             shards = mesh.ranks // mesh.averaged
             plan, momenta = plans.plan.to_json(), plans.momenta.made_by
             order = plans.order.names
-            about = checkpoint.About(mesh.rank, mesh.ranks, plan, order, skipped, shards=shards, momenta=momenta)
+            about = checkpoint.About(
+                mesh.rank, mesh.ranks, plan, order, skipped, shards=shards, momenta=momenta, training=self._training
+            )
             return checkpoint.pack(steps.store.export(padded), plans.export(), steps.number, about)
 
     def last(self) -> list[checkpoint.StateDict]:
@@ -70,21 +74,23 @@ class States:
         own = checkpoint.unpack(self.save())
         return gather(own, self._slots, self._mesh, self._agreement, self._steps.executor.device)
 
-    def read(self, state: checkpoint.StateDict, check: Callable[[], object]) -> tuple[checkpoint.Unpacked, Held]:
+    def read(
+        self, state: checkpoint.StateDict, check: Callable[[], Mapping[str, str]]
+    ) -> tuple[checkpoint.Unpacked, Held]:
         """This rank's part of a state that all ranks load together, and what any of them loads; changes nothing yet.
         Raises ValueError, on all ranks, where one of them cannot load it, or what `check` looks at, or where their
-        states do not belong together."""
+        states do not belong together, also in the facts that `check` returns."""
         # loading is tried: a controller that has loaded is put back where ranks disagree
         before, read = self._plans.export(), list[checkpoint.Unpacked]()
 
         def facts() -> Mapping[str, str]:
-            check()
+            others = check()
             whole = checkpoint.unpack(state)
-            own = whole.of_rank(self._mesh.rank, self._mesh.ranks)
+            own = whole.of_rank(self._mesh.rank, self._mesh.ranks, self._options.rounds)
             own.check(self._slots, self._options.others)
             self._plans.check(own)
             read.append(own)
-            return whole.facts(sharded=SHARD in self._mesh.axes)
+            return {**whole.facts(sharded=SHARD in self._mesh.axes), **others}
 
         try:
             # all ranks meet here, and load all or none
@@ -114,6 +120,7 @@ class States:
     def take(self, read: checkpoint.Unpacked, held: Held) -> None:
         """Goes on from the state that was read."""
         self._plans.load(read)
+        self._training = read.about.training or self._training
         with self._steps.changing:
             # the last step is final, and counted, before its number goes: nothing of it comes into the loaded state
             self._steps.close()
@@ -137,8 +144,9 @@ def check(mesh: Mesh) -> None:
 def gather(own: Unpacked, slots: Sequence[Slot], mesh: Mesh, agreement: Agreement, device: torch.device) -> StateDict:
     """The state of all ranks, on rank 0; the others get the part that is equal on all. All ranks call this together,
     with their `own`."""
-    # over the store: which kinds of state each rank has, and its small tensors
-    facts = agreement.gather("state_dict(all_ranks=True)", {"kinds": json.dumps(_kinds(own)), "small": _small(own)})
+    # over the store: which kinds of state each rank has, and which small tensors
+    small = json.dumps(_small(own))
+    facts = agreement.gather("state_dict(all_ranks=True)", {"kinds": json.dumps(_kinds(own)), "small": small})
     kinds = sorted({kind for its in facts for kind in json.loads(its["kinds"])})
     # what is equal on all ranks is this rank's own
     exported = {
@@ -146,8 +154,7 @@ def gather(own: Unpacked, slots: Sequence[Slot], mesh: Mesh, agreement: Agreemen
         for name, tensors in own.exported.items()
     }
     _gather_flat(own, slots, kinds, mesh, device, exported)
-    if mesh.rank == 0:
-        _add_small([json.loads(its["small"]) for its in facts], exported)
+    _gather_small(own, [json.loads(its["small"]) for its in facts], mesh, device, exported)
     job = {name: tensor.cpu() for name, tensor in own.job.items()}
     return pack(exported, job, own.step, replace(own.about, gathered=True))
 
@@ -207,20 +214,41 @@ def _rows(mine: Tensor, slot: Slot, mesh: Mesh) -> Tensor:
     return torch.cat(pieces, 1).view(mesh.ranks, *slot.shape)
 
 
-def _small(own: Unpacked) -> str:
-    """This rank's small tensors as JSON: by parameter and name the type and the numbers."""
-    small: dict[str, dict[str, object]] = {name: {} for name in own.exported}
-    for name, tensors in own.exported.items():
-        for key, tensor in tensors.items():
-            if key.startswith(GROUP):
-                small[name][key] = [dtype_name(tensor.dtype), tensor.tolist()]
-    return json.dumps(small)
+Small = Sequence[tuple[str, str, str, Sequence[int]]]
+"""For each small tensor of a rank parameter, name, type and shape."""
 
 
-def _add_small(small: Sequence[Mapping[str, Mapping[str, tuple[str, object]]]], exported: Kept) -> None:
-    """Adds a row per rank to `exported`; a rank that has none gets another's."""
-    for name, key in dict.fromkeys((name, key) for own in small for name, kept in own.items() for key in kept):
-        rows = [own.get(name, {}).get(key) for own in small]
-        dtype, instead = next(row for row in rows if row)
-        numbers = [instead if row is None else row[1] for row in rows]
-        exported.setdefault(name, {})[key] = torch.tensor(numbers, dtype=dtype_of(dtype), device="cpu")
+def _small(own: Unpacked) -> Small:
+    """The small tensors that this rank keeps."""
+    return [
+        (name, key, dtype_name(tensor.dtype), [*tensor.shape])
+        for name, tensors in own.exported.items()
+        for key, tensor in tensors.items()
+        if key.startswith(GROUP)
+    ]
+
+
+def _gather_small(own: Unpacked, small: Sequence[Small], mesh: Mesh, device: torch.device, exported: Kept) -> None:
+    """Adds to rank 0's `exported` a row per rank of what some rank has; a rank that has none gets another's."""
+    # of each the type and shape of the first rank that has it
+    likes = {(name, key): (dtype, shape) for its in reversed(small) for name, key, dtype, shape in its}
+    for name, key, *kind in (each for its in small for each in its):
+        if kind != [*likes[name, key]]:
+            raise ValueError(
+                f"ranks keep {key!r} of {name!r} in different shapes; save handle.state_dict() of each rank"
+            )
+    if not likes:
+        return
+    # the bytes of all of them, in an order that all ranks know: one collective
+    empty = {
+        at: torch.zeros(shape, dtype=dtype_of(dtype), device=device) for at, (dtype, shape) in sorted(likes.items())
+    }
+    parts = [own.exported.get(name, {}).get(key, like).to(device) for (name, key), like in empty.items()]
+    parts = [part.reshape(-1).view(torch.uint8) for part in parts]
+    rows = mesh.gather(torch.cat(parts)).cpu().split([part.numel() for part in parts], 1)
+    if mesh.rank == 0:
+        have = [{(name, key) for name, key, _, _ in its} for its in small]
+        for ((name, key), like), part in zip(empty.items(), rows, strict=True):
+            first = next(rank for rank, its in enumerate(have) if (name, key) in its)
+            chosen = part[[rank if (name, key) in its else first for rank, its in enumerate(have)]]
+            exported.setdefault(name, {})[key] = chosen.view(like.dtype).view(mesh.ranks, *like.shape)

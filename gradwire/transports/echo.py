@@ -27,7 +27,7 @@ class Echo:
             return text
         host, facts = json.loads(text)
         # rank 0's answer at a meeting: all ranks have this rank's facts
-        return json.dumps({"hosts": [host], "facts": [facts], "ranks": [(0, 0)] * self._world})
+        return json.dumps({"hosts": [host], "facts": [facts], "ranks": [(0, 0)] * self._world, "training": ""})
 
     def add(self, key: str, number: int) -> int:
         self._numbers[key] = self._numbers.get(key, 0) + number

@@ -1,6 +1,7 @@
 """Controllers and the engine: ranks that see different things decide alike, and nothing is lost on the way."""
 
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -187,6 +188,29 @@ def test_where_ranks_come_to_other_decisions_rank_0_decides(ratios: tuple[float 
             assert all(torch.equal(a, b) for other in means for a, b in zip(means[0], other, strict=True))
         expected = plan_with(gw.TopK(ratios[0]) if ratios[0] else SPARSE)
         assert [runtime.plan for runtime in running.runtimes] == [expected] * 3
+
+
+class Turns(gw.Controller):
+    """After every step another plan, and on each rank another one."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def decide(self, seen: gw.Observation) -> gw.Plan:
+        return plan_with(gw.TopK(0.01 * (seen.step + 1 + 20 * self.rank)))
+
+
+def test_rank_0s_decisions_do_not_pile_up_in_the_store():
+    with job(plan_with(SPARSE), SLOTS, 2, controllers=[Turns(rank) for rank in range(2)]) as running:
+        plans = set[gw.Plan]()
+        for number in range(12):
+            running.step(draw(SLOTS, 2, number))
+            first, second = (runtime.plan for runtime in running.runtimes)
+            assert first == second
+            plans.add(first)
+        assert len(plans) > 4
+        store: Any = running.transports[0].store
+        assert len([key for key in store._words if "change/" in key]) == 2
 
 
 class Once(gw.Controller):

@@ -186,6 +186,51 @@ def test_what_one_rank_cannot_load_none_does():
     assert all("rank 1 cannot go on: the state's inner optimizer has groups of 4 and 1" in error for error in errors)
 
 
+def loaded_by_two(states: list[dict[str, Any]]) -> list[str]:
+    """What each of two ranks says that loads its state."""
+    transports, models = gw.Threads.group(2), [network(), network()]
+
+    def load(rank: int) -> str:
+        try:
+            wrapped(models[rank], transports[rank]).load_state_dict(states[rank])
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    return [str(said) for said in raising(together(2, load))]
+
+
+def states_of(ranks: int, steps: int = 2) -> list[dict[str, Any]]:
+    """The states of ranks after so many inner steps; then two more of each."""
+    transports, models = gw.Threads.group(ranks), [network() for _ in range(ranks)]
+
+    def run(rank: int) -> list[dict[str, Any]]:
+        optimizer = wrapped(models[rank], transports[rank], inner_steps=3)
+        train(models[rank], optimizer, 0, steps)
+        states = [deepcopy(optimizer.state_dict())]
+        train(models[rank], optimizer, steps, 2)
+        return [*states, deepcopy(optimizer.state_dict())]
+
+    return [state for states in zip(*raising(together(ranks, run)), strict=True) for state in states]
+
+
+def test_local_steps_of_different_trainings_or_inner_steps_do_not_go_on_together():
+    ours, theirs = states_of(2), states_of(2)
+    assert all("differ in the state's training" in said for said in loaded_by_two([ours[0], theirs[1]]))
+    # of one round, in which as much was sent
+    first, _, _, last = states_of(2, steps=0)
+    assert all("differ in the state's inner steps: 0 on rank 0, 2" in said for said in loaded_by_two([first, last]))
+    assert loaded_by_two(ours[:2]) == ["", ""]
+
+
+def test_a_state_of_local_steps_of_other_ranks_names_the_call_that_works():
+    said = "of 1 rank, and here is rank 0 of 2; load each rank's own; to go on with other"
+    for error in loaded_by_two(2 * states_of(1)[:1]):
+        assert said in error
+        assert "load optimizer.stateful(path)" in error
+        assert "reshard" not in error
+
+
 @pytest.mark.parametrize("options", [{}, {"delay": 1}, {"eager": True}], ids=str)
 @pytest.mark.parametrize("fragments", [1, 2, 4])
 def test_the_groups_of_each_fragment_take_every_turn(

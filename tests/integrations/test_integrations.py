@@ -412,6 +412,18 @@ def test_shards_are_refused_before_the_first_step(
     assert "\n" not in str(e.value)
 
 
+def test_accelerate_does_not_save_what_was_detached(monkeypatch: pytest.MonkeyPatch):
+    accelerate = pytest.importorskip("accelerate")
+    compress = pytest.importorskip("gradwire.integrations.accelerate").compress
+    monkeypatch.setattr(framework, "attach", lambda *_, **__: gw.Handle(None, NullFrontEnd()))
+    accelerator: Any = accelerate.Accelerator(cpu=True)
+    for _ in range(2):
+        handle = compress(accelerator, nn.Linear(2, 2), gw.TopK(0.5))
+        assert len(accelerator._custom_objects) == 1
+        handle.detach()
+    assert not accelerator._custom_objects
+
+
 @pytest.mark.parametrize("name", ["lightning", "huggingface"])
 @pytest.mark.parametrize("given", [{}, {"scaler": "given"}])
 def test_the_scaler_is_that_of_the_present_training(name: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch):

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from contextlib import chdir
+from contextlib import chdir, suppress
 from itertools import cycle
 from pathlib import Path
 
@@ -13,11 +13,12 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from gradwire import atomic_file
 from gradwire.cli import main, train_command
 from gradwire.lab.configuration import parse_all
 from gradwire.lab.experiments.comparison import Comparison
 from gradwire.lab.experiments.recipe import Recipe
-from gradwire.lab.experiments.resumable import FILE, METRICS, keep, records_kept
+from gradwire.lab.experiments.resumable import FILE, METRICS, keep, kept, records_kept
 from gradwire.lab.experiments.training import Training
 from gradwire.lab.jobs import checkpoints
 from gradwire.lab.launch.lab_cluster import LabCluster
@@ -324,3 +325,51 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path: Path, monke
     with pytest.raises(OSError, match="No space left"):
         checkpoints.write(tmp_path, 5, "rank-0", {"loss": torch.tensor(2.0)})
     assert checkpoints.read(tmp_path, 5, "rank-0") == {"loss": torch.tensor(1.0)}
+
+
+def test_a_checkpoint_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    checkpoints.write(tmp_path, 5, "rank-1", {"loss": torch.ones(100)})
+    path = tmp_path / "checkpoint-5" / "rank-1.pt"
+    path.write_bytes(path.read_bytes()[:200])
+    said = rf"^{path} cannot be read \(.*\); start this run anew, without --resume$"
+    with pytest.raises(ValueError, match=said):
+        checkpoints.read(tmp_path, 5, "rank-1")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text[:50], "cannot be read"),
+        (lambda text: "[1]", "cannot be read"),
+        (lambda text: text.replace('"comparison"', '"x"'), r"does not say what to resume \(KeyError: 'comparison'\)"),
+        (lambda text: text.replace('"recipe"', '"x"'), r"does not say what to resume \(KeyError: 'recipe'\)"),
+    ],
+)
+def test_a_comparison_that_cannot_be_read_is_named(tmp_path: Path, change, said: str) -> None:
+    keep(tmp_path, compared("dense"), LabCluster(2))
+    path = tmp_path / FILE
+    path.write_text(change(path.read_text()))
+    with pytest.raises(ValueError, match=rf"^{path} {said}.*; start this run anew, without --resume$"):
+        kept(tmp_path)
+
+
+def test_two_writers_of_one_path_do_not_break_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "gradwire.pt"
+    with atomic_file.whole(path) as first:
+        first.write(b"first")
+        with atomic_file.whole(path) as second:
+            second.write(b"second")
+        assert path.read_bytes() == b"second"
+    assert path.read_bytes() == b"first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_killed_writers_have_left_is_removed_and_what_others_write_now_is_not(tmp_path: Path) -> None:
+    path, left, written = (tmp_path / name for name in ("a.pt", ".a.pt.01234567.partial", ".a.pt.89abcdef.partial"))
+    for each in (left, written):
+        each.touch()
+    os.utime(left, (0, 0))
+    with atomic_file.whole(path) as file, suppress(KeyboardInterrupt), atomic_file.whole(path):
+        file.write(b"all")
+        raise KeyboardInterrupt
+    assert sorted(tmp_path.iterdir()) == [written, path]

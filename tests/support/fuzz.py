@@ -4,6 +4,7 @@
 seconds.
 """
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,7 +24,7 @@ from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, nearest, one_bit, qsgd, shared_exponent, sign
 from gradwire.plans import Group, Plan
 from gradwire.slots import Slot
-from gradwire.text_tensors import letters
+from gradwire.text_tensors import letters, text_of
 
 SLOTS = [Slot.of(name, torch.empty(shape)) for name, shape in (("a", (3, 4)), ("b", (5,)))]
 PLAN = Plan(
@@ -105,8 +106,10 @@ def state(data: bytes) -> None:
     drawn = Bytes(data)
     own = dict(_states()[drawn.below(3)])
     if drawn.below(2):
-        about = bytes(own[checkpoint.ABOUT].tolist()).decode()
-        own[checkpoint.ABOUT] = letters(drawn.edited(about))
+        # without its checksum, as earlier versions wrote it
+        said = json.loads(text_of(own[checkpoint.ABOUT]))
+        del said["tensors"][checkpoint.ABOUT]
+        own[checkpoint.ABOUT] = letters(drawn.edited(json.dumps(said)))
     for _ in range(drawn.below(3)):
         key = [*own, "a//new", "//job", "none"][drawn.below(len(own) + 3)]
         own[key] = drawn.tensor()

@@ -8,7 +8,7 @@ adds up its own.
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.device_mesh import DeviceMesh
@@ -25,23 +24,28 @@ from torch.distributed.tensor.placement_types import Placement
 
 from gradwire.checkpoint import GROUP, SEPARATOR, STEP, StateDict, key_of, pack, split, unpack
 from gradwire.compressors.context import SHARED
+from gradwire.frontends.checkpoints.saved_tensors import (
+    Saved,
+    check_known,
+    check_no_key,
+    folder_of,
+    said_by,
+    tensors_in,
+)
 from gradwire.frontends.null_job import NullRuntime
 from gradwire.frontends.values import is_sharded, or_zero
 from gradwire.ops.host import kind_of
 from gradwire.resharding import predecessors
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import real_shape
-from gradwire.text_tensors import letters, text_of
+from gradwire.text_tensors import letters
 from gradwire.torch_private.fully_shard import behind_rows, cuts_of
 
 ABOUT = "gradwire"
 """The key by which a state is found in a checkpoint; its description."""
 
-DESCRIBED = "plan", "order", "skipped", "momenta"
-"""The fields of `About` that the description has; Gradwire 0.2 wrote all but the last."""
-
-Saved = Mapping[str, TensorStorageMetadata]
-"""The tensors of a state in a checkpoint, by key."""
+DESCRIBED = "plan", "order", "skipped", "momenta", "training"
+"""The fields of `About` that the description has; Gradwire 0.2 wrote the first three."""
 
 OWNER = re.compile(r" \((shard \d+ of \d+)(?:, replica (\d+) of (\d+))?\)$")
 """The end of a small tensor's key: its owner."""
@@ -140,7 +144,8 @@ def _dimension(mesh: DeviceMesh, ranks: list[int]) -> int:
 
 class DistributedState:
     """The state of a job, a `Stateful` for `dcp.save({"gradwire": ...})` and `dcp.load`. To load from another mesh, it
-    needs the checkpoint's tensors as `saved`. Raises ValueError for parameters that the model lacks.
+    needs the checkpoint's tensors as `saved`; once loaded, it saves the present state. Raises ValueError for parameters
+    that the model lacks.
 
     Small tensors have keys of their own for each shard, and for each replica where these differ in them; replicas load
     them by the rule of `gradwire.resharding`. For shards of another size they are made anew."""
@@ -171,12 +176,19 @@ class DistributedState:
         return {ABOUT: letters(json.dumps(about)), STEP: torch.tensor(own.step, dtype=torch.int64, device="cpu")} | rows
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over a state that was loaded into `state_dict`."""
+        """Takes over a state that was loaded into `state_dict`. Raises ValueError without a checkpoint's tensors, by
+        which some of the state may have been left out."""
+        check_known(self._saved, "handle")
         self._job.load_state_dict(self.part(state))
+        self.loaded()
+
+    def loaded(self) -> None:
+        """From here on `state_dict` is this job's own state."""
+        self._saved = {}
 
     def part(self, state: Mapping[str, Tensor]) -> StateDict:
         """This rank's part of a state that was loaded into `state_dict`."""
-        saved, step = json.loads(text_of(state[ABOUT])), int(state[STEP])
+        saved, step = said_by(state[ABOUT]), int(state[STEP])
         mine = unpack(self._job.state_dict(padded=False)).about
         about = replace(mine, **{field: saved[field] for field in DESCRIBED if field in saved})
         exported: dict[str, dict[str, Tensor]] = {}
@@ -246,38 +258,3 @@ def saved_in(checkpoint: str | Path | StorageReader | None, key: str | None) -> 
     folders = {path[:-1] for path in kinds if path[-1] == ABOUT}
     folder = folder_of(folders, key, "Gradwire states", '{"gradwire": handle.stateful()}')
     return {path[-1]: kind for path, kind in kinds.items() if path[:-1] == folder}
-
-
-def folder_of(folders: Collection[tuple[str, ...]], key: str | None, states: str, saved: str) -> tuple[str, ...]:
-    """The folder of a checkpoint's only state, or of the one that was saved under `key`. Raises ValueError where there
-    is none, or several and no key that fits. Errors call them `states`, and show how one is `saved`."""
-    keys = {".".join(folder): folder for folder in folders}
-    if not keys:
-        raise ValueError(f"the checkpoint has 0 {states}; save one, {saved}")
-    if key is None and len(keys) == 1:
-        return next(iter(folders))
-    if key not in keys:
-        names = ", ".join(map(repr, sorted(keys)))
-        raise ValueError(f"the checkpoint has {len(keys)} {states}, {names}; load stateful(path, key={min(keys)!r})")
-    return keys[key]
-
-
-def check_no_key(key: str | None) -> None:
-    """Raises ValueError for a key without a checkpoint."""
-    if key is not None:
-        raise ValueError(
-            "key= says which state of a checkpoint to load; pass the checkpoint's path too: stateful(path, key=...)"
-        )
-
-
-def tensors_in(checkpoint: str | Path | StorageReader) -> dict[tuple[str, ...], TensorStorageMetadata]:
-    """The tensors of a checkpoint, by their keys from the outermost dictionary on."""
-    reader = checkpoint if isinstance(checkpoint, StorageReader) else FileSystemReader(checkpoint)
-    try:
-        # the description alone, without tensors
-        metadata = reader.read_metadata()
-    except FileNotFoundError as error:
-        raise ValueError(f"{checkpoint} has no checkpoint; pass the folder in which dcp.save() made one") from error
-    paths: dict[str, tuple[str, ...]] = metadata.planner_data
-    kinds = {path: metadata.state_dict_metadata[key] for key, path in paths.items()}
-    return {path: kind for path, kind in kinds.items() if isinstance(kind, TensorStorageMetadata)}

@@ -20,12 +20,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gradwire.checkpoint import key_of, split
-from gradwire.frontends.checkpoints.distributed_checkpoint import (
-    DistributedState,
+from gradwire.frontends.checkpoints.distributed_checkpoint import DistributedState, ShardSpec
+from gradwire.frontends.checkpoints.saved_tensors import (
     Saved,
-    ShardSpec,
+    check_known,
     check_no_key,
     folder_of,
+    said_by,
     tensors_in,
 )
 from gradwire.frontends.local_steps.rounds import Rounds
@@ -60,9 +61,8 @@ class DistributedRounds:
         self._local = {name: tensor for name, tensor in replica.local.items() if name in names}
         self._memory = DistributedState(rounds.runtime, shared, saved.get(MEMORY, {}))
         # the old replica as which this one goes on
-        mesh = rounds.runtime.mesh
-        replicas = sum(folder.startswith(REPLICA) for folder in saved) or mesh.replica.world
-        self._own = f"{REPLICA}{predecessors(mesh.replica.rank, mesh.replica.world, replicas).own}"
+        replicas = sum(folder.startswith(REPLICA) for folder in saved) or rounds.runtime.mesh.replica.world
+        self._own = self._folder_among(replicas)
         if saved:
             _check(saved[SHARED], shared)
 
@@ -89,26 +89,33 @@ class DistributedRounds:
     def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
         """Takes over a state that was loaded into `state_dict`. Raises ValueError without a checkpoint's tensors, and
         where one rank cannot go on from it: then on all of them, and nothing has changed."""
-        if not self._saved:
-            raise ValueError("what was saved has to be known to load it; use dcp.load({...: optimizer.stateful(path)})")
+        check_known(self._saved, "optimizer")
         rounds = self._rounds
         shared = state[SHARED]
         own = state[self._own]
         progress, inner = dict[str, Any](), dict[str, Any]()
 
-        def check() -> None:
+        def check() -> dict[str, str]:
             progress.update(self._progress(shared, own))
             inner.update(self._optimizer_state("inner", own, self._held(rounds.inner)))
-            rounds.check(progress, inner)
+            return rounds.check(progress, inner)
 
         # all ranks meet, check all of it, and load memories; then rounds, and this replica's parameters
         rounds.runtime.load_state_dict(self._memory.part(state[MEMORY]), check)
         rounds.resume(progress, inner)
         for name, parameter in self._of("parameter", own).items():
             self._local[name].copy_(parameter)
+        # what is saved from here on is the present state, of the replicas that there are now
+        self._memory.loaded()
+        self._saved, self._own = {}, self._folder_among(rounds.runtime.mesh.replica.world)
+
+    def _folder_among(self, replicas: int) -> str:
+        """The folder of this replica's own state, where so many have saved theirs."""
+        replica = self._rounds.runtime.mesh.replica
+        return f"{REPLICA}{predecessors(replica.rank, replica.world, replicas).own}"
 
     def _progress(self, shared: Tensors, own: Tensors) -> dict[str, Any]:
-        facts, anchors = json.loads(text_of(shared[ROUND])), self._of("anchor", shared)
+        facts, anchors = said_by(shared[ROUND]), self._of("anchor", shared)
         held = self._held(self._rounds.outer)
         progress = {"step": facts["step"], "anchors": anchors, "outer": self._optimizer_state("outer", shared, held)}
         means = self._of("mean", shared)

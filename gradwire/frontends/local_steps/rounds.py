@@ -264,11 +264,13 @@ class Rounds:
         self.runtime.load_state_dict(state.get("memory", {}), partial(self.check, state, inner))
         self.resume(state, inner)
 
-    def check(self, progress: Mapping[str, Any], inner: Mapping[str, Any]) -> None:
-        """Raises ValueError for a `progress` and an inner optimizer's state from which this cannot go on."""
+    def check(self, progress: Mapping[str, Any], inner: Mapping[str, Any]) -> dict[str, str]:
+        """What must be equal on all ranks of a `progress`. Raises ValueError for it and for an inner optimizer's state
+        where this cannot go on from them."""
         check_progress(progress, self.anchors, self.fragments, self.schedule)
         outer_of(progress, self.outer, self.anchors)
         check_groups(self.inner, inner)
+        return {"the state's inner steps": str(progress["step"])}
 
     def resume(self, state: Mapping[str, Any], inner: dict[str, Any]) -> None:
         """Goes on from a `progress` and an inner optimizer's state that were checked."""

@@ -13,6 +13,7 @@ from gradwire.lab.results import Record, read_lines
 
 FILE = "comparison.json"
 METRICS = "metrics.jsonl"
+ANEW = "start this run anew, without --resume"
 
 
 def keep(folder: Path, comparison: Comparison, cluster: LabCluster) -> None:
@@ -34,8 +35,12 @@ def kept(folder: Path) -> tuple[Comparison, LabCluster]:
     if not path.is_file():
         raise ValueError(f"no file {path}: a run that can be resumed was started with --checkpoint-every")
     data = _read(path)
-    comparison = Comparison.from_json(data["comparison"])
-    return comparison, LabCluster(comparison.ranks, link_of(data["link"]), data["device"], comparison.shard)
+    try:
+        comparison = Comparison.from_json(data["comparison"])
+        return comparison, LabCluster(comparison.ranks, link_of(data["link"]), data["device"], comparison.shard)
+    except (AttributeError, KeyError, TypeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} does not say what to resume ({why}); {ANEW}") from error
 
 
 def begun_in(folder: Path) -> Path:
@@ -47,7 +52,10 @@ def begun_in(folder: Path) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text())
+    try:
+        return dict(json.loads(path.read_text()))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); {ANEW}") from error
 
 
 def records_kept(home: Path) -> list[Record]:

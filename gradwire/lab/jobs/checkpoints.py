@@ -9,8 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from gradwire import atomic_file
 from gradwire.atomic_file import save, sync
 
 SHARED = "shared"
@@ -24,8 +23,8 @@ def write(home: Path, step: int, part: str, state: dict[str, Any]) -> None:
 
 
 def read(home: Path, step: int, part: str) -> dict[str, Any]:
-    """Reads one file, its tensors to the CPU."""
-    return torch.load(_path(home, step, part), map_location="cpu", weights_only=True)
+    """Reads one file, its tensors to the CPU. Raises ValueError, with its path, if it cannot be read."""
+    return atomic_file.read(_path(home, step, part), "start this run anew, without --resume")
 
 
 def newest(home: Path) -> int:

@@ -1,0 +1,66 @@
+"""The tensors of a checkpoint of torch.distributed.checkpoint, and which of them are a state that is to be loaded."""
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.storage import StorageReader
+
+from gradwire.text_tensors import text_of
+
+Saved = Mapping[str, TensorStorageMetadata]
+"""The tensors of a state in a checkpoint, by key."""
+
+
+def folder_of(folders: Collection[tuple[str, ...]], key: str | None, states: str, saved: str) -> tuple[str, ...]:
+    """The folder of a checkpoint's only state, or of the one that was saved under `key`. Raises ValueError where there
+    is none, or several and no key that fits. Errors call them `states`, and show how one is `saved`."""
+    # lists have numbers in place of names
+    keys = {".".join(map(str, folder)): folder for folder in folders}
+    if not keys:
+        raise ValueError(f"the checkpoint has 0 {states}; save one, {saved}")
+    if key is None and len(keys) == 1:
+        return next(iter(folders))
+    if key not in keys:
+        names = ", ".join(map(repr, sorted(keys)))
+        raise ValueError(f"the checkpoint has {len(keys)} {states}, {names}; load stateful(path, key={min(keys)!r})")
+    return keys[key]
+
+
+def check_no_key(key: str | None) -> None:
+    """Raises ValueError for a key without a checkpoint."""
+    if key is not None:
+        raise ValueError(
+            "key= says which state of a checkpoint to load; pass the checkpoint's path too: stateful(path, key=...)"
+        )
+
+
+def tensors_in(checkpoint: str | Path | StorageReader) -> dict[tuple[str, ...], TensorStorageMetadata]:
+    """The tensors of a checkpoint, by their keys from the outermost dictionary on."""
+    reader = checkpoint if isinstance(checkpoint, StorageReader) else FileSystemReader(checkpoint)
+    try:
+        # the description alone, without tensors
+        metadata = reader.read_metadata()
+    except FileNotFoundError as error:
+        raise ValueError(f"{checkpoint} has no checkpoint; pass the folder in which dcp.save() made one") from error
+    paths: dict[str, tuple[str, ...]] = metadata.planner_data
+    kinds = {path: metadata.state_dict_metadata[key] for key, path in paths.items()}
+    return {path: kind for path, kind in kinds.items() if isinstance(kind, TensorStorageMetadata)}
+
+
+def check_known(saved: Mapping[str, object], owner: str) -> None:
+    """Raises ValueError where a state is loaded of which nothing is known."""
+    if not saved:
+        raise ValueError(f"what was saved has to be known to load it; use dcp.load({{...: {owner}.stateful(path)}})")
+
+
+def said_by(text: Tensor) -> Any:
+    """What a saved description says. Raises ValueError where one was saved in place of a state to load."""
+    # zeros, which a checkpoint's tensors would have replaced
+    if not text.any():
+        raise ValueError("stateful(path) was saved before it was loaded, and has no state; save stateful()")
+    return json.loads(text_of(text))
