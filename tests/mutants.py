@@ -316,7 +316,7 @@ FAULTS = [
           "        change, self.decided = self.decided, None\n        self._sums.clear()\n",
           "        change, self.decided = self.decided, None\n"),
     Fault("runtime/controller_runner.py",
-          "if change is None or _fingerprint(change) != announced:", "if change is None:"),
+          "if change is None or fingerprint(change) != announced:", "if change is None:"),
     Fault("runtime/controller_state.py", "\"decided\": decided}", "\"decided\": None}"),
     Fault("runtime/controller_runner.py",
           "self._mesh.axes.keys() - {REPLICA}", "()"),

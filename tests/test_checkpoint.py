@@ -27,7 +27,7 @@ from gradwire.frontends.checkpoints.elastic_resume import go_on, without_memorie
 from gradwire.frontends.null_job import NullFrontEnd, NullRuntime
 from gradwire.plans import Plan, uniform
 from gradwire.resharding import predecessors
-from gradwire.runtime import meeting
+from gradwire.runtime import agreement, meeting
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.state_buffers import StateBuffers
@@ -314,13 +314,13 @@ def test_ranks_that_reduce_together_go_on_from_groups_tensors_that_they_all_have
 
 def test_the_numbers_of_small_tensors_do_not_go_through_the_store(monkeypatch: pytest.MonkeyPatch):
     """Which takes 8 MB at a time: of many ranks and parameters that was too little."""
-    said, gathered = list[str](), meeting.Agreement.gather
+    said, gathered = list[str](), agreement.Agreement.gather
 
-    def gather_facts(self: meeting.Agreement, call: str, facts: meeting.Facts) -> list[meeting.Facts]:
+    def gather_facts(self: agreement.Agreement, call: str, facts: meeting.Facts) -> list[meeting.Facts]:
         said.append(facts["small"])
         return gathered(self, call, facts)
 
-    monkeypatch.setattr(meeting.Agreement, "gather", gather_facts)
+    monkeypatch.setattr(agreement.Agreement, "gather", gather_facts)
     with job(plan_of(SLOTS, gw.ReusedThreshold(0.1, warmup=1), gw.Residual(), gw.AllGather()), SLOTS, 3) as running:
         running.step(draw(SLOTS, 3, 0))
         whole, *_ = raising(together(3, lambda rank: running.runtimes[rank].state_dict(all_ranks=True)))
@@ -333,12 +333,12 @@ def test_the_numbers_of_small_tensors_do_not_go_through_the_store(monkeypatch: p
 
 def test_the_state_of_all_ranks_lies_on_the_cpu():
     mesh = gw.Mesh.of(gw.Threads.group(1)[0])
-    agreement = meeting.Agreement(mesh, SLOTS, CPU, JobOptions())
+    agreed = agreement.Agreement(mesh, SLOTS, CPU, JobOptions())
     with pretended_cuda():
         controllers = {"sum scale": on_gpu(torch.ones(3))}
         slots = {"scale": {"shared/q": on_gpu(torch.ones(2)), "residual": on_gpu(torch.ones(1))}}
         own = checkpoint.Unpacked(slots, controllers, 1, checkpoint.About(0, 1, ""))
-        whole = gather(own, SLOTS, mesh, agreement, GPU)
+        whole = gather(own, SLOTS, mesh, agreed, GPU)
     assert {"//sum scale", "scale//shared/q", "scale//residual"} < whole.keys()
     assert all(type(tensor) is Tensor for tensor in whole.values())
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from zlib import crc32
 
 from gradwire.plans import Group, Plan
 from gradwire.schedule import Profile
@@ -53,6 +54,11 @@ def change_to_json(change: Change) -> str:
             return json.dumps({"profile": steps, "under": under.to_json(), "ways": Plan(ways).to_json()})
         case NativeRequest(steps, settle):
             return json.dumps({"native": steps, "settle": settle})
+
+
+def fingerprint(change: Change) -> float:
+    """A number that float32 holds exactly, never 0."""
+    return 1.0 + (crc32(change_to_json(change).encode()) & 0x7F_FFFF)
 
 
 def change_from_json(text: str) -> Change:

@@ -10,12 +10,12 @@ from torch import Tensor
 from gradwire import checkpoint
 from gradwire.controllers.requests import Change, NativeRequest, ProfileRequest
 from gradwire.plans import NATIVE, Plan
+from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.controller_runner import ControllerRunner
 from gradwire.runtime.controller_state import native_of, origin_of
 from gradwire.runtime.failures import AbsentRanks
 from gradwire.runtime.gradient_order import GradientOrder
 from gradwire.runtime.job_options import ONLY_SPARSE, JobOptions
-from gradwire.runtime.meeting import Agreement
 from gradwire.runtime.momenta import Momenta
 from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.steps import Steps

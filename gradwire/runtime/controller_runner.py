@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ from gradwire.controllers.requests import (
     ProfileRequest,
     change_from_json,
     change_to_json,
+    fingerprint,
 )
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.sample import sampled
@@ -146,7 +146,7 @@ class ControllerRunner:
         self.controller.observe(seen, self._numbers[:-1])
         # rank 0's decision of an earlier step, if there is one, as a fingerprint
         if self.decided is not None and self._mesh.rank == 0:
-            self._numbers[-1] = _fingerprint(self.decided)
+            self._numbers[-1] = fingerprint(self.decided)
         # one small message, under way while groups are decoded
         self._under_way = self._pipeline.agree(partial(self._pipeline.send, Sum(Message.plain(self._numbers))))
 
@@ -204,7 +204,7 @@ class ControllerRunner:
         # each decides from it
         self._decide(self._observation(step, step + 1, plan, nothing, seconds=float(numbers) / self._mesh.ranks))
         # all carry out rank 0's decision at once
-        mark = _fingerprint(self.decided) if self.decided is not None and self._mesh.rank == 0 else 0.0
+        mark = fingerprint(self.decided) if self.decided is not None and self._mesh.rank == 0 else 0.0
         self._pipeline.agree(partial(self._mesh.sum, numbers.fill_(mark)))
         return self._agreed_change(float(numbers)) if numbers else None
 
@@ -280,7 +280,7 @@ class ControllerRunner:
         change, self.decided = self.decided, None
         self._sums.clear()
         # this rank's decision is another one: rank 0's is read from the store
-        if change is None or _fingerprint(change) != announced:
+        if change is None or fingerprint(change) != announced:
             patience_s = min(PATIENCE_S, self._mesh.timeout_s)
             text = self._mesh.store.get(self._key(), patience_s)
             if text is None:
@@ -298,8 +298,3 @@ class ControllerRunner:
         """Sums the numbers along the axis "replica", then along the others."""
         self._mesh.wait(pending)
         self._mesh.sum(self._numbers, self._mesh.axes.keys() - {REPLICA})
-
-
-def _fingerprint(change: Change) -> float:
-    """A number that float32 holds exactly, never 0."""
-    return 1.0 + (crc32(change_to_json(change).encode()) & 0x7F_FFFF)

@@ -2,36 +2,18 @@
 where a rank that differs, or does not come, is an error with a name and not a collective that never ends."""
 
 import json
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from hashlib import sha256
+from collections.abc import Mapping, Sequence
 from secrets import token_hex
 from socket import gethostname
 from time import monotonic
-from zlib import crc32
 
-import torch
-from torch import Tensor
-
-import gradwire
-from gradwire.controllers import Controller
-from gradwire.ops import native
-from gradwire.ops.backend import backend_for, compiled_on
-from gradwire.ops.host import computing_threads, kind_of
-from gradwire.ops.noise import Seed, draws, uniform
-from gradwire.plans import Plan, sizes_follow_from_shapes
 from gradwire.runtime.failures import AbsentRanks, PeerFailed
-from gradwire.runtime.job_options import JobOptions
-from gradwire.slots import Layout, Slot
 from gradwire.transports import Mesh
 from gradwire.transports.gathering import PATIENCE_S, poll, ranks_named
 from gradwire.transports.mesh import GIVEN_UP
 
 SHOWN = 60
 """The characters of a value that an error shows."""
-FACTORS = (8, 97), (20, 110), (8, 4100), (40, 120)
-"""The shapes of matrices whose bases are compared: few rows, more, long ones, and more rows than kernels take, each by
-a method of its own. The last one's rows are not independent, which takes noise on CPUs as well."""
 
 
 Facts = Mapping[str, str]
@@ -165,143 +147,3 @@ def _absent(ranks: Sequence[int], call: str, waited_s: float) -> str:
 
 def _short(value: str) -> str:
     return value if len(value) <= SHOWN else value[: SHOWN - 3] + "..."
-
-
-class Agreement:
-    """Comparisons of what the ranks of one job must agree on. Each raises ValueError on all ranks, naming what differs
-    on which, or what one of them cannot do, and RuntimeError where one of them does not come."""
-
-    replicas: int
-    """Ranks that compress among each other."""
-
-    def __init__(self, mesh: Mesh, slots: Sequence[Slot], device: torch.device, options: JobOptions) -> None:
-        self._meeting = Meeting(mesh)
-        self._slots = slots
-        self._device = device
-        self._timeout_s = mesh.timeout_s
-        # long tables are compared by their digests; only where these differ is the entry looked for
-        self._tables = {
-            "parameters": {slot.name: f"{slot.shape} {slot.dtype} with strides {slot.strides}" for slot in slots},
-            "what the model holds": {repr(name): value for name, value in options.values.items()},
-        }
-        own = {"Gradwire's version": gradwire.__version__, "device": kind_of(device), "seed": str(options.seed)}
-        self._facts = {**own, **options.facts}
-        self.replicas = mesh.replica.world
-
-    def hosts(self) -> Sequence[str]:
-        """The ranks' hosts, once they have met."""
-        return self._meeting.hosts
-
-    @property
-    def training(self) -> str:
-        """What tells this training from others, equal on all ranks once they have met."""
-        return self._meeting.training
-
-    def on_plan(
-        self,
-        make: Callable[[], Plan],
-        controller: Controller | None,
-        trained: Collection[str],
-        call: str = "attach() or replan()",
-    ) -> Plan:
-        """The plan that `make` returns for the `trained` parameters, once all ranks have the same."""
-        made: list[Plan] = []
-
-        def facts() -> Facts:
-            # raises where GRADWIRE_KERNELS names no library
-            native.available()
-            made.append(make())
-            return {
-                **self._facts,
-                **{field: _digest(json.dumps(table)) for field, table in self._tables.items()},
-                "requires_grad": _digest("\n".join(sorted(trained))),
-                "controller": controller.describe() if controller else "none",
-                "plan": f"{made[0].describe()} ({_digest(made[0].to_json())})",
-                **_sent(made[0], self._slots, self.replicas),
-            }
-
-        # all ranks compare the same facts
-        try:
-            self.on(facts, call)
-        except Disagreement as error:
-            # one rank trains a parameter that another does not: a second meeting finds which
-            if error.field == "requires_grad":
-                self._meeting.compare({f"requires_grad of {s.name!r}": str(s.name in trained) for s in self._slots})
-            if error.field in self._tables:  # which one?
-                self._meeting.compare(self._tables[error.field])
-            raise
-        # a meeting of its own, as patient as collectives are where kernels have to be compiled for it
-        if _local_arithmetic(made[0]):
-            # bases of long matrices differ by the number of threads, whatever the checksum of small ones is
-            threads = {"threads that compute, which OMP_NUM_THREADS sets": str(computing_threads(self._device))}
-            computed = {"call": call, **threads, "arithmetic": _arithmetic(self._device)}
-            self._meeting.compare(computed, patience_s=self._timeout_s if compiled_on(self._device) else None)
-        return made[0]
-
-    def on(self, facts: Callable[[], Facts], call: str) -> None:
-        """Compares `facts` on all ranks, which make this call together; where `facts` raises ValueError on one of them,
-        all raise it."""
-        # an error of this rank is a fact as well, so that all ranks raise it
-        try:
-            own = facts()
-        except ValueError as error:
-            own = {"error": str(error)}
-        self._meeting.compare({"call": call, **own})
-
-    def gather(self, call: str, facts: Facts) -> list[Facts]:
-        """The facts of all ranks, which make this call together."""
-        # the ranks must have come for the same call
-        gathered = self._meeting.gather({"call": call, **facts})
-        if found := disagreement([{"call": own["call"]} for own in gathered]):
-            raise Disagreement(*found)
-        return gathered
-
-
-def _digest(text: str) -> str:
-    """A short text that differs where texts differ."""
-    return sha256(text.encode()).hexdigest()[:12]
-
-
-def _sent(plan: Plan, slots: Sequence[Slot], world: int) -> Facts:
-    """The bytes that each compressor sends in one period; a user's own compressor may count wrong on one rank."""
-    by_name, counts = {slot.name: slot for slot in slots}, Counter[str]()
-    for group in plan.groups:
-        compressor, layout = group.compressor, Layout(tuple(by_name[name] for name in group.slots))
-        # sizes that depend on gradients are exchanged with them
-        if sizes_follow_from_shapes(compressor):
-            wires = (group.communicator.wire(compressor, layout, world, step) for step in range(compressor.period))
-            counts[f"the bytes that {compressor} sends"] += sum(wire.wire_bytes for wire in wires)
-    return {what: str(count) for what, count in counts.items()}
-
-
-def _local_arithmetic(plan: Plan) -> bool:
-    """Whether every rank computes something by itself that must be equal on all."""
-    return any(group.compressor.local_arithmetic for group in plan.groups)
-
-
-def _arithmetic(device: torch.device) -> str:
-    """A checksum of operations whose results must be equal on all ranks. Autocast is off, as on the worker, whatever it
-    is on the thread that trains."""
-    with torch.autocast(kind_of(device), enabled=False):
-        return _checksum(device)
-
-
-def _checksum(device: torch.device) -> str:
-    """A checksum of matrix products, of bases, and of random draws, all in float32 or float64."""
-    # the same numbers everywhere, so that only the arithmetic can differ
-    generator = torch.Generator().manual_seed(0)
-    factors = [uniform(shape, generator).to(device) for shape in FACTORS]
-    matrix, most = factors[0], factors[-1]
-    most[1] = most[0]
-    # products, bases and draws, as algorithms make them
-    square, thin = matrix @ matrix.T, list[Tensor]()
-    ops = backend_for(matrix)
-    for factor in (matrix, most):
-        thin.append(factor.new_empty(1, factor.shape[1], factor.shape[1]))
-        ops.multiply([[thin[-1]]], [factor[None]], [factor[None]], subtract=False)
-    for factor in factors:
-        ops.orthogonalize([factor[None]])
-    draw = draws(64, Seed(0), device)
-    # all of them to one number
-    numbers = torch.cat([each.flatten().double() for each in (*factors, square, *thin, draw)])
-    return f"{crc32(numbers.cpu().numpy().tobytes()):08x}"

@@ -7,11 +7,11 @@ from functools import partial
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from gradwire import checkpoint
 from gradwire.plans import Plan
 from gradwire.runtime.active_plan import ActivePlan
+from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.controller_runner import ControllerRunner
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.failure_verdict import FailureVerdict
@@ -20,7 +20,6 @@ from gradwire.runtime.first_error import FirstError
 from gradwire.runtime.gradient_collector import GradientCollector
 from gradwire.runtime.job_end import end_job
 from gradwire.runtime.job_options import JobOptions
-from gradwire.runtime.meeting import Agreement
 from gradwire.runtime.monitor import Monitor, close_all
 from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.states import States, check
@@ -46,7 +45,7 @@ class Runtime:
     """
 
     closed = False
-    owned: dict[Tensor, str]
+    owned: dict[torch.Tensor, str]
     """The parameters that this job averages, with what users call it: see `frontends.owners`."""
     is_immediate: bool
     """Whether means are computed when `finish` returns: on a CPU. On a GPU `lost()` is 1 () if they were aborted."""
@@ -60,8 +59,7 @@ class Runtime:
         self.mesh = mesh.for_job()
         self._options = options
         self.sparse, self.rows = options.sparse, options.rows
-        self.elastic = options.elastic
-        self.controlled = options.controller is not None
+        self.elastic, self.controlled = options.elastic, options.controller is not None
         # the error and counters, which are needed from the beginning
         self._first_error = failing = FirstError(weakref.WeakMethod(self._end_job))
         self.fail = failing.fail

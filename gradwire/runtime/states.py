@@ -14,9 +14,9 @@ from gradwire.compressors import COMMON
 from gradwire.compressors.context import SHARED
 from gradwire.options import dtype_name, dtype_of
 from gradwire.runtime.active_plan import ActivePlan
+from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.failures import AbsentRanks
 from gradwire.runtime.job_options import JobOptions
-from gradwire.runtime.meeting import Agreement
 from gradwire.runtime.steps import Steps
 from gradwire.slots import Slot
 from gradwire.transports import Mesh

@@ -17,7 +17,7 @@ from gradwire.frontends.options.parameters import parameters_of
 from gradwire.ops import native
 from gradwire.ops.backend import backend_on
 from gradwire.ops.reference import orthogonal
-from gradwire.runtime import meeting
+from gradwire.runtime import agreement, meeting
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
 from tests.support.harness import CPU, SMALL, draw, hosts, job, plan_of, raising, slots_of, together
@@ -116,16 +116,16 @@ def test_a_model_on_two_devices_or_without_parameters_is_refused():
 
 
 def test_arithmetic_is_the_same_under_autocast():
-    plain = meeting._arithmetic(CPU)
+    plain = agreement._arithmetic(CPU)
     with torch.autocast("cpu", torch.bfloat16):
-        assert meeting._arithmetic(CPU) == plain
+        assert agreement._arithmetic(CPU) == plain
 
 
 @pytest.mark.parametrize(
     ("rows", "length"), [(1, 1), (17, 1), (8, 4097), (33, 1)], ids=["all", "more rows", "long rows", "most rows"]
 )
 def test_arithmetic_has_bases_by_every_method(rows: int, length: int, monkeypatch: pytest.MonkeyPatch):
-    plain, ops = meeting._arithmetic(CPU), backend_on(CPU)
+    plain, ops = agreement._arithmetic(CPU), backend_on(CPU)
 
     def otherwise(factors: Sequence[Tensor]) -> None:
         ops.orthogonalize(factors)
@@ -133,13 +133,13 @@ def test_arithmetic_has_bases_by_every_method(rows: int, length: int, monkeypatc
             if factor.shape[1] >= rows and factor.shape[2] >= length:
                 factor.mul_(1 + 2.0**-20)
 
-    monkeypatch.setattr(meeting, "backend_for", lambda x: replace(ops, orthogonalize=otherwise))
-    assert meeting._arithmetic(CPU) != plain
+    monkeypatch.setattr(agreement, "backend_for", lambda x: replace(ops, orthogonalize=otherwise))
+    assert agreement._arithmetic(CPU) != plain
 
 
 @pytest.mark.parametrize("rows", [1, 33])
 def test_arithmetic_has_products_by_every_method(rows: int, monkeypatch: pytest.MonkeyPatch):
-    plain, ops = meeting._arithmetic(CPU), backend_on(CPU)
+    plain, ops = agreement._arithmetic(CPU), backend_on(CPU)
 
     def otherwise(out: Sequence[Sequence[Tensor]], p: Sequence[Tensor], q: Sequence[Tensor], *, subtract: bool) -> None:
         ops.multiply(out, p, q, subtract=subtract)
@@ -147,20 +147,20 @@ def test_arithmetic_has_products_by_every_method(rows: int, monkeypatch: pytest.
             if factor.shape[1] >= rows:
                 matrix.mul_(1 + 2.0**-20)
 
-    monkeypatch.setattr(meeting, "backend_for", lambda x: replace(ops, multiply=otherwise))
-    assert meeting._arithmetic(CPU) != plain
+    monkeypatch.setattr(agreement, "backend_for", lambda x: replace(ops, multiply=otherwise))
+    assert agreement._arithmetic(CPU) != plain
 
 
 def test_arithmetic_has_rows_that_only_noise_makes_independent(monkeypatch: pytest.MonkeyPatch):
     drawn, independent = list[int](), orthogonal._independent
     monkeypatch.setattr(orthogonal, "_independent", lambda a: drawn.append(a.shape[1]) or independent(a))
-    meeting._arithmetic(CPU)
+    agreement._arithmetic(CPU)
     assert drawn == [40]
 
 
 def test_ranks_whose_arithmetic_differs_are_refused_where_all_must_compute_alike(monkeypatch: pytest.MonkeyPatch):
     numbers = count()
-    monkeypatch.setattr(meeting, "_arithmetic", lambda device: str(next(numbers)))
+    monkeypatch.setattr(agreement, "_arithmetic", lambda device: str(next(numbers)))
     for compressor, differ in ((gw.TopK(0.1), False), (gw.RandomK(0.1), True), (gw.PowerSGD(2), True)):
         plan = gw.plans.uniform(SLOTS, compressor)
         transports = gw.Threads.group(2)
@@ -175,7 +175,7 @@ def test_ranks_whose_arithmetic_differs_are_refused_where_all_must_compute_alike
 def test_ranks_with_different_threads_are_refused_where_all_must_compute_alike(monkeypatch: pytest.MonkeyPatch):
     """MKL's bases of long matrices differ by the number of threads, the small ones of the checksum do not."""
     threads = count(1)
-    monkeypatch.setattr(meeting, "computing_threads", lambda device: next(threads))
+    monkeypatch.setattr(agreement, "computing_threads", lambda device: next(threads))
     for compressor, differ in ((gw.TopK(0.1), False), (gw.PowerSGD(2), True)):
         plan, transports = gw.plans.uniform(SLOTS, compressor), gw.Threads.group(2)
 
@@ -189,9 +189,9 @@ def test_ranks_with_different_threads_are_refused_where_all_must_compute_alike(m
 def test_a_rank_that_compiles_for_longer_than_ranks_wait_for_each_other_is_not_absent(monkeypatch: pytest.MonkeyPatch):
     """The first to ask a GPU for its arithmetic compiles all kernels; a host may have them already."""
     monkeypatch.setattr(meeting, "PATIENCE_S", 1.5)
-    monkeypatch.setattr(meeting, "compiled_on", lambda device: True)
+    monkeypatch.setattr(agreement, "compiled_on", lambda device: True)
     begun = count()
-    monkeypatch.setattr(meeting, "_arithmetic", lambda device: sleep(2 * next(begun)) or "the same")
+    monkeypatch.setattr(agreement, "_arithmetic", lambda device: sleep(2 * next(begun)) or "the same")
     plan, transports = gw.plans.uniform(SLOTS, gw.PowerSGD(2)), gw.Threads.group(2)
 
     def begin(rank: int) -> None:

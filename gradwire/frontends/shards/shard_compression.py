@@ -24,8 +24,8 @@ from gradwire.ops.host import stream_of
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.options import called_as, check_type
+from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.job_options import JobOptions
-from gradwire.runtime.meeting import Agreement
 from gradwire.slots import Layout, real
 from gradwire.torch_private.fully_shard import (
     fsdp_groups,
