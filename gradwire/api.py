@@ -84,7 +84,7 @@ from gradwire.memories import DGCMemory, Memory, NoMemory, Residual
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.plans import NATIVE, Group, Plan
-from gradwire.runtime.failures import ReductionError
+from gradwire.runtime.failures.job_errors import ReductionError
 from gradwire.runtime.stats import Stats
 from gradwire.slots import Layout, Slot
 from gradwire.transports import Card, Done, Mesh, Pending, Played, ProcessGroup, SizeRecorder, Threads, Transport

@@ -28,10 +28,10 @@ from gradwire.frontends.null_job import NullFrontEnd, NullRuntime
 from gradwire.plans import Plan, uniform
 from gradwire.resharding import predecessors
 from gradwire.runtime import agreement, meeting
-from gradwire.runtime.executor import Executor
 from gradwire.runtime.job_options import JobOptions
-from gradwire.runtime.state_buffers import StateBuffers
-from gradwire.runtime.states import gather
+from gradwire.runtime.state.state_buffers import StateBuffers
+from gradwire.runtime.state.states import gather
+from gradwire.runtime.worker.executor import Executor
 from gradwire.slots import Slot
 from gradwire.text_tensors import letters, text_of
 from tests.support.cases import CASES, FEW, Case, rows

@@ -12,7 +12,7 @@ from gradwire.compressors import FixedSizeCompressor
 from gradwire.plans import SIZES, sizes_follow_from_shapes, uniform
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.store import Store
+from gradwire.runtime.state.store import Store
 from gradwire.slots import Layout, Slot
 from tests.support.cases import CASES, Case
 from tests.support.harness import CPU, SMALL, job, plan_of, raising, slots_of, together

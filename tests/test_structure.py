@@ -65,7 +65,7 @@ def test_only_ops_and_the_executor_ask_for_the_kind_of_device():
     asks = re.compile(r"\.type [!=]=|\.is_cuda\b|\.is_cpu\b|import .*\bon_host\b")
     askers = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if asks.search(path.read_text())}
     outside = {path for path in askers if not path.startswith(("ops/", "lab/"))}
-    assert outside == {"runtime/executor.py", "runtime/replicas.py"}
+    assert outside == {"runtime/worker/executor.py", "runtime/replicas.py"}
 
 
 def test_files_name_one_version_and_it_has_a_section_of_the_changelog_or_is_unreleased():

@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import gradwire as gw
 from benchmarks.faults.played_store import Clock, PlayedStore
-from gradwire.runtime import failure_verdict, monitor
-from gradwire.runtime.failure_verdict import FailureVerdict
-from gradwire.runtime.failures import PeerFailed
+from gradwire.runtime.failures import failure_verdict, monitor
+from gradwire.runtime.failures.failure_verdict import FailureVerdict
+from gradwire.runtime.failures.job_errors import PeerFailed
 from gradwire.transports.heartbeat import Heartbeat
 
 TIMEOUT_S = 600.0

@@ -35,9 +35,9 @@ from benchmarks.faults.simulated_loss import simulated_loss
 from benchmarks.shared.provenance import save
 from benchmarks.shared.tables import markdown
 from gradwire.runtime import meeting
+from gradwire.runtime.failures.monitor import period_s
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.meeting import Meeting
-from gradwire.runtime.monitor import period_s
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
 from gradwire.transports import process_group

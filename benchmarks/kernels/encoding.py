@@ -28,8 +28,8 @@ from benchmarks.steps.collectives import exchange_of
 from gradwire.ops.backend import in_use
 from gradwire.ops.gradients import Gradients
 from gradwire.plans import default_communicator
-from gradwire.runtime.group_input import GroupInput
-from gradwire.runtime.replica_exchange import ReplicaExchange
+from gradwire.runtime.exchanges.group_input import GroupInput
+from gradwire.runtime.exchanges.replica_exchange import ReplicaExchange
 from gradwire.slots import Slot
 from gradwire.transports import SizeRecorder
 

@@ -99,7 +99,7 @@ def collectives(compressor, communicator, elements: int, transport: gw.ProcessGr
     import torch
 
     from gradwire.ops.gradients import Gradients
-    from gradwire.runtime.group_input import GroupInput
+    from gradwire.runtime.exchanges.group_input import GroupInput
     from gradwire.slots import Layout
 
     exchange = exchange_of(compressor, communicator, list(Layout.vector(elements).slots), transport)
@@ -118,9 +118,9 @@ def exchange_of(compressor, communicator, slots: list, transport: gw.Transport):
 
     from gradwire.ops.workspace import Workspace
     from gradwire.plans import Group, Plan, default_memory
-    from gradwire.runtime.exchange import JobContext
-    from gradwire.runtime.replica_exchange import ReplicaExchange
-    from gradwire.runtime.store import Store
+    from gradwire.runtime.exchanges.exchange import JobContext
+    from gradwire.runtime.exchanges.replica_exchange import ReplicaExchange
+    from gradwire.runtime.state.store import Store
 
     cpu = torch.device("cpu")
     group = Group(tuple(slot.name for slot in slots), compressor, default_memory(compressor), communicator)

@@ -28,8 +28,8 @@ from benchmarks.shared.tables import markdown
 from benchmarks.steps.collectives import exchange_of, replayed
 from gradwire.notation import read
 from gradwire.ops.gradients import Gradients
-from gradwire.runtime.group_input import GroupInput
-from gradwire.runtime.replica_exchange import ReplicaExchange
+from gradwire.runtime.exchanges.group_input import GroupInput
+from gradwire.runtime.exchanges.replica_exchange import ReplicaExchange
 from gradwire.slots import Slot
 
 COMPRESSORS = (

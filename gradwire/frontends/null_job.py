@@ -9,9 +9,9 @@ from torch import Tensor
 from gradwire import checkpoint
 from gradwire.frontends.paused import Accumulated, paused
 from gradwire.plans import NATIVE, Plan
-from gradwire.runtime.row_memory import PLAIN_ROWS
+from gradwire.runtime.state.row_memory import PLAIN_ROWS
 from gradwire.runtime.stats import Stats
-from gradwire.runtime.step_lock import RunOnAll
+from gradwire.runtime.steps.step_lock import RunOnAll
 from gradwire.slots import Slot
 
 NOTHING = Stats(0, 0, 0, 0, 0, 0, 0)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
 
 from gradwire.plans import Plan
-from gradwire.runtime.row_memory import PLAIN_ROWS, RowScheme
+from gradwire.runtime.state.row_memory import PLAIN_ROWS, RowScheme
 from gradwire.runtime.stats import Stats
 
 HEADINGS = ("group", "tensors", "elements", "compressor", "memory", "communicator", "rule")

@@ -24,7 +24,7 @@ from gradwire.frontends.handle import FrontEnd
 from gradwire.frontends.null_job import NullFrontEnd
 from gradwire.integrations.framework import check_fits
 from gradwire.plans import Plan
-from gradwire.runtime.failures import PeerFailed
+from gradwire.runtime.failures.job_errors import PeerFailed
 from gradwire.runtime.runtime import Runtime
 from gradwire.transports import Mesh, ProcessGroup
 

@@ -29,7 +29,7 @@ from gradwire.integrations.quorum_exchange import QuorumExchange
 from gradwire.integrations.torchft_replica import ReplicaGradients, least, replica_of, thawed
 from gradwire.memories import Memory
 from gradwire.plans import Plan
-from gradwire.runtime.failures import PeerFailed
+from gradwire.runtime.failures.job_errors import PeerFailed
 from gradwire.runtime.job_options import NO_NATIVE, JobOptions
 from gradwire.runtime.runtime import Runtime
 from gradwire.transports import Mesh

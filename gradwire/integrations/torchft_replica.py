@@ -17,7 +17,7 @@ from gradwire.frontends.options.parameters import device_of, parameters_of
 from gradwire.frontends.shards.shard_gradients import ShardedGradients
 from gradwire.frontends.shards.shards_front_end import locals_of, reshard
 from gradwire.frontends.values import is_sharded, local
-from gradwire.runtime.failures import PeerFailed
+from gradwire.runtime.failures.job_errors import PeerFailed
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private.fully_shard import fsdp_groups, is_fsdp
 

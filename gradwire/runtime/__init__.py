@@ -1,1 +1,1 @@
-"""The running core: store, machine, executor, and the runtime that joins them for the front ends."""
+"""The running core: the plan in force, steps, exchanges, state, a worker, failures, and the runtime that joins them."""

@@ -9,7 +9,7 @@ from gradwire.controllers import Controller
 from gradwire.controllers.requests import Profiled, ProfileRequest
 from gradwire.ops.vectors import Scalar
 from gradwire.plans import Plan
-from gradwire.runtime.row_memory import PLAIN_ROWS, RowScheme
+from gradwire.runtime.state.row_memory import PLAIN_ROWS, RowScheme
 from gradwire.runtime.trace import Trace
 from gradwire.slots import Slot
 from gradwire.transports import Mesh

@@ -7,7 +7,7 @@ from secrets import token_hex
 from socket import gethostname
 from time import monotonic
 
-from gradwire.runtime.failures import AbsentRanks, PeerFailed
+from gradwire.runtime.failures.job_errors import AbsentRanks, PeerFailed
 from gradwire.transports import Mesh
 from gradwire.transports.gathering import PATIENCE_S, poll, ranks_named
 from gradwire.transports.mesh import GIVEN_UP

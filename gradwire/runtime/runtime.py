@@ -10,25 +10,25 @@ import torch
 
 from gradwire import checkpoint
 from gradwire.plans import Plan
-from gradwire.runtime.active_plan import ActivePlan
 from gradwire.runtime.agreement import Agreement
-from gradwire.runtime.controller_runner import ControllerRunner
-from gradwire.runtime.executor import Executor
-from gradwire.runtime.failure_verdict import FailureVerdict
-from gradwire.runtime.failures import RankLeft
-from gradwire.runtime.first_error import FirstError
-from gradwire.runtime.gradient_collector import GradientCollector
-from gradwire.runtime.job_end import end_job
+from gradwire.runtime.failures.failure_verdict import FailureVerdict
+from gradwire.runtime.failures.first_error import FirstError
+from gradwire.runtime.failures.job_end import end_job
+from gradwire.runtime.failures.job_errors import RankLeft
+from gradwire.runtime.failures.monitor import Monitor, close_all
 from gradwire.runtime.job_options import JobOptions
-from gradwire.runtime.monitor import Monitor, close_all
-from gradwire.runtime.pipeline import Pipeline
-from gradwire.runtime.states import States, check
+from gradwire.runtime.plan.active_plan import ActivePlan
+from gradwire.runtime.plan.controller_runner import ControllerRunner
+from gradwire.runtime.state.states import States, check
+from gradwire.runtime.state.store import Store
 from gradwire.runtime.stats import DenseTraffic, Stats
-from gradwire.runtime.step_lock import RunOnAll, StepLock
-from gradwire.runtime.step_results import StepResults
-from gradwire.runtime.steps import Steps
-from gradwire.runtime.store import Store
+from gradwire.runtime.steps.gradient_collector import GradientCollector
+from gradwire.runtime.steps.pipeline import Pipeline
+from gradwire.runtime.steps.step_lock import RunOnAll, StepLock
+from gradwire.runtime.steps.step_results import StepResults
+from gradwire.runtime.steps.steps import Steps
 from gradwire.runtime.trace import Recorder, Trace
+from gradwire.runtime.worker.executor import Executor
 from gradwire.slots import Slot
 from gradwire.transports import Mesh, forked
 

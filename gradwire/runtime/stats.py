@@ -8,9 +8,9 @@ from time import monotonic
 import torch
 
 from gradwire.ops.backend import in_use
-from gradwire.runtime.exchange import GroupExchange
-from gradwire.runtime.failures import rank_at
-from gradwire.runtime.steps import Steps
+from gradwire.runtime.exchanges.exchange import GroupExchange
+from gradwire.runtime.failures.job_errors import rank_at
+from gradwire.runtime.steps.steps import Steps
 from gradwire.slots import Slot
 from gradwire.transports import Mesh
 

@@ -6,9 +6,9 @@ from itertools import pairwise
 from threading import Lock
 
 from gradwire.plans import Plan
-from gradwire.runtime.events import EPOCH, Event, elapsed_s, is_over
-from gradwire.runtime.executor import Executor
-from gradwire.runtime.failures import BETWEEN
+from gradwire.runtime.failures.job_errors import BETWEEN
+from gradwire.runtime.worker.events import EPOCH, Event, elapsed_s, is_over
+from gradwire.runtime.worker.executor import Executor
 from gradwire.schedule.timeline import Span, Timeline
 
 BATCH = 64

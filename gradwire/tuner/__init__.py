@@ -4,8 +4,8 @@
     resting where a user has DDP reduce, and from there to begin
 
 Every rank goes through these phases by the same sums, on its worker; what rank 0 decides in one counts on all of them,
-in force from the same step on (`gradwire.runtime.controller_runner`). In profiling all ranks exchange messages; all
-else here is arithmetic of one.
+in force from the same step on (`gradwire.runtime.plan.controller_runner`). In profiling all ranks exchange messages;
+all else here is arithmetic of one.
 """
 
 from gradwire.tuner.auto import Auto

@@ -24,9 +24,9 @@ from gradwire.controllers.requests import Profiled, ProfileRequest
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.host import computing_threads, kind_of, synchronize
 from gradwire.plans import Group
-from gradwire.runtime.exchange import GroupExchange
-from gradwire.runtime.group_input import GroupInput
-from gradwire.runtime.host_exchange import exchange_of
+from gradwire.runtime.exchanges.exchange import GroupExchange
+from gradwire.runtime.exchanges.group_input import GroupInput
+from gradwire.runtime.exchanges.host_exchange import exchange_of
 from gradwire.runtime.job_options import Profiler
 from gradwire.runtime.trace import Trace
 from gradwire.schedule import Affine, Candidate, CostTable, Profile, SlotTime, Timeline, theil_sen

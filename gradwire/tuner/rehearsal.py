@@ -16,9 +16,9 @@ from gradwire.controllers.recompress import with_options
 from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients
 from gradwire.plans import Group
-from gradwire.runtime.exchange import GroupExchange
-from gradwire.runtime.group_input import GroupInput
-from gradwire.runtime.host_exchange import exchange_of
+from gradwire.runtime.exchanges.exchange import GroupExchange
+from gradwire.runtime.exchanges.group_input import GroupInput
+from gradwire.runtime.exchanges.host_exchange import exchange_of
 from gradwire.schedule.profile import STEADY
 from gradwire.slots import Slot
 from gradwire.transports import Mesh, SizeRecorder

@@ -12,7 +12,7 @@ import gradwire as gw
 from gradwire import plan_parts
 from gradwire.controllers import MESSAGE_NUMBERS
 from gradwire.controllers.requests import change_from_json
-from gradwire.runtime.controller_runner import ControllerRunner
+from gradwire.runtime.plan.controller_runner import ControllerRunner
 from gradwire.text_tensors import text_of
 from tests.support.harness import SMALL, Job, draw, hosts, job, plan_of, raising, slots_of, together, total
 from tests.support.schedule import Schedule

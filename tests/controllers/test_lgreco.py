@@ -17,7 +17,7 @@ from gradwire.compressors import Codec, context_for
 from gradwire.controllers.allocate import allocate
 from gradwire.controllers.errors import square_errors
 from gradwire.controllers.lgreco import MOST_GROUPS
-from gradwire.runtime.executor import Executor
+from gradwire.runtime.worker.executor import Executor
 from gradwire.slots import Layout
 from tests.support.cases import CASES
 from tests.support.harness import Job, draw, job, plan_of, round_trip, slots_of

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import gradwire as gw
-from gradwire.runtime.group_input import GroupInput
-from gradwire.runtime.replica_exchange import ReplicaExchange
+from gradwire.runtime.exchanges.group_input import GroupInput
+from gradwire.runtime.exchanges.replica_exchange import ReplicaExchange
 from tests.support.harness import raising, together
 
 

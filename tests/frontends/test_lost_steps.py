@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from gradwire.checkpoint import unpack
 from gradwire.frontends.owners import own
-from gradwire.runtime.executor import Executor
-from gradwire.runtime.failures import PeerFailed
+from gradwire.runtime.failures.job_errors import PeerFailed
+from gradwire.runtime.worker.executor import Executor
 from gradwire.transports import Threads
 from tests.support.harness import WAIT_S, raising, together
 from tests.support.ranks import one_rank

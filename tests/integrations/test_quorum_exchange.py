@@ -15,7 +15,7 @@ from gradwire.frontends.null_job import NullFrontEnd
 from gradwire.integrations import quorum_exchange
 from gradwire.integrations.quorum_exchange import QuorumExchange
 from gradwire.plans import uniform
-from gradwire.runtime.failures import PeerFailed
+from gradwire.runtime.failures.job_errors import PeerFailed
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
 from tests.integrations.test_integrations import without_package

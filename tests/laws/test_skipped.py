@@ -7,7 +7,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.communicators import Communicator
 from gradwire.memories import Memory
-from gradwire.runtime.executor import Executor
+from gradwire.runtime.worker.executor import Executor
 from tests.support.harness import SMALL, Job, draw, hosts, impatient, job, plan_of, slots_of, together
 
 SLOTS = slots_of(SMALL)

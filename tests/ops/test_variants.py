@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.runtime.store import Store
+from gradwire.runtime.state.store import Store
 from tests.support.cases import CASES, Case, rows
 from tests.support.harness import SMALL, draw, plan_of, slots_of
 from tests.support.lane import Lane

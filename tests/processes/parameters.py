@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import gradwire as gw
-from gradwire.runtime.machine import Arrivals
+from gradwire.runtime.steps.machine import Arrivals
 from tests.processes.scenarios import Turns, batch, network, refused, same_on_all_ranks, scenario
 
 DDP_OPTIONS = signature(DistributedDataParallel.__init__).parameters

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.runtime.events import elapsed_s, is_over
-from gradwire.runtime.executor import Executor
-from gradwire.runtime.failures import PeerFailed
+from gradwire.runtime.failures.job_errors import PeerFailed
+from gradwire.runtime.worker.events import elapsed_s, is_over
+from gradwire.runtime.worker.executor import Executor
 from tests.support import harness
 from tests.support.harness import CPU, SMALL, draw, plan_of, raising, slots_of, together
 from tests.support.states import kept

@@ -13,9 +13,9 @@ import pytest
 
 import gradwire as gw
 from gradwire.collective import HOST, REPLICA
-from gradwire.runtime import failure_verdict
-from gradwire.runtime.failure_verdict import ExitReport, FailureVerdict, Verdict
-from gradwire.runtime.failures import AbsentRanks, PeerFailed, RankLeft
+from gradwire.runtime.failures import failure_verdict
+from gradwire.runtime.failures.failure_verdict import ExitReport, FailureVerdict, Verdict
+from gradwire.runtime.failures.job_errors import AbsentRanks, PeerFailed, RankLeft
 from gradwire.runtime.meeting import Meeting
 from gradwire.transports import gathering, mesh
 from gradwire.transports.threads import _Store

@@ -17,9 +17,9 @@ from gradwire.compressors import Cast, GroupContext, Parts
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.plans import uniform
-from gradwire.runtime.active_plan import ActivePlan
-from gradwire.runtime.failures import ReductionError
+from gradwire.runtime.failures.job_errors import ReductionError
 from gradwire.runtime.job_options import JobOptions
+from gradwire.runtime.plan.active_plan import ActivePlan
 from gradwire.runtime.runtime import Runtime
 from gradwire.transports import Pending
 from tests.support.cases import CASES, Case

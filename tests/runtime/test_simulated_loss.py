@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.faults.simulated_loss import simulated_loss
-from gradwire.runtime import failure_verdict
+from gradwire.runtime.failures import failure_verdict
 
 RANKS = 512
 ANSWER_S = 200e-6 * 4096 / RANKS

@@ -10,10 +10,10 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import profile
 
 import gradwire as gw
-from gradwire.runtime.events import EPOCH
-from gradwire.runtime.events import HostEvent as at
-from gradwire.runtime.executor import Executor
 from gradwire.runtime.trace import EVERY, RecordedSpan, Recorder, Trace
+from gradwire.runtime.worker.events import EPOCH
+from gradwire.runtime.worker.events import HostEvent as at
+from gradwire.runtime.worker.executor import Executor
 from gradwire.schedule.timeline import Timeline
 from gradwire.torch_private import profiling
 from tests.support.harness import SMALL, draw, hand_over, job, plan_of, raising, slots_of, together

@@ -18,13 +18,13 @@ from gradwire.ops.gradients import Gradients
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.workspace import Workspace
-from gradwire.runtime import failure_verdict
-from gradwire.runtime.exchange import GroupExchange, JobContext
-from gradwire.runtime.group_input import GroupInput
+from gradwire.runtime.exchanges.exchange import GroupExchange, JobContext
+from gradwire.runtime.exchanges.group_input import GroupInput
+from gradwire.runtime.exchanges.replica_exchange import ReplicaExchange
+from gradwire.runtime.failures import failure_verdict
 from gradwire.runtime.job_options import JobOptions
-from gradwire.runtime.replica_exchange import ReplicaExchange
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.store import Exported, Store
+from gradwire.runtime.state.store import Exported, Store
 from gradwire.slots import Layout, Slot
 from gradwire.tuner import profiler_for
 

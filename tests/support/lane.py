@@ -9,11 +9,11 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.workspace import Workspace
-from gradwire.runtime.exchange import GroupExchange, JobContext
-from gradwire.runtime.group_input import GroupInput
-from gradwire.runtime.host_exchange import HostExchange
-from gradwire.runtime.replica_exchange import ReplicaExchange
-from gradwire.runtime.store import Store
+from gradwire.runtime.exchanges.exchange import GroupExchange, JobContext
+from gradwire.runtime.exchanges.group_input import GroupInput
+from gradwire.runtime.exchanges.host_exchange import HostExchange
+from gradwire.runtime.exchanges.replica_exchange import ReplicaExchange
+from gradwire.runtime.state.store import Store
 from gradwire.slots import Slot
 from tests.support.cases import Case
 from tests.support.pretend_cuda import PretendedGPU, on_gpu, real

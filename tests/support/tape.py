@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from gradwire.ops import backend
 from gradwire.runtime import runtime
-from gradwire.runtime.executor import Executor
+from gradwire.runtime.worker.executor import Executor
 from gradwire.transports import staged
 from tests.support import harness, pretend_cuda
 from tests.support.harness import together as harness_together

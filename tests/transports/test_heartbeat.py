@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from gradwire.runtime.monitor import period_s
+from gradwire.runtime.failures.monitor import period_s
 from gradwire.transports.heartbeat import Heartbeat, raise_alarm
 from gradwire.transports.process_group import silent_s
 

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from gradwire.collective import Broadcast, Collective, Gather, Message, SendReceive, Sum
 from gradwire.communicators.scatter_reduce import part_bounds
-from gradwire.runtime.raised import note_raised, raised
+from gradwire.runtime.failures.raised import note_raised, raised
 from gradwire.transports.card import CPU, ClockLane
 from gradwire.transports.others import Others
 from gradwire.transports.played import SentCollective

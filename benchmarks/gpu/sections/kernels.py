@@ -21,12 +21,12 @@ from gradwire.notation import read
 from gradwire.ops.backend import REFERENCE, Backend, backend_for
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan, uniform
-from gradwire.runtime.exchange import JobContext
-from gradwire.runtime.graphs import CUDAGraphs
-from gradwire.runtime.group_input import GroupInput
-from gradwire.runtime.recordings import GroupRecordings
-from gradwire.runtime.replica_exchange import ReplicaExchange
-from gradwire.runtime.store import Store
+from gradwire.runtime.exchanges.exchange import JobContext
+from gradwire.runtime.exchanges.group_input import GroupInput
+from gradwire.runtime.exchanges.recordings import GroupRecordings
+from gradwire.runtime.exchanges.replica_exchange import ReplicaExchange
+from gradwire.runtime.state.store import Store
+from gradwire.runtime.worker.graphs import CUDAGraphs
 from gradwire.slots import Slot
 
 WORLD = 8

@@ -7,7 +7,7 @@ from gradwire.checkpoint import GROUP, Exported, StateDict, Unpacked, pack, unpa
 from gradwire.compressors.context import SHARED
 from gradwire.frontends.handle import Handle
 from gradwire.plans import Plan
-from gradwire.runtime.controller_state import keep_collectives, origin_of
+from gradwire.runtime.plan.controller_state import keep_collectives, origin_of
 
 
 def without_memories(state: StateDict) -> StateDict:

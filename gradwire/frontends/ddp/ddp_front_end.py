@@ -18,7 +18,7 @@ from gradwire.frontends.ddp.native_steps import NO_JOIN, NativeSteps
 from gradwire.frontends.hooks.module_hooks import RegisteredHooks, trainable
 from gradwire.frontends.paused import Accumulated, paused
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.step_lock import GONE
+from gradwire.runtime.steps.step_lock import GONE
 from gradwire.torch_private.autograd import in_backward, when_backward_ends
 from gradwire.torch_private.reducer import delayed_by, hooks_of, is_joining, module_in, retire, with_hook, without_hook
 

@@ -9,8 +9,8 @@ time ends when the next forward pass begins.
 from functools import partial
 from itertools import pairwise
 
-from gradwire.runtime.events import Event, elapsed_s
 from gradwire.runtime.runtime import Runtime
+from gradwire.runtime.worker.events import Event, elapsed_s
 from gradwire.torch_private.autograd import in_backward, when_backward_ends
 
 NO_JOIN = (

@@ -10,7 +10,7 @@ from gradwire.memories import NoMemory, Residual
 from gradwire.notation import read
 from gradwire.options import one_line
 from gradwire.runtime.job_options import ONLY_SPARSE
-from gradwire.runtime.row_memory import PLAIN_ROWS, RowScheme
+from gradwire.runtime.state.row_memory import PLAIN_ROWS, RowScheme
 from gradwire.slots import Slot
 from gradwire.transports import Mesh
 

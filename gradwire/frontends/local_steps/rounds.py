@@ -35,8 +35,8 @@ from gradwire.frontends.local_steps.round_state import (
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.paused import Accumulated, paused
 from gradwire.frontends.values import local
-from gradwire.runtime.gradient_collector import StepFence
 from gradwire.runtime.runtime import Runtime
+from gradwire.runtime.steps.gradient_collector import StepFence
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from gradwire.lab.doctor import (
 from gradwire.lab.doctor.facts import facts_here
 from gradwire.lab.doctor.findings import Finding, at_ranks, merged
 from gradwire.lab.doctor.site import Site
-from gradwire.runtime.failures import AbsentRanks
+from gradwire.runtime.failures.job_errors import AbsentRanks
 
 LIMIT_S = 30.0
 """How long one check may take."""

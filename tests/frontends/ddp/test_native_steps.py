@@ -8,8 +8,8 @@ import pytest
 import gradwire as gw
 from gradwire.controllers.requests import change_from_json, change_to_json
 from gradwire.frontends.ddp.native_steps import NativeSteps
-from gradwire.runtime.active_plan import ActivePlan
 from gradwire.runtime.job_options import JobOptions
+from gradwire.runtime.plan.active_plan import ActivePlan
 
 
 class Event:

@@ -1,0 +1,1 @@
+"""Errors that end a job, who is to blame for them, and the thread that watches for lost ranks."""

@@ -1,0 +1,30 @@
+"""The end of a job after an error: on this rank first, then on the others."""
+
+from gradwire.runtime.failures.failure_verdict import FailureVerdict
+from gradwire.runtime.failures.job_errors import clear_frames
+from gradwire.runtime.steps.pipeline import Pipeline
+from gradwire.runtime.steps.step_results import StepResults
+from gradwire.runtime.steps.steps import Steps
+from gradwire.runtime.worker.executor import Executor
+from gradwire.transports.bounded_calls import run_bounded
+
+END_S = 2.0
+"""How long to wait for the last step's verdict, on a GPU whose collectives were aborted."""
+
+
+def end_job(
+    error: BaseException, steps: Steps, pipeline: Pipeline, executor: Executor, results: StepResults,
+    failure: FailureVerdict,
+) -> None:  # fmt: skip
+    """Ends the job: this rank's calls raise the error, and so do the other ranks'. On any thread."""
+    # this rank: the worker starts nothing more, nothing holds the connections, what comes does not count
+    steps.machine.fail()
+    pipeline.drain()
+    executor.abort()
+    clear_frames(error)
+    # all ranks: their collectives end, and so does, mostly, the worker's wait; they agree on who is to blame
+    failure.end(error)
+    # no step counts any more: this rank's threads that wait for a whole one get it, all others the error
+    run_bounded([steps.end], END_S)
+    results.fail(error)
+    executor.give_up(error)

@@ -1,0 +1,1 @@
+"""The plan in force, and the controller that changes it."""

@@ -1,0 +1,299 @@
+"""The plan in force, and how it becomes another one: a user's, a controller's, a checkpoint's, or the first plan made
+again once the order of gradients is known."""
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from statistics import median
+
+from torch import Tensor
+
+from gradwire import checkpoint
+from gradwire.controllers.requests import Change, NativeRequest, ProfileRequest
+from gradwire.plans import NATIVE, Plan
+from gradwire.runtime.agreement import Agreement
+from gradwire.runtime.failures.job_errors import AbsentRanks
+from gradwire.runtime.job_options import ONLY_SPARSE, JobOptions
+from gradwire.runtime.plan.controller_runner import ControllerRunner
+from gradwire.runtime.plan.controller_state import native_of, origin_of
+from gradwire.runtime.plan.gradient_order import GradientOrder
+from gradwire.runtime.state.momenta import Momenta
+from gradwire.runtime.steps.pipeline import Pipeline
+from gradwire.runtime.steps.steps import Steps
+from gradwire.slots import Slot
+
+_log = logging.getLogger("gradwire")
+
+
+class ActivePlan:
+    """The plan in force of one job. `agreed` and `agreed_for` are for the thread that trains; everything else runs on
+    the worker."""
+
+    plan: Plan
+    origin: Plan
+    """The plan from which the controller made it."""
+    native_steps: int | None
+    """The steps that the framework has yet to reduce by itself, where the plan is native and that number is known."""
+    order: GradientOrder
+    """The order in which slots' gradients become ready."""
+    trained: list[Slot]
+    """The slots of the parameters that are trained now, which the plan has; the others' state waits."""
+
+    def __init__(self, make: Callable[[], Plan], agreement: Agreement, options: JobOptions, slots: list[Slot]) -> None:
+        self._agreement = agreement
+        self._options = options
+        self._slots = slots
+        self._train({slot.name for slot in slots} if options.trained is None else options.trained)
+        self._chosen: Plan | None = None
+        # the controller's part of a loaded state, kept for the next state_dict() where this job has no controller
+        self._waits: Mapping[str, Tensor] = {}
+        self.native_steps = None
+        self.plan = NATIVE
+        self.origin = NATIVE
+        self._native: NativeRequest | None = None
+        self.momenta = Momenta(slots)
+        self.order = GradientOrder(slots)
+        # all ranks meet here: they begin with equal plans, or none begins
+        self.first = self.agreed(make)
+        # whether a plan is made by the order of the first backward pass
+        self._remake = self._follow_order = options.follow_order
+
+    def work_with(self, steps: Steps, control: ControllerRunner, pipeline: Pipeline) -> None:
+        """Puts the first plan in force."""
+        # these three need the first plan themselves, so they come after it
+        self._steps = steps
+        self._control = control
+        self._pipeline = pipeline
+        control.paused = self.follows_order
+        steps.store.train(self._names)
+        self._install(self.first)
+        # the controller's state at the beginning, to go back to when a state without a controller's part is loaded
+        self._fresh = {name: tensor.detach().clone() for name, tensor in self.export().items()}
+        steps.close()
+
+    def agreed(self, make: Callable[[], Plan], asked: Plan | None = None) -> Plan:
+        """The plan that `make` returns, once all ranks have the same; a user has `asked` for it. Raises ValueError, on
+        all, where they do not."""
+        return self._agreement.on_plan(lambda: self._begin(make(), asked), self._options.controller, self._names)
+
+    def agreed_instead(self, asked: Plan) -> Plan:
+        """`agreed` for a plan that a user asks for; where it is refused, the controller goes on from the one before."""
+        before = self.export()
+        try:
+            return self.agreed(lambda: asked, asked)
+        except (ValueError, AbsentRanks):
+            self.restore(before)
+            raise
+
+    def _train(self, names: Collection[str]) -> None:
+        self._names = set(names)
+        sparse = self._options.sparse
+        self.trained = [slot for slot in self._slots if slot.name in names and slot.name not in sparse]
+
+    @property
+    def follows_order(self) -> bool:
+        """Whether the plan is to be made again from the order of gradients, which `order` records."""
+        return self._follow_order is not None
+
+    def replace(self, agreed: Plan, asked: Plan) -> None:
+        """Puts in force the plan that ranks agreed on, for the one that a user asked for."""
+        self._remake, self._chosen = None, asked
+        # what the controller has decided or asked for is of the plan before
+        self._control.restart(self.trained)
+        self._replace(agreed)
+
+    def agreed_for(self, trained: Collection[str]) -> Plan:
+        """The plan for newly chosen parameters, once all ranks have the same. Raises ValueError, on all of them, naming
+        a parameter that some ranks train and others do not."""
+        # the ranks meet, with the parameters that are trained now
+        changed = min(self._names ^ set(trained))
+        self._train(trained)
+        # a rank whose requires_grad did not change does not come: name the parameter, too
+        call = "a step after requires_grad has changed"
+        try:
+            return self._agreement.on_plan(
+                lambda: self._begin(self._made_for(self.trained)), self._options.controller, trained, call
+            )
+        except AbsentRanks as error:
+            why = f"requires_grad of {changed!r} has changed on some ranks alone: {error}"
+            raise AbsentRanks(call, why, error.ranks) from error
+
+    def follow(self, plan: Plan) -> None:
+        """Puts a plan in force for the parameters that are trained now."""
+        self._steps.store.train(self._names)
+        # the controller begins anew, with slots of which it has seen nothing
+        self._control.restart(self.trained)
+        self.native_steps = None
+        self._install(plan)
+
+    def _made_for(self, trained: Sequence[Slot], asked: Plan | None = None) -> Plan:
+        """The plan that is `asked` for now, or else the user's; slots that it lacks are planned by the job's
+        options."""
+        assert self._options.plan_for is not None
+        made, chosen = self._options.plan_for(self.order.sorted(trained)), asked or self._chosen
+        # a plan that a user installed keeps its groups; slots that it lacks get more, unless the framework reduces
+        if chosen is None:
+            return made
+        if chosen.native:
+            return chosen
+        missing = {slot.name for slot in trained} - set(chosen.names)
+        return Plan((*chosen.groups, *made.only(missing).groups))
+
+    def step_ended(self) -> None:
+        """Puts in force the plan that follows from the step."""
+        self.momenta.step_ended()
+        # the order of gradients is known now: the plan is made again, once
+        if self._follow_order:
+            self.order.agree(self._pipeline, self._steps.store.device)
+            self._replace(self._begin(self._follow_order(self.order.sorted(self.trained))))
+        else:
+            self._apply(self._control.end(self._steps.number - 1, self.plan))
+
+    def native_step_ended(self) -> int | None:
+        """Counts a step that the framework has reduced by itself; returns how many follow, where that is known."""
+        if self.native_steps is not None:
+            self.native_steps -= 1
+        return self.native_steps
+
+    def native_ended(self, seconds: Sequence[float]) -> None:
+        """Ends the framework's own steps, each of which took so long; a state that was loaded may ask for more."""
+        if self._native and self.native_steps == 0:
+            median_s = median(seconds[self._native.settle - self._native.steps :])
+            self._apply(self._control.native_ended(self._steps.number - 1, self.plan, median_s))
+
+    def export(self) -> dict[str, Tensor]:
+        """The part of a checkpoint about plans and the controller; without one what a state had that was loaded."""
+        if not self._options.controller:
+            return dict(self._waits)
+        return self._control.export(self.plan, self.origin, self._native if self.plan.native else None)
+
+    def check(self, read: checkpoint.Unpacked) -> None:
+        """Raises ValueError where this job cannot go on from a state. To find out, the controller loads it; where the
+        state is not taken after all, the caller brings back the controller's own by `restore`."""
+        if not self._options.controller:
+            self.momenta.check(self.plan, self.momenta.of_state(read.about))
+            return
+        # the controller loads the state here; where it cannot, the caller brings back its own
+        try:
+            plan = self._load_controller(read.job)[0]
+            plan.check(self.trained)
+            self.momenta.check(plan, self.momenta.of_state(read.about))
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+            name = type(self._options.controller).__name__
+            raise ValueError(f"{name} cannot go on from this state ({error}); load what this job saved") from error
+
+    def restore(self, job: Mapping[str, Tensor]) -> None:
+        """Brings the controller back to an `export`."""
+        if self._options.controller:
+            self._load_saved(job)
+
+    def load(self, read: checkpoint.Unpacked) -> None:
+        """Goes on from a state; a plan that was made from slots in their order is made again in the state's order."""
+        self.order.names, self._waits = read.about.order or self.order.names, read.job
+        self.momenta.load(read.about, self.plan)
+        if self._options.controller:
+            self._load_with_controller(read)
+        elif self._remake and read.about.order:
+            self._replace(self._begin(self._remake(self.order.sorted(self.trained))))
+
+    def _load_with_controller(self, read: checkpoint.Unpacked) -> None:
+        plan, native = self._load_controller(read.job)
+        self._control.forget()
+        # before the first step the order of gradients is yet to come
+        known = read.about.order or read.job
+        self._replace(plan, self._remake if not read.step else None if known else self._follow_order)
+        # the steps that the controller had asked for are made again, all of them
+        self._apply(native)
+        # say it where the user's compressor is another one than in the state
+        changed = self._control.changed(origin_of(read.job), self.origin) if read.job else {}
+        if changed and self._pipeline.mesh.rank == 0:
+            name, ways = next(iter(changed.items()))
+            was, own = (f"{each.compressor} + {each.memory} + {each.communicator}" for each in ways)
+            controller = type(self._options.controller).__name__
+            _log.warning("the state sent %r as %s; %s goes on from this job's %s", name, was, controller, own)
+
+    def _load_controller(self, job: Mapping[str, Tensor]) -> tuple[Plan, Change | None]:
+        """Loads the controller; returns the plan that follows, and the request by which it is native. Without a state
+        it begins anew."""
+        own = self._made_for(self.trained).only({slot.name for slot in self.trained})
+        origin = origin_of(job or self._fresh)
+        same = set(origin.names) == set(own.names) and not self._control.changed(origin, own)
+        # default communicators follow from the number of ranks
+        if same:
+            job = self._control.for_these_ranks(job, own)
+        saved = self._load_saved(job or self._fresh)
+        if job and (origin.native or same):
+            return saved, native_of(job)
+        # the user names another compressor, or trains other parameters: as after a replan
+        self._control.begin_anew()
+        return self._begin(own), None
+
+    def _load_saved(self, job: Mapping[str, Tensor]) -> Plan:
+        """Brings the controller back to an `export`, with the slots that it had; returns the plan that was in force."""
+        controller = self._options.controller
+        assert controller is not None
+        # some may be frozen now, or not be reduced any more, but the model has them
+        self.origin = origin_of(job)
+        named = set(self.origin.names) - set(self._options.others)
+        self.origin.only(named).check([slot for slot in self._slots if slot.name in named])
+        controller.begin(self.origin)
+        plan = self._control.load(job)
+        why = self._options.no_native
+        if why and (plan.native or isinstance(self._control.decided, NativeRequest)):
+            raise ValueError(why)
+        return plan
+
+    def _replace(self, plan: Plan, follows: Callable[[list[Slot]], Plan] | None = None) -> None:
+        """Puts a plan in force that no controller decided on; it is made again once the order of gradients is known,
+        where that `follows`."""
+        self._follow_order = follows
+        self.native_steps = None
+        self._native = None
+        self._control.paused = self.follows_order
+        self._install(plan)
+
+    def _begin(self, plan: Plan, asked: Plan | None = None) -> Plan:
+        """The plan with which the controller begins, made from this one, which a user may have `asked` for."""
+        self.momenta.check(plan, self.momenta.made_by)
+        # frozen parameters' slots leave the plan
+        controller = self._options.controller
+        waiting = {slot.name for slot in self._slots} - {slot.name for slot in self.trained}
+        plan = plan.only(set(plan.names) - waiting)
+        # the model, the front end and the controller each refuse what they cannot follow
+        plan.check(self.trained)
+        self._options.fits(plan)
+        if plan.native and (why := self._options.no_native):
+            raise ValueError(why if self.trained else ONLY_SPARSE)
+        if controller and not plan.native:
+            controller.check(self._with_frozen(plan, asked))
+        # the controller may begin with another plan than the user's
+        self.origin = plan
+        return controller.begin(plan) if controller else plan
+
+    def _with_frozen(self, plan: Plan, asked: Plan | None) -> Plan:
+        """The plan, with the groups that frozen parameters would have: what a controller is for may be among them."""
+        every = [slot for slot in self._slots if slot.name not in self._options.sparse]
+        return plan if every == self.trained else self._made_for(every, asked)
+
+    def _install(self, plan: Plan) -> None:
+        # a plan that a controller made was not checked before
+        plan.check(self.trained)
+        self._steps.install(plan)
+        self.plan = plan
+        self.momenta.follow(plan)
+
+    def _apply(self, change: Change | None) -> None:
+        """Carries out a controller's decision."""
+        match change:
+            case Plan():
+                # another plan
+                self._install(change)
+            case ProfileRequest():
+                # steps with a plan that are traced, and costs measured between two of them
+                self._install(change.plan)
+                self._control.begin_tracing(change, self._pipeline.recorder.trace(change.steps), self._steps.number)
+            case NativeRequest():
+                # steps that the framework reduces, for their time
+                self._install(NATIVE)
+                self._native, self.native_steps = change, change.steps
+            case None:
+                pass

@@ -1,0 +1,1 @@
+"""What ranks keep from step to step: residuals and other memories, by slot."""

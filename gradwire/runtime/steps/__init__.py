@@ -1,0 +1,1 @@
+"""Steps: gradients that arrive, the script of collectives, and the verdict."""

@@ -1,0 +1,64 @@
+"""The means of steps, for threads that wait for them: by a call, or by a future of the framework's."""
+
+from torch import Tensor
+from torch.futures import Future
+
+from gradwire.runtime.failures.first_error import FirstError
+from gradwire.runtime.steps.gradient_collector import GradientCollector, StepFence
+from gradwire.runtime.steps.step_futures import StepFutures
+from gradwire.runtime.steps.steps import Steps
+from gradwire.runtime.worker.executor import Executor
+
+
+class StepResults:
+    """Says when a step's means are in place, or raises the job's error. For any thread but the worker, except where it
+    is said."""
+
+    def __init__(self, steps: Steps, collector: GradientCollector, executor: Executor, job: FirstError) -> None:
+        self._steps = steps
+        self._collector = collector
+        self._executor = executor
+        self._job = job
+        self._futures = StepFutures()
+
+    def watch(self, buffer: Tensor, *, waits: bool) -> Future[Tensor]:
+        """A future of `buffer`. If it `waits`, it completes when the step's means are in place; else at once."""
+        future = self._futures.add(self._collector.step, buffer, waits, self._executor.future_devices())
+        # the step may have ended, or the job failed, before the future was there
+        if (error := self._job.first) or (waits and self._collector.ended == self._collector.step):
+            self.complete() if error else self._executor.post(self.complete)
+        # where it fails, only with `then` does DDP raise the error itself
+        return future.then(Future.value) if waits else future
+
+    def finish(self, behind: StepFence | None = None) -> None:
+        """Waits for the means of all steps, or of those before a fence. Raises the job's error if some are missing."""
+        if not self.wait_for_means(behind):
+            self._job.raise_known()
+
+    def wait_for_means(self, behind: StepFence | None = None) -> bool:
+        """Waits for the means of all steps, or of those before a fence. Returns whether this rank has all of them, as
+        it may even if the job has failed since. Then its residuals are updated, and its optimizer has to step, too."""
+        try:
+            self._executor.flush(behind and behind.fence)
+        except BaseException as error:
+            if error is not self._job.first:  # such as Ctrl-C
+                raise
+        last = behind.step if behind else self._collector.step
+        has_all = self._job.wait_for_blame() is None or self._steps.last_counted >= last
+        self._executor.order_behind(None if self._job.first else behind and behind.fence)
+        return has_all
+
+    def check_whole(self) -> None:
+        """Raises the job's error, if any, unless this rank has the last step's means: then the next call raises it."""
+        if self._job.first and not self.wait_for_means():
+            self._job.raise_known()
+
+    def complete(self) -> None:
+        """Completes the futures of steps that have ended; where the job has failed, all, some with its error. On the
+        worker, or where that has failed."""
+        error = self._job.wait_for_blame()
+        self._futures.complete(self._steps.last_counted if error else self._collector.ended, error)
+
+    def fail(self, error: BaseException) -> None:
+        """Completes all futures: those of steps that count, and all others with the error."""
+        self._futures.complete(self._steps.last_counted, error)

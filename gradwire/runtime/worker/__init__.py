@@ -1,0 +1,1 @@
+"""The thread and the stream on which all reducing is done, with their events and graphs."""
