@@ -60,8 +60,8 @@ def _remove_stale(path: Path, own: Path) -> None:
     """Removes what killed writers of `path` have left, by the clock that the file system has given `own`."""
     now = own.stat().st_mtime
     for other in path.parent.glob(f".{escape(path.name)}.*.partial"):
-        # another writer may have finished or removed it
-        with suppress(FileNotFoundError):
+        # another writer may have removed it, or be another user's
+        with suppress(OSError):
             if other.stat().st_mtime < now - STALE_S:
                 other.unlink()
 

@@ -64,6 +64,8 @@ class Compressor(Options, Recordable, ABC):
     """Sends biases and norm scales well enough beside the rest, so that these need no group of their own."""
     local_arithmetic: ClassVar[bool] = False
     """Every rank computes by itself a result that must be equal on all ranks, so all need the same hardware."""
+    multiplies: ClassVar[bool] = False
+    """That takes products or bases of matrices, which on CPUs differ by the number of threads."""
     flat_state: ClassVar[tuple[str, ...]] = ()
     """The names of the tensors of gradient size that the algorithm keeps."""
     for_shards: ClassVar[Literal["no", "with memory", "yes"]] = "no"

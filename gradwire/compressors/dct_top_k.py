@@ -44,6 +44,7 @@ class DCTTopK(SimpleCodec, Selective, recordable=True):
     sized_by_elements = False
     carries_dense: ClassVar[bool] = True
     local_arithmetic = True
+    multiplies = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -75,6 +75,10 @@ class Interleaved(Codec):
         return self.first.local_arithmetic or self.second.local_arithmetic
 
     @property
+    def multiplies(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.first.multiplies or self.second.multiplies
+
+    @property
     def recordable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.first.recordable and self.second.recordable
 

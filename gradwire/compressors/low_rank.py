@@ -37,6 +37,7 @@ class LowRank(MultiRound, FixedSizeCompressor):
     summable: ClassVar[bool] = True
     carries_dense: ClassVar[bool] = True
     local_arithmetic: ClassVar[bool] = True
+    multiplies: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

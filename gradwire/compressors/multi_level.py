@@ -89,6 +89,10 @@ class MultiLevel(MultiRound):
     def local_arithmetic(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.codec.local_arithmetic
 
+    @property
+    def multiplies(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.codec.multiplies
+
     def init_group(self) -> dict[str, Tensor]:
         return self.codec.init_group() | {NORMS: torch.full((TAIL,), torch.nan, dtype=torch.float32, device="cpu")}
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from gradwire.controllers.recompress import Defaults
 from gradwire.controllers.requests import Profiled, Request
 from gradwire.ops.gradients import Scalar
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.options import Options, check_type
+from gradwire.options import Options, one_line
 from gradwire.plans import Group, Plan
 from gradwire.slots import Slot
 
@@ -23,7 +23,6 @@ RATE_DROP = 0.5
 """A learning rate that falls to so much of what it was has dropped."""
 
 
-@runtime_checkable
 class Scheduler(Protocol):
     """An optimizer's learning rate scheduler."""
 
@@ -32,7 +31,11 @@ class Scheduler(Protocol):
 
 def check_scheduler(scheduler: object) -> None:
     """Raises ValueError for what has no learning rate to tell."""
-    check_type("scheduler", scheduler, (Scheduler,), "torch.optim.lr_scheduler.StepLR(optimizer, 30)")
+    # not by the protocol, which from Python 3.12 on does not see what a wrapper hands on by __getattr__
+    if scheduler is not None and not callable(getattr(scheduler, "get_last_lr", None)):
+        raise ValueError(
+            f"scheduler={one_line(scheduler)} has no get_last_lr(); pass torch.optim.lr_scheduler.StepLR(optimizer, 30)"
+        )
 
 
 def rate_dropped(rate: float, before: float) -> bool:
@@ -141,9 +144,12 @@ class Controller(Options, ABC):
         self._defaults = Defaults(slots, replicas)
 
     def restart(self) -> None:
-        """Forgets all of a job before. A dataclass is made again by its options; other classes have their own."""
+        """Forgets all of a job before. A dataclass is made again by its options; a class that is none, or that keeps
+        more than these, overrides it."""
         if is_dataclass(self):
-            self.__init__(**{field.name: getattr(self, field.name) for field in fields(self) if field.init})
+            # by the dataclass's own __init__, for a subclass may have another
+            made = next(cls for cls in type(self).__mro__ if "__dataclass_fields__" in vars(cls))
+            made.__init__(self, **{field.name: getattr(self, field.name) for field in fields(self) if field.init})
 
     def changed(self, before: Plan, plan: Plan) -> dict[str, tuple[Group, Group]]:
         """By name the groups, in both plans, of parameters that the user sends in another way in `plan`."""
@@ -180,7 +186,8 @@ class Controller(Options, ABC):
 
     @cached_property
     def decisions(self) -> list[Decision]:
-        """All decisions so far, or since they were last removed; not part of the state."""
+        """All decisions of this job so far, or since they were last removed; not part of the state. A quorum, or an
+        elastic job that meets anew, begins another job."""
         return []
 
     def report(self, loss: float | Tensor) -> None:

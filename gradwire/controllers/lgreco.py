@@ -68,6 +68,7 @@ class LGreCo(Controller):
                 "or LGreCo('seconds', 0.05)"
             )
         check_type("choices", self.choices, (tuple, list), "(gw.TopK(0.01), gw.TopK(0.1))")
+        self.choices = tuple(self.choices) if self.choices else None
         for choice in self.choices or ():
             check_type("choices", choice, (Compressor,), "(gw.TopK(0.01), gw.TopK(0.1))", optional=False)
             _check_choice(choice)
@@ -90,7 +91,7 @@ class LGreCo(Controller):
                 raise ValueError(f"{len(self._choices_for(compressor))} choices do not fit the message; use up to 14")
 
     def describe(self) -> str:
-        # the same on all ranks, though not to be written in a text
+        # choices are code on the command line, but ranks compare them
         return super().describe().removesuffix(")") + f", choices={self.choices})"
 
     def begin(self, plan: Plan) -> Plan:
@@ -141,8 +142,11 @@ class LGreCo(Controller):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         saved = text_of(state["choices"]) if "choices" in state else "None"
-        if saved != str(self.choices or None):
-            raise ValueError(f"it was saved with choices={saved}, these are {self.choices}: pass the same choices")
+        if saved != str(self.choices):
+            earlier = ", or by Gradwire 0.2.0, which did not say them" if saved == "None" else ""
+            raise ValueError(
+                f"it was saved with choices={saved}{earlier}; these are {self.choices}: pass the same choices"
+            )
         first, wire_bytes, wire_s, *rest = state["lgreco"].tolist()
         self._first, self._wire = None if first < 0 else int(first), [wire_bytes, wire_s]
         known, curves = rest[: len(self._names)], rest[len(self._names) :]

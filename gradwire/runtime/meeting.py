@@ -78,7 +78,7 @@ class Meeting:
             store.set(GIVEN_UP, "")
             absent = answer["absent"]
             raise AbsentRanks(self._call, _absent(absent, self._call, answer["waited"]), absent)
-        self.training = answer["training"]
+        self.training = answer.get("training", "")  # rank 0 may have an earlier version, which facts tell
         self.hosts = [answer["hosts"][host] for host, _ in answer["ranks"]]
         return [answer["facts"][facts] for _, facts in answer["ranks"]]
 

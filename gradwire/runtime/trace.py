@@ -103,6 +103,7 @@ class Trace:
     def __init__(self, rank: int, steps: int) -> None:
         self.rank, self.steps = rank, steps
         self._begins: list[tuple[Event, Plan]] = []
+        self._exchanged = 0  # those of them that are not of a native plan
         self._spans: list[RecordedSpan] = []
         self._gave = True
         self._last: Event = EPOCH
@@ -112,6 +113,7 @@ class Trace:
         # the first forward pass after a gradient begins a step; another one, without backward, is part of it
         if self._gave or (self._is_native and not plan.native):
             self._begins.append((mark, plan))
+            self._exchanged += not plan.native
             self._gave = False
         elif plan.native:
             # the time until a step is exchanged again; what began and gave no gradient belongs to it
@@ -127,6 +129,7 @@ class Trace:
     def follow(self, plan: Plan) -> None:
         """The plan of the step that began last is this one: it may change between forward and backward."""
         if self._begins:
+            self._exchanged += self._is_native - plan.native
             self._begins[-1] = self._begins[-1][0], plan
 
     def forward_ends(self, mark: Event) -> None:
@@ -140,7 +143,7 @@ class Trace:
         if self._begins:
             self.add(RecordedSpan("backward", self._last, mark, group, slot, slot=slot))
             self._last, self._gave = mark, True
-        return sum(not plan.native for _, plan in self._begins) <= self.steps
+        return self._exchanged <= self.steps
 
     def add(self, span: RecordedSpan) -> None:
         """Adds any other span; for any thread."""

@@ -170,13 +170,13 @@ class ActivePlan:
         """Raises ValueError where this job cannot go on from a state. To find out, the controller loads it; where the
         state is not taken after all, the caller brings back the controller's own by `restore`."""
         if not self._options.controller:
-            self.momenta.check(self.plan, self.momenta.of_state(read.about))
+            self.momenta.check(self.plan, self.momenta.of_state(read))
             return
         # the controller loads the state here; where it cannot, the caller brings back its own
         try:
             plan = self._load_controller(read.job)[0]
             plan.check(self.trained)
-            self.momenta.check(plan, self.momenta.of_state(read.about))
+            self.momenta.check(plan, self.momenta.of_state(read))
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
             name = type(self._options.controller).__name__
             raise ValueError(f"{name} cannot go on from this state ({error}); load what this job saved") from error
@@ -189,7 +189,7 @@ class ActivePlan:
     def load(self, read: checkpoint.Unpacked) -> None:
         """Goes on from a state; a plan that was made from slots in their order is made again in the state's order."""
         self.order.names, self._waits = read.about.order or self.order.names, read.job
-        self.momenta.load(read.about, self.plan)
+        self.momenta.load(read, self.plan)
         if self._options.controller:
             self._load_with_controller(read)
         elif self._remake and read.about.order:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from gradwire.checkpoint import About
+from gradwire.checkpoint import Unpacked
 from gradwire.plans import Plan
 from gradwire.slots import Slot
 
@@ -28,17 +28,17 @@ class Momenta:
         if self._next:
             self.made_by, self._next = {**self.made_by, **self._of(self._next)}, None
 
-    def load(self, about: About, plan: Plan) -> None:
-        """Those of a state in place of all others, and those of the plan that is in force."""
-        self.made_by = {**self.of_state(about), **self._of(plan)}
+    def load(self, read: Unpacked, plan: Plan) -> None:
+        """Those of a state in place of all others; those of the plan that is in force come with its first step."""
+        self.made_by, self._next = self.of_state(read), plan
 
-    def of_state(self, about: About) -> dict[str, str]:
+    def of_state(self, read: Unpacked) -> dict[str, str]:
         """Those of a state. States of Gradwire 0.2 say no more of them than their plan."""
         try:
-            planned = self._of(Plan.from_json(about.plan))
+            planned = self._of(Plan.from_json(read.about.plan)) if read.step else {}
         except ValueError:  # of compressors that are not here
             planned = {}
-        return planned | {name: made for name, made in about.momenta.items() if name in self._matrices}
+        return planned | {name: made for name, made in read.about.momenta.items() if name in self._matrices}
 
     def check(self, plan: Plan, made_by: Mapping[str, str]) -> None:
         """Raises ValueError for a plan that would send one of these as a residual."""
