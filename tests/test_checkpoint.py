@@ -52,7 +52,7 @@ from tests.support.harness import (
 )  # fmt: skip
 from tests.support.pretend_cuda import GPU, on_gpu, pretended_cuda
 from tests.support.schedule import Schedule
-from tests.support.states import through_a_file
+from tests.support.states import earlier, through_a_file
 
 SLOTS = slots_of(SMALL)
 REMEMBERING = [case for case in CASES if case.memory.error_feedback]
@@ -435,14 +435,6 @@ def test_what_resumes_a_training_is_the_same_training():
         assert trainings(running.states()) == {own}
         running.load(states)
         assert trainings(running.states()) == {name}
-
-
-def earlier(state: dict[str, Tensor], *lacking: str) -> dict[str, Tensor]:
-    """A state as an earlier version wrote it: its description has no checksum, no training, and nothing `lacking`."""
-    said = json.loads(text_of(state[checkpoint.ABOUT]))
-    for fields, key in ((said["tensors"], checkpoint.ABOUT), *((said, key) for key in ("training", *lacking))):
-        fields.pop(key, None)
-    return state | {checkpoint.ABOUT: letters(json.dumps(said))}
 
 
 def test_states_that_were_not_saved_together_are_not_resharded():

@@ -12,6 +12,7 @@ from gradwire.frontends.ddp.ddp_front_end import DDPFrontEnd
 from gradwire.torch_private.autograd import has_gradient_hooks
 from tests.processes import layers, parameters, scenarios
 from tests.processes.scenarios import SCENARIOS, batch, network, scenario, train
+from tests.support.states import earlier
 
 AGAIN = [
     scenarios.what_is_accumulated_counts_while_native_plans_come_and_go,
@@ -91,5 +92,5 @@ def trained() -> tuple[dict[str, Tensor], bool]:
         handle.replan(plan)
         train(ddp, 6, first=16)
     hooks = any(map(has_gradient_hooks, ddp.parameters()))
-    memories = {name: kept for name, kept in handle.state_dict().items() if isinstance(kept, Tensor)}
+    memories = {name: kept for name, kept in earlier(handle.state_dict()).items() if isinstance(kept, Tensor)}
     return {**ddp.state_dict(), **memories}, hooks

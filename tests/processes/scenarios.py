@@ -38,6 +38,7 @@ from gradwire.lab.jobs import plan_job
 from gradwire.lab.launch.rank_job import Peers
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.transports.connections import Connections
+from tests.support.states import earlier
 from tests.support.waiting import wait_until
 
 SCENARIOS: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {}
@@ -393,7 +394,7 @@ def a_plan_is_shown_where_ddp_by_itself_is_faster() -> None:
         patch.setattr(tuner.auto, "WORTH_TRYING", 1e9)
         patch.setattr(tuner.trials, "CLEARLY", 0.0)
         patch.setattr(tuner.trials, "FAR", float("inf"))
-        patch.setattr(tuner.auto, "calibrated", lambda profile, *_: replace(profile, forward_s=1e3))
+        patch.setattr(tuner.candidate_plans, "calibrated", lambda profile, *_: replace(profile, forward_s=1e3))
         plan_job.plan(spec, peers, lines.append)
     planned = plan_job.Planned.from_line(lines[-1])
     assert "DDP by itself" in planned.decisions[-1]
@@ -1298,7 +1299,7 @@ def check_paused_passes_leave_no_trace(make: Made, loss_of: Callable[[nn.Module,
             assert all(p.grad is grad for p, grad in zip(model.parameters(), before, strict=True))
             loss_of(model, step).backward()
             optimizer.step()
-        runs.append((list(map(own_part, model.parameters())), handle.state_dict(), handle.stats().wire_bytes))
+        runs.append((list(map(own_part, model.parameters())), earlier(handle.state_dict()), handle.stats().wire_bytes))
         handle.detach()
         refused(ValueError, "detach() ended the exchange of gradients; attach() again", handle.paused)
         refused(ValueError, "detach() ended the exchange of gradients; attach() again", handle.skip)

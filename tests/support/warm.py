@@ -194,7 +194,9 @@ def run(command: dict[str, Any]) -> None:
 
 
 def execute(first: str, *rest: str) -> None:
-    """As `python first *rest` does it."""
+    """As `python first *rest` does it. The working folder is on no path of this process, so -P changes nothing."""
+    if first == "-P":
+        return execute(*rest)
     if first == "-c":
         sys.argv = ["-c", *rest[1:]]
         exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})

@@ -17,6 +17,7 @@ from tests.support.cases import CASES, Case, rows
 from tests.support.fixed import PARAMETERS, Fixed, Script
 from tests.support.harness import draw, plan_of, slots_of
 from tests.support.pretend_cuda import GPU, PretendedGPU, on_gpu, real
+from tests.support.states import earlier
 from tests.support.tape import PretendingExecutor, Tape, taped
 
 WORLD = 2
@@ -34,7 +35,7 @@ def outcome(
             running.begin()
             script(running, lambda means: seen.extend(mean for own in means for mean in own))
             for state in running.states():
-                seen += [real(tensor) for _, tensor in sorted(state.items())]
+                seen += [real(tensor) for _, tensor in sorted(earlier(state).items())]
         finally:
             running.close()
     return seen, running
