@@ -72,7 +72,6 @@ class Handle:
         self._remark = remark
         self._inner_steps = inner_steps
         self._last_table = ""
-        self._undo: list[Callable[[], object]] = []
         forked.register(self)
 
     def after_fork(self) -> None:
@@ -85,6 +84,11 @@ class Handle:
         if self._front_end is None:
             raise ValueError("detach() ended the exchange of gradients; attach() again")
         return self._front_end
+
+    @property
+    def detached(self) -> bool:
+        """Whether `detach()` has ended the job."""
+        return self._front_end is None
 
     @property
     def plan(self) -> Plan | None:
@@ -271,10 +275,6 @@ class Handle:
         _ = self._attached  # after detach() this raises
         self._runtime.install(plan)
 
-    def at_detach(self, undo: Callable[[], object]) -> None:
-        """Has `detach()` call `undo`, for a framework that was told of this handle."""
-        self._undo.append(undo)
-
     def detach(self) -> None:
         """Ends the job: DDP reduces dense again, by our hook, beside which it takes no other; a `DistributedOptimizer`,
         without which nothing is reduced, takes no more steps. Take `state_dict()` before if you want what memories
@@ -284,5 +284,3 @@ class Handle:
         # no step is under way: unhook, then close what belongs to the job
         self._let_go()
         runtime.close()
-        while self._undo:
-            self._undo.pop()()
