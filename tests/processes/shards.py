@@ -646,12 +646,19 @@ def ddp_beside_tensor_parallelism_keeps_its_parameters_names() -> None:
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "tp"))
     model = parallelize_module(Columns(), mesh["tp"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
     ddp = DistributedDataParallel(model, device_mesh=mesh["replicate"])
+    parameters = [*ddp.parameters()]
     handle = gw.attach(ddp, gw.TopK(0.3))
     names = [*handle.stateful().state_dict()]
     column_steps(ddp, dist.get_rank(), count=1)
     assert not [*ddp.parameters()]  # for torch has put tensors in their place
     handle.verify()
     assert [*handle.stateful().state_dict()] == names
+    before = [p.grad.clone() for p in parameters if p.grad is not None]
+    with handle.paused():
+        assert all(p.grad is None for p in parameters)
+        ddp(torch.ones(4, 6)).square().mean().backward()
+        assert all(p.grad is not None for p in parameters)
+    assert all(map(torch.equal, before, (p.grad for p in parameters)))
 
 
 class Columns(nn.Module):

@@ -125,7 +125,7 @@ class DDPFrontEnd:
 
     def paused(self) -> AbstractContextManager[None]:
         """A context whose backward passes' gradients are neither sent nor kept."""
-        return paused(self.ddp.module.parameters(), self._accumulated, self.ddp.no_sync())
+        return paused(self._named.values(), self._accumulated, self.ddp.no_sync())
 
     def skip(self) -> None:
         """Takes back the last step. Where DDP reduces by itself, it has no state."""
