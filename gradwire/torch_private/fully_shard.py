@@ -100,11 +100,6 @@ def _describe(group: Any, mesh_info: Any) -> None:
     group.mesh_info = mesh_info
 
 
-def replica_of(group: Any) -> int:
-    """The place of this rank's replica of the shards among those over which FSDP sums one of `fsdp_groups`."""
-    return getattr(group.mesh_info, "replicate_mesh_rank", 0)
-
-
 def fsdp_accumulates(group: Any) -> bool:
     """Whether set_requires_all_reduce(False) was called."""
     return not group.all_reduce_grads

@@ -1096,14 +1096,17 @@ def weights_are_put_together_in_few_bits_alike_on_all_ranks() -> None:
 
 @scenario(4)
 def replicas_of_a_shard_round_their_gradients_each_by_itself() -> None:
-    """The same noise in all of them would be in their mean as it is in one."""
+    """The same noise in all of them would be in their mean as it is in one, whoever adds them up."""
     (mesh, _), n = meshes(), 640
-    comm = gw.compress_shards(wrapped(mesh), gw.QSGD())._comms[0]
-    got, same = torch.empty(n), torch.randn(2 * n, generator=torch.Generator().manual_seed(0))
-    comm(got, same, mesh.get_group("shard"), dist.ReduceOp.SUM)
-    of_all = everyones(got)
-    for shard in 0, 1:
-        assert not torch.equal(of_all[shard], of_all[shard + 2])
+    attached = wrapped(mesh)
+    gw.attach(attached, gw.TopK(0.1))
+    for model in wrapped(mesh), attached, wrapped(mesh["shard"]):
+        comm = gw.compress_shards(model, gw.QSGD())._comms[0]
+        got, same = torch.empty(n), torch.randn(2 * n, generator=torch.Generator().manual_seed(0))
+        comm(got, same, mesh.get_group("shard"), dist.ReduceOp.SUM)
+        of_all = everyones(got)
+        for shard in 0, 1:
+            assert not torch.equal(of_all[shard], of_all[shard + 2])
 
 
 @scenario(4, long=True)
