@@ -83,8 +83,9 @@ class Buckets:
             )
 
     def begin(self) -> None:
-        """Begins a step."""
+        """Begins a step, behind one whose backward pass may have failed."""
         self.late = None
+        self.seen.clear()
         self._stayed = True
         self.notes = self._runtime.wants_readiness()
 
