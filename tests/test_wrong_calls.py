@@ -295,6 +295,14 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "a count as text": (lambda: gw.groups.partial("65536"), "is no int; pass one, such as threshold=65536"),
     "nothing dense": (lambda: gw.groups.partial(0), "leaves nothing dense; use e.g. threshold=65536"),
     "half a group": (lambda: gw.groups.of(count=2.5), "is no int; pass one, such as count=4"),
+    "a misspelt name": (
+        attach(K, groups=gw.groups.listed([["weight", "bias"], ["wieght"]])),
+        "the groups name 'wieght', which is not reduced; use names as 'weight'",
+    ),
+    "a misspelt name beside rules": (
+        attach(rules=[("weight", K), ("*", gw.FP32())], groups=gw.groups.listed([["weight", "biass"], ["bias"]])),
+        "the groups name 'biass', which is not reduced",
+    ),
     "one list": (lambda: gw.groups.listed(["weight"]), "write gw.groups.listed([['weight']])"),
     "a plan's compressor": (lambda: handle().replan(K), 'is no Plan; pass one, such as plan=gw.Plan.load("plan.json")'),
     # bench and plan
