@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 
 from gradwire.checkpoint import StateDict
 from gradwire.frontends.checkpoints.distributed_checkpoint import DistributedState, ShardSpec, saved_in
-from gradwire.frontends.null_job import NullRuntime
+from gradwire.frontends.null_job import NOTHING, NullRuntime
 from gradwire.frontends.summary import table
 from gradwire.options import check_type
 from gradwire.plans import Plan
@@ -62,8 +62,8 @@ class Handle:
     """
 
     def __init__(
-        self, runtime: Runtime | None, front_end: FrontEnd, waits: bool = True, remark: Callable[[], str] = str,
-        inner_steps: Callable[[], int] | None = None,
+        self, runtime: Runtime | NullRuntime | None, front_end: FrontEnd, waits: bool = True,
+        remark: Callable[[], str] = str, inner_steps: Callable[[], int] | None = None,
     ) -> None:  # fmt: skip
         self._runtime: Runtime | NullRuntime = runtime or NullRuntime()
         self._front_end: FrontEnd | None = front_end
@@ -204,11 +204,14 @@ class Handle:
 
     def _let_go(self) -> None:
         """Keeps the job's figures, and nothing else of it."""
-        self._last_table, last = self._table(), self.stats()
-        self._runtime, self._remark, self._inner_steps = NullRuntime(last), str, None
-        front_end, self._front_end = self._front_end, None
-        if front_end:
-            front_end.unhook()
+        front_end, last = self._front_end, NOTHING
+        try:
+            self._last_table, last = self._table(), self.stats()
+        finally:
+            self._runtime, self._front_end = NullRuntime(last), None
+            self._remark, self._inner_steps = str, None
+            if front_end:
+                front_end.unhook()
 
     def from_first(self, state: Any) -> Any:
         """Rank 0's `state`, on all ranks, which ask together, between backward passes. Raises ValueError where it has
@@ -282,5 +285,7 @@ class Handle:
         runtime = self._runtime
         runtime.detach()
         # no step is under way: unhook, then close what belongs to the job
-        self._let_go()
-        runtime.close()
+        try:
+            self._let_go()
+        finally:
+            runtime.close()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import gradwire as gw
 from gradwire.checkpoint import STEP
 from gradwire.frontends.checkpoints.distributed_checkpoint import DistributedState, replicated_specs, saved_in
+from gradwire.frontends.null_job import NullFrontEnd
 from gradwire.runtime.runtime import Runtime
 from tests.support.harness import SMALL, draw, job, slots_of
 
@@ -96,6 +97,19 @@ def test_a_state_of_which_nothing_is_known_is_not_loaded(tmp_path: Path):
         dcp.save({"gradwire": state}, checkpoint_id=tmp_path)
         with pytest.raises(ValueError, match=r"use dcp.load\({...: handle.stateful\(path\)}\)"):
             dcp.load({"gradwire": state}, checkpoint_id=tmp_path)
+
+
+def test_a_handle_whose_figures_fail_is_detached_all_the_same(monkeypatch: pytest.MonkeyPatch):
+    with job(PLAN, SLOTS, 1) as running:
+        runtime, front_end, unhooked = running.runtimes[0], NullFrontEnd(), list[str]()
+        handle = gw.Handle(runtime, front_end)
+        monkeypatch.setattr(front_end, "unhook", lambda: unhooked.append("unhook"))
+        monkeypatch.setattr(runtime, "stats", lambda: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            handle.detach()
+        assert (unhooked, runtime.closed) == (["unhook"], True)
+        handle.detach()
+        assert (unhooked, handle.stats().steps) == (["unhook"], 0)
 
 
 def test_states_in_lists_have_keys_with_numbers(tmp_path: Path):
