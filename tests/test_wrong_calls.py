@@ -143,7 +143,6 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "the command line's auto": (attach("Auto"), "leave the compressor out, as in gw.attach(ddp)"),
     "rows and more": (attach(K, rows="quantized:4+residual+gravac"), "more; leave that out"),
     "rows in groups": (attach(K, rows="quantized:4@25mb"), "rows have a compressor and a memory, and rows='quanti"),
-    "elastic without DDP": (lambda: gw.attach(model(), K, elastic=True), "reduce in DDP; wrap the model first"),
     "another's option": (attach(K, ratio=0.1), "there is no option named 'ratio': there are memory, communicator"),
     "a list": (attach([gw.BF16(), K]), "is no Compressor; pass one"),
     "one candidate": (attach(candidates=K), "pass one, such as candidates=[gw.BF16(), gw.TopK(0.01)]"),
