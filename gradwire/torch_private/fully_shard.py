@@ -106,7 +106,7 @@ def fsdp_accumulates(group: Any) -> bool:
 
 
 def fsdp_reduces(group: Any) -> bool:
-    """Whether not set_requires_gradient_sync(False) was called."""
+    """False after set_requires_gradient_sync(False)."""
     return group.reduce_grads
 
 

@@ -50,6 +50,8 @@ def test_what_was_loaded_can_be_saved_by_the_same_object(tmp_path: Path):
         dcp.load({"gradwire": state_of(last.runtimes[0], tmp_path / "b")}, checkpoint_id=tmp_path / "b")
         check_same(last.states()[0], later.states()[0])
         assert last.states()[0][STEP] == 2
+        with pytest.raises(ValueError, match=r"loaded already; make another handle.stateful\(path\)"):
+            dcp.load(app, checkpoint_id=tmp_path / "b")
 
 
 def local_steps() -> tuple[nn.Module, gw.LocalSteps]:

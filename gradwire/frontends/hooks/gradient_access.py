@@ -39,7 +39,7 @@ class GradientAccess(Protocol):
         """Whether this backward pass only accumulates, by the framework's own setting."""
         ...
 
-    def hands_over_none(self) -> bool:
+    def only_accumulates(self) -> bool:
         """Whether the next backward pass only accumulates, by the framework's own setting, and no hook sees it."""
         ...
 
@@ -95,5 +95,5 @@ class FullGradients:
     def accumulates(self, parameter: Tensor) -> bool:
         return False
 
-    def hands_over_none(self) -> bool:
+    def only_accumulates(self) -> bool:
         return False

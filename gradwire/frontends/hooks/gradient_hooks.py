@@ -131,7 +131,7 @@ class GradientHooks:
             self._forward |= self._synchronising
             if not self._accumulated.slots:
                 self._places.note(self._parameters.values())
-            if not self._synchronising or self._places.hands_over_none():
+            if not self._synchronising or self._places.only_accumulates():
                 self._accumulated.since_step = True
             self._runtime.forward_begins()
 

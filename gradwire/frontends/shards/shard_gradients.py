@@ -66,7 +66,7 @@ class ShardedGradients:
     def accumulates(self, parameter: Tensor) -> bool:
         return fsdp_accumulates(self._group[parameter])
 
-    def hands_over_none(self) -> bool:
+    def only_accumulates(self) -> bool:
         return not any(map(fsdp_reduces, self._groups))
 
 
