@@ -4,7 +4,7 @@ gw.attach(ddp, gw.TopK(0.01), groups=gw.groups.of(megabytes=25))
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
 from math import inf
@@ -32,6 +32,9 @@ class Grouping(ABC):
 
     def check(self, compressor: Compressor) -> None:  # noqa: B027
         """Raises ValueError for a compressor that this does not suit."""
+
+    def check_names(self, names: Collection[str]) -> None:  # noqa: B027
+        """Raises ValueError for a name that is none of these, of all that are planned."""
 
     @abstractmethod
     def regroup(self, plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> Plan:
@@ -119,6 +122,11 @@ class Listed(Grouping):
 
     names: tuple[tuple[str, ...], ...]
     """The parameters of each group."""
+
+    def check_names(self, names: Collection[str]) -> None:
+        if unknown := [name for group in self.names for name in group if name not in names]:
+            known = next(iter(names))
+            raise ValueError(f"the groups name {unknown[0]!r}, which is not reduced; use names as {known!r}")
 
     def regroup(self, plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> Plan:
         mine = {slot.name: slot for slot in _compressed(plan, slots, compressor)}

@@ -143,7 +143,6 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "the command line's auto": (attach("Auto"), "leave the compressor out, as in gw.attach(ddp)"),
     "rows and more": (attach(K, rows="quantized:4+residual+gravac"), "more; leave that out"),
     "rows in groups": (attach(K, rows="quantized:4@25mb"), "rows have a compressor and a memory, and rows='quanti"),
-    "elastic without DDP": (lambda: gw.attach(model(), K, elastic=True), "reduce in DDP; wrap the model first"),
     "another's option": (attach(K, ratio=0.1), "there is no option named 'ratio': there are memory, communicator"),
     "a list": (attach([gw.BF16(), K]), "is no Compressor; pass one"),
     "one candidate": (attach(candidates=K), "pass one, such as candidates=[gw.BF16(), gw.TopK(0.01)]"),
@@ -295,6 +294,14 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "a count as text": (lambda: gw.groups.partial("65536"), "is no int; pass one, such as threshold=65536"),
     "nothing dense": (lambda: gw.groups.partial(0), "leaves nothing dense; use e.g. threshold=65536"),
     "half a group": (lambda: gw.groups.of(count=2.5), "is no int; pass one, such as count=4"),
+    "a misspelt name": (
+        attach(K, groups=gw.groups.listed([["weight", "bias"], ["wieght"]])),
+        "the groups name 'wieght', which is not reduced; use names as 'weight'",
+    ),
+    "a misspelt name beside rules": (
+        attach(rules=[("weight", K), ("*", gw.FP32())], groups=gw.groups.listed([["weight", "biass"], ["bias"]])),
+        "the groups name 'biass', which is not reduced",
+    ),
     "one list": (lambda: gw.groups.listed(["weight"]), "write gw.groups.listed([['weight']])"),
     "a plan's compressor": (lambda: handle().replan(K), 'is no Plan; pass one, such as plan=gw.Plan.load("plan.json")'),
     # bench and plan

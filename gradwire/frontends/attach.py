@@ -12,7 +12,7 @@ from gradwire.compressors import Compressor
 from gradwire.frontends.ddp.ddp_front_end import DDPFrontEnd
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks.sparse_gradients import sparse_in
-from gradwire.frontends.null_job import NullFrontEnd
+from gradwire.frontends.null_job import NullFrontEnd, NullRuntime
 from gradwire.frontends.options.choices import StepChoices
 from gradwire.frontends.options.keywords import AttachOptions
 from gradwire.frontends.options.parameters import device_of, parameters_of, slots_of
@@ -159,11 +159,9 @@ def _attach_alone(model: nn.Module, choices: StepChoices) -> Handle:
     """The handle of a model without DDP in a process alone, where nothing is reduced."""
     if choices.transport is not None or world_size() > 1:
         raise ValueError(f"attach() takes a DistributedDataParallel, not {type(model).__name__}; wrap the model first")
-    if choices.elastic:
-        raise ValueError("elastic=True is for ranks that come and go, which reduce in DDP; wrap the model first")
     parameters, _ = parameters_of(model)
     choices.try_out(parameters, sparse=sparse_in(model, parameters), no_native="")
-    return Handle(None, NullFrontEnd(parameters.values()))
+    return Handle(NullRuntime(elastic=choices.elastic), NullFrontEnd(parameters.values()))
 
 
 def _let_go(front_end: DDPFrontEnd) -> None:

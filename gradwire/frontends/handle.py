@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 
 from gradwire.checkpoint import StateDict
 from gradwire.frontends.checkpoints.distributed_checkpoint import DistributedState, ShardSpec, saved_in
-from gradwire.frontends.null_job import NullRuntime
+from gradwire.frontends.null_job import NOTHING, NullRuntime
 from gradwire.frontends.summary import table
 from gradwire.options import check_type
 from gradwire.plans import Plan
@@ -62,8 +62,8 @@ class Handle:
     """
 
     def __init__(
-        self, runtime: Runtime | None, front_end: FrontEnd, waits: bool = True, remark: Callable[[], str] = str,
-        inner_steps: Callable[[], int] | None = None,
+        self, runtime: Runtime | NullRuntime | None, front_end: FrontEnd, waits: bool = True,
+        remark: Callable[[], str] = str, inner_steps: Callable[[], int] | None = None,
     ) -> None:  # fmt: skip
         self._runtime: Runtime | NullRuntime = runtime or NullRuntime()
         self._front_end: FrontEnd | None = front_end
@@ -72,7 +72,6 @@ class Handle:
         self._remark = remark
         self._inner_steps = inner_steps
         self._last_table = ""
-        self._undo: list[Callable[[], object]] = []
         forked.register(self)
 
     def after_fork(self) -> None:
@@ -85,6 +84,11 @@ class Handle:
         if self._front_end is None:
             raise ValueError("detach() ended the exchange of gradients; attach() again")
         return self._front_end
+
+    @property
+    def detached(self) -> bool:
+        """Whether `detach()` has ended the job."""
+        return self._front_end is None
 
     @property
     def plan(self) -> Plan | None:
@@ -200,11 +204,14 @@ class Handle:
 
     def _let_go(self) -> None:
         """Keeps the job's figures, and nothing else of it."""
-        self._last_table, last = self._table(), self.stats()
-        self._runtime, self._remark, self._inner_steps = NullRuntime(last), str, None
-        front_end, self._front_end = self._front_end, None
-        if front_end:
-            front_end.unhook()
+        front_end, last = self._front_end, NOTHING
+        try:
+            self._last_table, last = self._table(), self.stats()
+        finally:
+            self._runtime, self._front_end = NullRuntime(last), None
+            self._remark, self._inner_steps = str, None
+            if front_end:
+                front_end.unhook()
 
     def from_first(self, state: Any) -> Any:
         """Rank 0's `state`, on all ranks, which ask together, between backward passes. Raises ValueError where it has
@@ -271,10 +278,6 @@ class Handle:
         _ = self._attached  # after detach() this raises
         self._runtime.install(plan)
 
-    def at_detach(self, undo: Callable[[], object]) -> None:
-        """Has `detach()` call `undo`, for a framework that was told of this handle."""
-        self._undo.append(undo)
-
     def detach(self) -> None:
         """Ends the job: DDP reduces dense again, by our hook, beside which it takes no other; a `DistributedOptimizer`,
         without which nothing is reduced, takes no more steps. Take `state_dict()` before if you want what memories
@@ -282,7 +285,7 @@ class Handle:
         runtime = self._runtime
         runtime.detach()
         # no step is under way: unhook, then close what belongs to the job
-        self._let_go()
-        runtime.close()
-        while self._undo:
-            self._undo.pop()()
+        try:
+            self._let_go()
+        finally:
+            runtime.close()

@@ -51,11 +51,12 @@ class NullRuntime:
     memories added up, for the next job of several ranks."""
 
     plan = None
-    elastic = controlled = False
+    controlled = False
     sparse, rows = (), PLAIN_ROWS
     slots: Sequence[Slot] = ()
 
-    def __init__(self, last: Stats = NOTHING) -> None:
+    def __init__(self, last: Stats = NOTHING, elastic: bool = False) -> None:
+        self.elastic = elastic
         self._last = last
         self._state = checkpoint.pack({}, {}, 0, checkpoint.About(0, 1, NATIVE.to_json()))
 

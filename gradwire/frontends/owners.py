@@ -49,10 +49,12 @@ def own(parameters: Iterable[Tensor], runtime: Runtime, kind: str) -> None:
         _JOBS.append(job)
     _guard_optimizers()
     claimed = dict.fromkeys(parameters, kind)
-    # those of an earlier DDP of the same model are this job's from now on
+    # those of an earlier DDP of the same model are this job's from now on. Threads go through these, also those of
+    # other ranks: what changes is replaced
     for each in _jobs():
-        each.owned = {parameter: kind for parameter, kind in each.owned.items() if parameter not in claimed}
-    runtime.owned |= claimed
+        if each is not runtime and not claimed.keys().isdisjoint(each.owned):
+            each.owned = {parameter: kind for parameter, kind in each.owned.items() if parameter not in claimed}
+    runtime.owned = runtime.owned | claimed
 
 
 @cache

@@ -116,7 +116,7 @@ class _MainGradients(FullGradients):
         super().__init__()
         self._own = model
 
-    def hands_over_none(self) -> bool:
+    def only_accumulates(self) -> bool:
         return self._own.accumulates()
 
     def gradient(self, parameter: Tensor) -> Tensor | None:

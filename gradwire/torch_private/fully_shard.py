@@ -100,18 +100,13 @@ def _describe(group: Any, mesh_info: Any) -> None:
     group.mesh_info = mesh_info
 
 
-def replica_of(group: Any) -> int:
-    """The place of this rank's replica of the shards among those over which FSDP sums one of `fsdp_groups`."""
-    return getattr(group.mesh_info, "replicate_mesh_rank", 0)
-
-
 def fsdp_accumulates(group: Any) -> bool:
     """Whether set_requires_all_reduce(False) was called."""
     return not group.all_reduce_grads
 
 
 def fsdp_reduces(group: Any) -> bool:
-    """Whether not set_requires_gradient_sync(False) was called."""
+    """False after set_requires_gradient_sync(False)."""
     return group.reduce_grads
 
 

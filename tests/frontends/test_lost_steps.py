@@ -334,6 +334,21 @@ def test_one_optimizer_of_two_jobs_parameters_skips_what_either_has_lost(lost: t
     assert kept == [any(lost)] * len(kept)
 
 
+def test_claims_leave_other_jobs_parameters_alone_and_change_nothing_that_a_thread_goes_through():
+    jobs: Any = [Lost(0.0) for _ in range(3)]
+    first, second = (list(layer.parameters()) for layer in deepcopy(MODEL))
+    for job, parameters in zip(jobs, (first, second), strict=False):
+        own(parameters, job, "attach(ddp)")
+    before = [job.owned for job in jobs]
+    own(second, jobs[0], "attach(ddp)")
+    own(first, jobs[2], "attach(ddp)")
+    assert [[*each] for each in before] == [first, second, []]
+    assert [[*job.owned] for job in jobs] == [second, [], first]
+    mine = jobs[0].owned
+    own([], jobs[2], "attach(ddp)")
+    assert jobs[0].owned is mine
+
+
 # Local steps: every inner step ends a round
 
 

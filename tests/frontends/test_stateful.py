@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import gradwire as gw
 from gradwire.checkpoint import STEP
 from gradwire.frontends.checkpoints.distributed_checkpoint import DistributedState, replicated_specs, saved_in
+from gradwire.frontends.null_job import NullFrontEnd
 from gradwire.runtime.runtime import Runtime
 from tests.support.harness import SMALL, draw, job, slots_of
 
@@ -49,6 +50,8 @@ def test_what_was_loaded_can_be_saved_by_the_same_object(tmp_path: Path):
         dcp.load({"gradwire": state_of(last.runtimes[0], tmp_path / "b")}, checkpoint_id=tmp_path / "b")
         check_same(last.states()[0], later.states()[0])
         assert last.states()[0][STEP] == 2
+        with pytest.raises(ValueError, match=r"loaded already; make another handle.stateful\(path\)"):
+            dcp.load(app, checkpoint_id=tmp_path / "b")
 
 
 def local_steps() -> tuple[nn.Module, gw.LocalSteps]:
@@ -96,6 +99,19 @@ def test_a_state_of_which_nothing_is_known_is_not_loaded(tmp_path: Path):
         dcp.save({"gradwire": state}, checkpoint_id=tmp_path)
         with pytest.raises(ValueError, match=r"use dcp.load\({...: handle.stateful\(path\)}\)"):
             dcp.load({"gradwire": state}, checkpoint_id=tmp_path)
+
+
+def test_a_handle_whose_figures_fail_is_detached_all_the_same(monkeypatch: pytest.MonkeyPatch):
+    with job(PLAN, SLOTS, 1) as running:
+        runtime, front_end, unhooked = running.runtimes[0], NullFrontEnd(), list[str]()
+        handle = gw.Handle(runtime, front_end)
+        monkeypatch.setattr(front_end, "unhook", lambda: unhooked.append("unhook"))
+        monkeypatch.setattr(runtime, "stats", lambda: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            handle.detach()
+        assert (unhooked, runtime.closed) == (["unhook"], True)
+        handle.detach()
+        assert (unhooked, handle.stats().steps) == (["unhook"], 0)
 
 
 def test_states_in_lists_have_keys_with_numbers(tmp_path: Path):

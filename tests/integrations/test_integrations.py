@@ -412,16 +412,24 @@ def test_shards_are_refused_before_the_first_step(
     assert "\n" not in str(e.value)
 
 
-def test_accelerate_does_not_save_what_was_detached(monkeypatch: pytest.MonkeyPatch):
+def test_accelerate_keeps_a_place_for_what_was_detached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     accelerate = pytest.importorskip("accelerate")
     compress = pytest.importorskip("gradwire.integrations.accelerate").compress
     monkeypatch.setattr(framework, "attach", lambda *_, **__: gw.Handle(None, NullFrontEnd()))
     accelerator: Any = accelerate.Accelerator(cpu=True)
-    for _ in range(2):
-        handle = compress(accelerator, nn.Linear(2, 2), gw.TopK(0.5))
-        assert len(accelerator._custom_objects) == 1
-        handle.detach()
-    assert not accelerator._custom_objects
+    model, other = nn.Linear(2, 2), nn.Linear(1, 1)
+    compress(accelerator, model, gw.TopK(0.5)).detach()
+    accelerator.register_for_checkpointing(other)
+    # one that was detached since is loaded, and the next one comes in its place
+    accelerator.save_state(str(tmp_path))
+    accelerator.load_state(str(tmp_path))
+    handle = compress(accelerator, model, gw.TopK(0.5))
+    accelerator.load_state(str(tmp_path))
+    first, second = accelerator._custom_objects
+    assert (first.handle, second) == (handle, other)
+    # beside one that is attached, another has a place of its own
+    compress(accelerator, nn.Linear(2, 2), gw.TopK(0.5))
+    assert len(accelerator._custom_objects) == 3
 
 
 @pytest.mark.parametrize("name", ["lightning", "huggingface"])

@@ -646,12 +646,19 @@ def ddp_beside_tensor_parallelism_keeps_its_parameters_names() -> None:
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "tp"))
     model = parallelize_module(Columns(), mesh["tp"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
     ddp = DistributedDataParallel(model, device_mesh=mesh["replicate"])
+    parameters = [*ddp.parameters()]
     handle = gw.attach(ddp, gw.TopK(0.3))
     names = [*handle.stateful().state_dict()]
     column_steps(ddp, dist.get_rank(), count=1)
     assert not [*ddp.parameters()]  # for torch has put tensors in their place
     handle.verify()
     assert [*handle.stateful().state_dict()] == names
+    before = [p.grad.clone() for p in parameters if p.grad is not None]
+    with handle.paused():
+        assert all(p.grad is None for p in parameters)
+        ddp(torch.ones(4, 6)).square().mean().backward()
+        assert all(p.grad is not None for p in parameters)
+    assert all(map(torch.equal, before, (p.grad for p in parameters)))
 
 
 class Columns(nn.Module):
@@ -1089,14 +1096,17 @@ def weights_are_put_together_in_few_bits_alike_on_all_ranks() -> None:
 
 @scenario(4)
 def replicas_of_a_shard_round_their_gradients_each_by_itself() -> None:
-    """The same noise in all of them would be in their mean as it is in one."""
+    """The same noise in all of them would be in their mean as it is in one, whoever adds them up."""
     (mesh, _), n = meshes(), 640
-    comm = gw.compress_shards(wrapped(mesh), gw.QSGD())._comms[0]
-    got, same = torch.empty(n), torch.randn(2 * n, generator=torch.Generator().manual_seed(0))
-    comm(got, same, mesh.get_group("shard"), dist.ReduceOp.SUM)
-    of_all = everyones(got)
-    for shard in 0, 1:
-        assert not torch.equal(of_all[shard], of_all[shard + 2])
+    attached = wrapped(mesh)
+    gw.attach(attached, gw.TopK(0.1))
+    for model in wrapped(mesh), attached, wrapped(mesh["shard"]):
+        comm = gw.compress_shards(model, gw.QSGD())._comms[0]
+        got, same = torch.empty(n), torch.randn(2 * n, generator=torch.Generator().manual_seed(0))
+        comm(got, same, mesh.get_group("shard"), dist.ReduceOp.SUM)
+        of_all = everyones(got)
+        for shard in 0, 1:
+            assert not torch.equal(of_all[shard], of_all[shard + 2])
 
 
 @scenario(4, long=True)

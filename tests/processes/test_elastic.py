@@ -208,6 +208,14 @@ def test_a_handle_that_was_detached_has_nothing_to_go_on_from(rendezvous):
             rendezvous.meet(given)
 
 
+def test_a_model_without_ddp_begins_alone(rendezvous):
+    rendezvous.meet()
+    handle = gw.attach(nn.Linear(8, 8), gw.TopK(0.1), elastic=True)
+    assert (handle.elastic, rendezvous.resume(handle)) == (True, 0)
+    with pytest.raises(ValueError, match="steps of a model without DDP; wrap it before others can join"):
+        rendezvous.meet()
+
+
 def test_a_second_handle_is_refused_for_the_state_of_one_alone_is_kept(rendezvous):
     model = nn.Linear(8, 8)
     rendezvous.meet()

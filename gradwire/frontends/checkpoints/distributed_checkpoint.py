@@ -153,7 +153,7 @@ class DistributedState:
     def __init__(self, job: Runtime | NullRuntime, placed: Mapping[str, ShardSpec], saved: Saved) -> None:
         self._job = job
         self._placed = placed
-        self._saved = saved
+        self._saved: Saved | None = saved
         first = next(iter(placed.values()))
         self._shard = first.shard
         self._replica = first.mesh.get_local_rank(0)
@@ -184,7 +184,7 @@ class DistributedState:
 
     def loaded(self) -> None:
         """From here on `state_dict` is this job's own state."""
-        self._saved = {}
+        self._saved = None
 
     def part(self, state: Mapping[str, Tensor]) -> StateDict:
         """This rank's part of a state that was loaded into `state_dict`."""

@@ -107,7 +107,7 @@ class DistributedRounds:
             self._local[name].copy_(parameter)
         # what is saved from here on is the present state, of the replicas that there are now
         self._memory.loaded()
-        self._saved, self._own = {}, self._folder_among(rounds.runtime.mesh.replica.world)
+        self._saved, self._own = None, self._folder_among(rounds.runtime.mesh.replica.world)
 
     def _folder_among(self, replicas: int) -> str:
         """The folder of this replica's own state, where so many have saved theirs."""

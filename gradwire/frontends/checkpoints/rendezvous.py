@@ -147,11 +147,13 @@ class Rendezvous:
 
     def _leave(self, handle: Handle) -> None:
         """Keeps this process's last whole states. A handle that has not resumed has none that counts."""
-        states = handle.leave()
+        detached, states = handle.detached, handle.leave()
         # the last whole state, and the one after it, where only the others know whether that step counts
         if handle is self._resumed:
-            if not states:
+            if detached:
                 raise ValueError("the handle was detached, and its state is gone; call meet(handle), not detach()")
+            if not states:
+                raise ValueError("nothing counted the steps of a model without DDP; wrap it before others can join")
             self._states = {int(state[STEP]): state for state in states}
             self._steps, self._resumed = min(self._states), None
 

@@ -52,8 +52,10 @@ def tensors_in(checkpoint: str | Path | StorageReader) -> dict[tuple[str, ...], 
     return {path: kind for path, kind in kinds.items() if isinstance(kind, TensorStorageMetadata)}
 
 
-def check_known(saved: Mapping[str, object], owner: str) -> None:
-    """Raises ValueError where a state is loaded of which nothing is known."""
+def check_known(saved: Mapping[str, object] | None, owner: str) -> None:
+    """Raises ValueError where a state is loaded of which nothing is known; None where it was loaded before."""
+    if saved is None:
+        raise ValueError(f"this one was loaded already; make another {owner}.stateful(path)")
     if not saved:
         raise ValueError(f"what was saved has to be known to load it; use dcp.load({{...: {owner}.stateful(path)}})")
 

@@ -42,8 +42,8 @@ class Buckets:
     late: int | None
     """The slot of the last gradient, which DDP has not copied to its bucket yet."""
     seen: set[int]
-    """The slots whose gradients this backward pass has made, and which arrive with their bucket: all while places are
-    not fixed, or DDP copies a bucket's gradients together."""
+    """The slots whose gradients this backward pass has made, and which arrive with their bucket: sparse ones, and all
+    while places are not fixed, or DDP copies a bucket's gradients together."""
     accumulated: Accumulated
     """Slots and passes whose gradients DDP has only accumulated so far."""
 
@@ -67,7 +67,7 @@ class Buckets:
         early = self._runtime.is_immediate or not self.fixed or self._runtime.wants_readiness()
         return not ddp.static_graph and (early or ddp.find_unused_parameters or is_joining(ddp))
 
-    def has_late(self, ddp: DistributedDataParallel, slot: int) -> bool:
+    def arrives_with_bucket(self, ddp: DistributedDataParallel, slot: int) -> bool:
         """Whether a gradient that hooks see arrives with its bucket alone: a sparse one, and any where DDP copies a
         bucket's gradients together."""
         return copies_together(ddp) or self._runtime.slots[slot].name in self._runtime.sparse
@@ -83,8 +83,9 @@ class Buckets:
             )
 
     def begin(self) -> None:
-        """Begins a step."""
+        """Begins a step, behind one whose backward pass may have failed."""
         self.late = None
+        self.seen.clear()
         self._stayed = True
         self.notes = self._runtime.wants_readiness()
 

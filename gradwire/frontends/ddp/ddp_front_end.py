@@ -125,7 +125,7 @@ class DDPFrontEnd:
 
     def paused(self) -> AbstractContextManager[None]:
         """A context whose backward passes' gradients are neither sent nor kept."""
-        return paused(self.ddp.module.parameters(), self._accumulated, self.ddp.no_sync())
+        return paused(self._named.values(), self._accumulated, self.ddp.no_sync())
 
     def skip(self) -> None:
         """Takes back the last step. Where DDP reduces by itself, it has no state."""
@@ -160,7 +160,7 @@ class DDPFrontEnd:
     def _gradient_hook(self, runtime: Runtime, buckets: Buckets, slot: int) -> Callable[[Tensor], None]:
         arrive = runtime.mark_ready
         became_ready = runtime.became_ready
-        by_bucket = buckets.has_late(self.ddp, slot)
+        by_bucket = buckets.arrives_with_bucket(self.ddp, slot)
 
         def ready(parameter: Tensor) -> None:  # runs for each parameter and step: nothing else belongs here
             if not self._open and not self._backward_begins():

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable
 from typing import Any, Protocol
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -13,8 +14,12 @@ from gradwire.torch_private.autograd import is_shared
 class GradientAccess(Protocol):
     """Access to the gradients of parameters, whole or sharded."""
 
-    def hook_in(self) -> Iterable[Any]:
+    def hook_in(self, parameters: Iterable[Tensor]) -> Iterable[Any]:
         """Has the framework prepare gradients for the exchange; returns hooks, whose `remove()` ends that."""
+        ...
+
+    def note(self, parameters: Iterable[Tensor]) -> None:
+        """Notes the gradients that are there before a backward pass, which may add to them in place."""
         ...
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
@@ -34,7 +39,7 @@ class GradientAccess(Protocol):
         """Whether this backward pass only accumulates, by the framework's own setting."""
         ...
 
-    def hands_over_none(self) -> bool:
+    def only_accumulates(self) -> bool:
         """Whether the next backward pass only accumulates, by the framework's own setting, and no hook sees it."""
         ...
 
@@ -44,9 +49,22 @@ class FullGradients:
 
     def __init__(self, sparse: Collection[Tensor] = ()) -> None:
         self._sparse = sparse
+        self._noted: dict[Tensor, ref[Tensor]] = {}
 
-    def hook_in(self) -> Iterable[Any]:
-        return ()
+    def hook_in(self, parameters: Iterable[Tensor]) -> Iterable[Any]:
+        self.note(parameters)
+        return (self,)
+
+    def remove(self) -> None:
+        """Forgets gradients, for torch moves none to which there are weak references."""
+        self._noted.clear()
+
+    def note(self, parameters: Iterable[Tensor]) -> None:
+        self._noted.update((p, ref(gradient)) for p in parameters if (gradient := p.grad) is not None)
+
+    def _is_noted(self, parameter: Tensor, gradient: Tensor) -> bool:
+        noted = self._noted.get(parameter)
+        return noted is not None and noted() is gradient
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         gradient = parameter.grad
@@ -54,10 +72,13 @@ class FullGradients:
             return gradient
         if gradient.is_conj() or gradient.is_neg():
             # its memory has the conjugates, or the negatives
-            parameter.grad = gradient.resolve_conj().resolve_neg()
-        elif is_shared(gradient):
-            # another gradient may lie there, as those of a sum of views do, and each becomes a mean by itself
-            parameter.grad = gradient.clone()
+            self.put(parameter, gradient.resolve_conj().resolve_neg())
+        elif is_shared(gradient) and not self._is_noted(parameter, gradient):
+            # autograd may have made another gradient there, as of a sum of views, and each becomes a mean by itself.
+            # One that was there before may have views of the user's, or lie in a buffer of theirs
+            self.put(parameter, gradient.clone())
+        else:
+            self._noted[parameter] = ref(gradient)
         return parameter.grad
 
     def left(self, parameter: Tensor) -> Tensor:
@@ -69,9 +90,10 @@ class FullGradients:
 
     def put(self, parameter: Tensor, gradient: Tensor) -> None:
         parameter.grad = gradient
+        self._noted[parameter] = ref(gradient)
 
     def accumulates(self, parameter: Tensor) -> bool:
         return False
 
-    def hands_over_none(self) -> bool:
+    def only_accumulates(self) -> bool:
         return False

@@ -66,7 +66,7 @@ class GradientHooks:
     def hook_in(self, runtime: Runtime) -> None:
         """Gradients go to the runtime from now on."""
         self.hook_forward(runtime)
-        self._registered.keep(*self._places.hook_in())
+        self._registered.keep(*self._places.hook_in(self._parameters.values()))
         slots: dict[Tensor, int] = {self._parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
         self._registered.on_gradients(slots, lambda slot: partial(self._gradient_ready, slot))
 
@@ -128,9 +128,10 @@ class GradientHooks:
             self._give_up_failed()
             self.give_up()
             self._registered.check(self._runtime.refuse)
-            if self._synchronising:
-                self._forward = True
-            if not self._synchronising or self._places.hands_over_none():
+            self._forward |= self._synchronising
+            if not self._accumulated.slots:
+                self._places.note(self._parameters.values())
+            if not self._synchronising or self._places.only_accumulates():
                 self._accumulated.since_step = True
             self._runtime.forward_begins()
 

@@ -129,9 +129,16 @@ class Choices:
         kinds = {kind_of(parameter.device) for parameter in parameters.values()}
         sizes = SIZES["cuda" if "cuda" in kinds else "cpu"]
         # by rules, or all slots in one way
+        make = partial(planned, compressor, self.memory, self.communicator, dense, self.groups, sizes, ranks)
         if rules := self.by_layer:
-            return partial(planned_by, rules, dense, self.groups, sizes, ranks)
-        return partial(planned, compressor, self.memory, self.communicator, dense, self.groups, sizes, ranks)
+            make = partial(planned_by, rules, dense, self.groups, sizes, ranks)
+
+        def checked(slots: list[Slot]) -> Plan:
+            if self.groups:  # which the slots of a fragment, or of those that are trained now, do not tell
+                self.groups.check_names(parameters)
+            return make(slots)
+
+        return checked
 
     def mesh(self, own: Callable[[], Transport | Mesh], device: torch.device) -> Mesh:
         """The user's mesh, or one of the job's `own`. Raises ValueError where it cannot carry tensors on `device`."""

@@ -33,7 +33,6 @@ from gradwire.torch_private.fully_shard import (
     parameters_of_fsdp,
     reduces_unused,
     replace_collectives,
-    replica_of,
 )
 from gradwire.transports import ProcessGroup
 
@@ -88,8 +87,8 @@ def compress_shards(
     _agree(model, gradients, weights, memory, seed)
     links: dict[dist.ProcessGroup, ProcessGroup] = {}
     groups = fsdp_groups(model)
-    # replicas of a shard add up their gradients, and put together the same weights
-    reduce_scatter = ShardReduceScatter(gradients, links, seed + replica_of(groups[0]), memory)
+    # replicas of a shard add up their gradients, so each rank's noise is its own; they put together the same weights
+    reduce_scatter = ShardReduceScatter(gradients, links, seed + dist.get_rank(), memory)
     all_gather = ShardAllGather(weights, links, seed)
     comms: list[_Comm] = []
     undo: list[Callable[[], None]] = []

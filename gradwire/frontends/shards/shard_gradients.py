@@ -1,6 +1,6 @@
 """A rank's shards of gradients, as FSDP2 keeps them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -32,11 +32,14 @@ class ShardedGradients:
         self._groups, self._summed = groups, [group for group in groups if fsdp_sums(group)]
         self._replicas = replicas
 
-    def hook_in(self) -> Sequence[TimesReplicas]:
+    def hook_in(self, parameters: Iterable[Tensor]) -> Sequence[TimesReplicas]:
         # so that means over replicas are sums; what p.grad has of earlier backward passes is one already. All groups
         # or none: hooked ones end on a stream of their own, and an exchange waits for that of its last gradient alone
         hooked = self._summed or any(fsdp_is_hooked(group) for group in self._groups)
         return [TimesReplicas(group, self._replicas) for group in self._groups] if hooked else []
+
+    def note(self, parameters: Iterable[Tensor]) -> None:
+        """Shards are tensors of their own."""
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         if fsdp_sums(group := self._group[parameter]) and group not in self._summed:
@@ -63,7 +66,7 @@ class ShardedGradients:
     def accumulates(self, parameter: Tensor) -> bool:
         return fsdp_accumulates(self._group[parameter])
 
-    def hands_over_none(self) -> bool:
+    def only_accumulates(self) -> bool:
         return not any(map(fsdp_reduces, self._groups))
 
 

@@ -100,6 +100,57 @@ def test_a_users_own_buffer_of_all_gradients_has_the_means():
         torch.testing.assert_close(ours, expected)
 
 
+class SumOfViews(nn.Module):
+    """A model whose gradients share memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.terms = model_of(sum_of_views)
+
+    def forward(self, rank: int) -> Tensor:
+        return sum_of_views(dict(self.terms.items()), rank)
+
+
+def flat_gradients(model: SumOfViews) -> list[Tensor]:
+    """Has the model's gradients lie in one buffer, without being views; returns its parts."""
+    parts = torch.zeros(1200).split(600)
+    for parameter, part in zip(model.parameters(), parts, strict=True):
+        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad.data = part
+    return [*parts]
+
+
+def kept_views(model: SumOfViews) -> list[Tensor]:
+    """Views of the gradients that a backward pass has made."""
+    return [p.grad.view(-1) for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("moment", ["before", "after", "later", "views"])
+def test_memory_of_the_users_that_has_gradients_has_the_means(moment: str):
+    """A buffer from before, or after the optimizer is wrapped, or a step later; or what is kept of that step's."""
+    transports = Threads.group(RANKS)
+
+    def means(rank: int) -> list[list[Tensor]]:
+        model = SumOfViews()
+        own = flat_gradients(model) if moment == "before" else []
+        optimizer = wrapped(model, transports[rank])
+        own = flat_gradients(model) if moment == "after" else own
+        seen: list[list[Tensor]] = []
+        for step in range(3):
+            optimizer.zero_grad(set_to_none=False)
+            if step == 1 and moment in ("later", "views"):
+                own = kept_views(model) if moment == "views" else flat_gradients(model)
+            model(rank).backward()
+            seen += [[part.clone() for part in own]] if own else []
+        return seen
+
+    by_rank = [own_gradients(sum_of_views, rank) for rank in range(RANKS)]
+    expected = [torch.stack(each).mean(0) for each in zip(*by_rank, strict=True)]
+    for ours in raising(together(RANKS, means)):
+        assert len(ours) >= 2
+        torch.testing.assert_close(ours, [expected] * len(ours))
+
+
 def test_a_rank_without_a_gradient_gets_the_mean_in_the_type_that_the_parameter_asks_for():
     transports = Threads.group(RANKS)
 
