@@ -218,6 +218,34 @@ def test_the_generator_of_gpus_is_left_to_the_training(monkeypatch: pytest.Monke
     assert not seeded
 
 
+GPU = torch.Generator().manual_seed(7)
+"""In place of a GPU's."""
+
+
+def drawn_on_a_gpu():
+    model, batches, loss = make()
+    torch.nn.init.uniform_(model.weight, generator=GPU)
+    return model, batches, loss
+
+
+def test_a_model_that_is_made_on_a_gpu_follows_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = {
+        "is_initialized": lambda: True,
+        "current_device": lambda: 0,
+        "get_rng_state": lambda device: GPU.get_state(),
+        "set_rng_state": lambda state, device: GPU.set_state(state),
+        "manual_seed": GPU.manual_seed,
+    }
+    for name, call in calls.items():
+        monkeypatch.setattr(torch.cuda, name, call)
+    before = GPU.get_state()
+    task = UserModel(function=named(drawn_on_a_gpu))
+    first, again, other = (task.build_model(seed).weight for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(GPU.get_state(), before)
+
+
 def generated():
     model, _, loss = make()
     return model, lambda rank, world: ((torch.full((2, 2), float(n)),) for n in range(3)), loss

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from gradwire.importing import imported
-from gradwire.lab.random_state import RandomState, mixed
+from gradwire.lab.random_state import RandomState, mixed, seeded
 from gradwire.lab.results import TRAINING_LOSS
 from gradwire.lab.workloads.task import Task
 
@@ -137,7 +137,7 @@ class UserModel(Task):
 @cache
 def _first(function: str) -> UserParts:
     """The result from which batches and loss are taken; models are made anew."""
-    with RandomState(0).used():
+    with seeded(0):
         return _make(function)
 
 
