@@ -49,7 +49,7 @@ step = job._Training._step
 
 def run(spec, peers, stop_after=None):
     lines, done = [], []
-    own._first.cache_clear()  # as in a new process
+    own.begin_anew()  # as in a new process
     def counted(training, batch):
         if len(done) == stop_after:
             raise Stopped

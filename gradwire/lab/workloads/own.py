@@ -134,6 +134,13 @@ class UserModel(Task):
         return super().figures(sums) if self._made.held_out else {}
 
 
+def begin_anew() -> None:
+    """Has functions called again, as in a new process: what generators of their own a job has drawn from is not seen
+    by the next."""
+    _first.cache_clear()
+    _held_out.cache_clear()
+
+
 @cache
 def _first(function: str) -> UserParts:
     """The result from which batches and loss are taken; models are made anew."""
