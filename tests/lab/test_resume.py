@@ -125,6 +125,7 @@ def make():
 LOADERS = {
     "torch's generator": "DataLoader(Noisy(), batch_size=2, shuffle=True)",
     "its own": "DataLoader(Noisy(), batch_size=2, shuffle=True, generator=generator)",
+    "of a graph": "(each[:, None] + torch.rand(4, requires_grad=True) for each in torch.randperm(14).split(2))",
     "at once": "(each[:, None] + torch.rand(4) for each in torch.randperm(14).split(2))",
 }
 
