@@ -1,7 +1,7 @@
 """MNIST by ACP-SGD of rank 4, as its authors train it; --data has the four IDX files, plain or .gz.
 
 gradwire download mnist ~/mnist
-torchrun --nproc-per-node 4 examples/mnist.py --data ~/mnist
+torchrun --nproc-per-node 4 examples/mnist.py --data ~/mnist  # on a GPU for each rank, or with CUDA_VISIBLE_DEVICES=
 """
 
 import argparse

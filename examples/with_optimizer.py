@@ -1,6 +1,6 @@
 """No DDP: matrices by one optimizer and compressed, the rest by another one; two micro-batches a step, clipped.
 
-torchrun --nproc-per-node 2 examples/with_optimizer.py
+torchrun --nproc-per-node 2 examples/with_optimizer.py  # on a GPU for each rank, or with CUDA_VISIBLE_DEVICES=
 """
 
 from contextlib import ExitStack

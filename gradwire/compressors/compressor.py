@@ -66,6 +66,8 @@ class Compressor(Options, Recordable, ABC):
     """Every rank computes by itself a result that must be equal on all ranks, so all need the same hardware."""
     multiplies: ClassVar[bool] = False
     """That takes products or bases of matrices, which on CPUs differ by the number of threads."""
+    shares_buffers: ClassVar[bool] = False
+    """The buffers of another of its kind, as of another ratio, serve as well."""
     flat_state: ClassVar[tuple[str, ...]] = ()
     """The names of the tensors of gradient size that the algorithm keeps."""
     for_shards: ClassVar[Literal["no", "with memory", "yes"]] = "no"

@@ -51,6 +51,8 @@ class MultiLevel(MultiRound):
     smoothing: float = 1.0
     """The weight s of a step's norms in their moving averages s·new + (1 - s)·old, which choose the level."""
     summable: ClassVar[bool] = True
+    # factors change often
+    shares_buffers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

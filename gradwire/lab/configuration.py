@@ -8,8 +8,7 @@ such as `topk:0.01`, `topk:ratio=0.01+residual+allgather`, `powersgd:4`, `topk:0
 dense; `dense@25mb` sets DDP's. `topk:0.01@planned` has `Auto` choose the groups for the shortest step; `auto` has it
 choose all, for the most progress per second. `torch-fp16`, `torch-bf16` and `torch-powersgd:4` are torch's own hooks of
 DDP. `plan:FILE` is a plan that was saved. Behind `;` come rules by layer, as in `topk:0.01;*.norm.*=fp32;dim<2=bf16`:
-what matches such a pattern first is sent in its way; of `bf16|qsgd`, or all that `auto` has, the automatic plan
-chooses.
+what matches a pattern first is sent in its way; of `bf16|qsgd`, or all that `auto` has, the automatic plan chooses.
 """
 
 import re
@@ -36,6 +35,7 @@ from gradwire.groups import Grouping
 from gradwire.importing import imported
 from gradwire.lab.local import LocalStepsSpec
 from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM, PLAN, PLANNED
+from gradwire.lab.rate import Rate
 from gradwire.lab.torch_hooks import TORCH_HOOKS, TorchHook
 from gradwire.memories import Memory
 from gradwire.notation import lowered, read_grouping, read_parts, read_rule, way_of
@@ -206,7 +206,7 @@ def _plain(text: str) -> Configuration:
     if planned:
         return _planned(text, local or controller, compressor, memory, communicator)
     configuration = Configuration(text, compressor, memory, communicator, grouping, controller, local=local)
-    if trial := configuration.fresh_controller(scheduler=type("", (), {"get_last_lr": list})()):
+    if trial := configuration.fresh_controller(Rate()):
         trial.check(Plan((group,)))
     return configuration
 

@@ -1,4 +1,4 @@
-"""States of torch's CPU generator beside the training's."""
+"""States of torch's generators beside the training's."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,12 +6,13 @@ from hashlib import sha256
 
 import torch
 from torch import Generator
+from torch.random import fork_rng
 
 
 class RandomState:
     """A state of torch's CPU generator, for what is not to draw from the training's.
 
-    That of a GPU stays the training's: `torch.manual_seed` would seed it too, and all ranks would drop out the same."""
+    A GPU's generator is left alone: `torch.manual_seed` would seed it too, and all ranks would drop out the same."""
 
     def __init__(self, seed: int) -> None:
         self._state = Generator().manual_seed(seed).get_state()
@@ -27,6 +28,18 @@ class RandomState:
         finally:
             self._state = torch.get_rng_state()
             torch.set_rng_state(outside)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Context in which a model is made: the CPU's generator, and that of a GPU that this process uses, begin with the
+    seed; afterwards both are as they were."""
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with fork_rng(gpus):
+        torch.default_generator.manual_seed(seed)
+        if gpus:
+            torch.cuda.manual_seed(seed)
+        yield
 
 
 def mixed(*numbers: int) -> int:

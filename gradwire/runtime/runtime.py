@@ -233,12 +233,12 @@ class Runtime:
         with self.between_steps("state_dict(all_ranks=True)"):
             return self._call(partial(self._pipeline.agree, self._states.gather))
 
-    def load_state_dict(self, state: checkpoint.StateDict, check: Callable[[], Mapping[str, str]] = dict) -> None:
+    def load_state_dict(self, state: checkpoint.StateDict, more_facts: Callable[[], Mapping[str, str]] = dict) -> None:
         """Takes over what `state_dict` returned; what it lacks begins anew. Raises ValueError, on all ranks, for
-        another model's state, another rank's, one not saved with the others', or none, or where `check` does, or
-        returns other facts."""
+        another model's state, another rank's, one not saved with the others', or none, or where `more_facts` does, or
+        returns others."""
         with self.between_steps("load_state_dict()"), self._first_error.fail_job_on():
-            read = self._states.read(state, check)
+            read = self._states.read(state, more_facts)
             self._call(partial(self._states.take, *read))
 
     def leave(self) -> list[checkpoint.StateDict]:

@@ -327,7 +327,7 @@ def test_a_state_is_saved_while_the_worker_carries_a_decision_out():
 
     control = object.__new__(Carried)
     control.pending, control.controller = [plan_with(DENSER)], Once()
-    control._mesh, control._made_for = gw.Mesh.of(gw.Threads.group(1)[0]), 1
+    control._mesh, control._ranks_of_defaults = gw.Mesh.of(gw.Threads.group(1)[0]), 1
     state = control.export(plan_with(SPARSE), plan_with(SPARSE), None)
     assert change_from_json(text_of(state["decided"])) == plan_with(DENSER)
 

@@ -19,7 +19,7 @@ def test_what_an_ended_process_left_behind_disturbs_no_later_one(
 
     with monkeypatch.context() as patched:
         patched.setattr(numpy, "save", full)
-        with pytest.warns(UserWarning, match="no space is left; set XDG_CACHE_HOME"):
+        with pytest.warns(UserWarning, match="anew by each process: no space is left; set XDG_CACHE_HOME"):
             made = cached("words", [], lambda: {"tokens": numpy.arange(3)})
         assert made["tokens"].tolist() == [0, 1, 2]
     # nothing stays of it, and a process of the same number begins anew

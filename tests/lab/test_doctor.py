@@ -2,7 +2,7 @@
 
 import re
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -176,5 +176,7 @@ def test_triton_is_found_whatever_its_distribution_is_called(monkeypatch: pytest
     """It is pytorch-triton or triton-rocm beside some builds of torch."""
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.9.9+rocm"))  # pyright: ignore
     assert facts_here(torch.device("cpu"))["Triton"] == "3.9.9+rocm"
-    monkeypatch.setitem(sys.modules, "triton", None)  # pyright: ignore
-    assert facts_here(torch.device("cpu"))["Triton"] == "none"
+    # there is none, or a folder of that name
+    for missing in (None, ModuleType("triton")):
+        monkeypatch.setitem(sys.modules, "triton", missing)  # pyright: ignore
+        assert facts_here(torch.device("cpu"))["Triton"] == "none"

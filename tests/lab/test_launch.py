@@ -12,7 +12,8 @@ import pytest
 import torch.distributed as dist
 
 import gradwire as gw
-from gradwire.lab.launch.launch import launch
+from gradwire.importing import imported
+from gradwire.lab.launch.launch import import_path, launch
 from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.lab.launch.runner import _following
 from gradwire.launched import is_launched
@@ -97,7 +98,13 @@ def test_a_checkout_in_the_working_folder_is_not_taken_for_the_package(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RankFailed, match="No module named shadow"):
         launch(["-m", "shadow"], 1, timeout_s=60)
-    monkeypatch.syspath_prepend(tmp_path)
+    # nor where a module beside it is named, which has that folder come first here
+    (tmp_path / "gradwire").mkdir()
+    (tmp_path / "shadow.py").write_text("def make(): pass")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    imported("shadow:make")
+    assert sys.path[0] == str(tmp_path)
+    assert import_path().split(os.pathsep) == [*sys.path[1:], str(tmp_path)]
     launch(["-m", "shadow"], 1, timeout_s=60)
 
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyroute2.netlink.exceptions import NetlinkError
 
 from gradwire.lab.launch.launch import launch
 from gradwire.lab.network import network_process
@@ -258,6 +259,20 @@ def test_only_an_error_of_rights_says_that_rights_are_missing(code: int | None, 
     with pytest.raises(NetworkUnavailable) as refused:
         network.counters()
     assert (str(refused.value) != "no emulated network: it failed") == advised
+
+
+@pytest.mark.parametrize(("error", "code"), [(OSError(), None), (OSError(1, "no"), 1), (NetlinkError(28, "no"), 28)])
+def test_its_process_answers_whatever_fails(
+    error: Exception, code: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(self: object) -> None:
+        raise error
+
+    monkeypatch.setattr(network_process.Bridge, "traffic", fail)
+    monkeypatch.setattr(network_process, "requests", lambda owner: [["traffic"]])
+    monkeypatch.setattr(sys, "argv", ["", "1"])
+    network_process.main()
+    assert json.loads(capsys.readouterr().out)["code"] == code
 
 
 def test_its_process_serves_its_owner_alone_where_python_lacks_pidfd_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,10 @@ from gradwire.importing import imported, named
 from gradwire.lab.catalogue import catalogue
 from gradwire.lab.configuration import parse
 from gradwire.lab.doctor import training_step
+from gradwire.lab.launch.rank_job import Log, Peers, Spec
+from gradwire.lab.launch.runner import _Joined
 from gradwire.lab.workloads import UserModel
+from gradwire.lab.workloads.make_task import make_task
 from tests.support.cases import CASES
 from tests.support.warm import program
 
@@ -216,6 +219,52 @@ def test_the_generator_of_gpus_is_left_to_the_training(monkeypatch: pytest.Monke
     task.held_out_batch(torch.tensor([0]))
     training_step._model()
     assert not seeded
+
+
+GPU = torch.Generator().manual_seed(7)
+"""In place of a GPU's."""
+
+
+def drawn_on_a_gpu():
+    model, batches, loss = make()
+    torch.nn.init.uniform_(model.weight, generator=GPU)
+    return model, batches, loss
+
+
+def test_a_model_that_is_made_on_a_gpu_follows_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = {
+        "is_initialized": lambda: True,
+        "current_device": lambda: 0,
+        "get_rng_state": lambda device: GPU.get_state(),
+        "set_rng_state": lambda state, device: GPU.set_state(state),
+        "manual_seed": GPU.manual_seed,
+    }
+    for name, call in calls.items():
+        monkeypatch.setattr(torch.cuda, name, call)
+    before = GPU.get_state()
+    task = UserModel(function=named(drawn_on_a_gpu))
+    first, again, other = (task.build_model(seed).weight for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(GPU.get_state(), before)
+
+
+def with_a_generator():
+    generator = torch.Generator()
+    return parts(lambda rank, world: torch.utils.data.DataLoader(torch.arange(64), shuffle=True, generator=generator))
+
+
+def test_jobs_of_one_process_draw_as_in_processes_of_their_own(tmp_path: Path) -> None:
+    drawn = list[torch.Tensor]()
+
+    def job(spec: Spec, peers: Peers, log: Log) -> None:
+        batches = make_task(spec.task, spec.options).batches(peers.rank, peers.world, 0)
+        drawn.append(torch.cat(list(islice(batches, 64))))
+
+    runner = _Joined(Peers(0, 1, torch.device("cpu"), gw.SizeRecorder(world=1)))
+    for _ in range(2):
+        runner.run(job, Spec(task="own", options=[f"function={named(with_a_generator)}"]), tmp_path / "lines", print)
+    assert torch.equal(*drawn)
 
 
 def generated():

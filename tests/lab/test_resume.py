@@ -49,7 +49,7 @@ step = job._Training._step
 
 def run(spec, peers, stop_after=None):
     lines, done = [], []
-    own._first.cache_clear()  # as in a new process
+    own.begin_anew()  # as in a new process
     def counted(training, batch):
         if len(done) == stop_after:
             raise Stopped
@@ -125,6 +125,7 @@ def make():
 LOADERS = {
     "torch's generator": "DataLoader(Noisy(), batch_size=2, shuffle=True)",
     "its own": "DataLoader(Noisy(), batch_size=2, shuffle=True, generator=generator)",
+    "of a graph": "(each[:, None] + torch.rand(4, requires_grad=True) for each in torch.randperm(14).split(2))",
     "at once": "(each[:, None] + torch.rand(4) for each in torch.randperm(14).split(2))",
 }
 
@@ -332,7 +333,8 @@ def test_a_checkpoint_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint-5" / "rank-1.pt"
     path.write_bytes(path.read_bytes()[:200])
     said = rf"^{path} cannot be read \(.*\); start this run anew, without --resume$"
-    with pytest.raises(ValueError, match=said):
+    # which the command line tells in one line where it is a rank
+    with pytest.raises(OSError, match=said):
         checkpoints.read(tmp_path, 5, "rank-1")
 
 

@@ -95,13 +95,13 @@ class DistributedRounds:
         own = state[self._own]
         progress, inner = dict[str, Any](), dict[str, Any]()
 
-        def check() -> dict[str, str]:
+        def more_facts() -> dict[str, str]:
             progress.update(self._progress(shared, own))
             inner.update(self._optimizer_state("inner", own, self._held(rounds.inner)))
-            return rounds.check(progress, inner)
+            return rounds.facts(progress, inner)
 
         # all ranks meet, check all of it, and load memories; then rounds, and this replica's parameters
-        rounds.runtime.load_state_dict(self._memory.part(state[MEMORY]), check)
+        rounds.runtime.load_state_dict(self._memory.part(state[MEMORY]), more_facts)
         rounds.resume(progress, inner)
         for name, parameter in self._of("parameter", own).items():
             self._local[name].copy_(parameter)

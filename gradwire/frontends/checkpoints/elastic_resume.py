@@ -7,7 +7,7 @@ from gradwire.checkpoint import GROUP, Exported, StateDict, Unpacked, pack, unpa
 from gradwire.compressors.context import SHARED
 from gradwire.frontends.handle import Handle
 from gradwire.plans import Plan
-from gradwire.runtime.plan.controller_state import keep_collectives, origin_of
+from gradwire.runtime.plan.controller_state import mark_collectives_kept, origin_of
 
 
 def without_memories(state: StateDict) -> StateDict:
@@ -50,7 +50,7 @@ def go_on(
     if handle.controlled and "origin" in first.job:
         handle.replan(origin_of(first.job))
         # and keeps the collectives that it had among other ranks
-        keep_collectives(first.job)
+        mark_collectives_kept(first.job)
     elif plan != handle.plan:
         handle.replan(plan)
     # the common state, with the memories that each has kept

@@ -261,10 +261,10 @@ class Rounds:
     def load_state_dict(self, state: Mapping[str, Any], inner: dict[str, Any]) -> None:
         """Goes on from what `state_dict` returned, and from a state of the inner optimizer. Raises ValueError, on all
         ranks, and nothing has changed, where one of them cannot."""
-        self.runtime.load_state_dict(state.get("memory", {}), partial(self.check, state, inner))
+        self.runtime.load_state_dict(state.get("memory", {}), partial(self.facts, state, inner))
         self.resume(state, inner)
 
-    def check(self, progress: Mapping[str, Any], inner: Mapping[str, Any]) -> dict[str, str]:
+    def facts(self, progress: Mapping[str, Any], inner: Mapping[str, Any]) -> dict[str, str]:
         """What must be equal on all ranks of a `progress`. Raises ValueError for it and for an inner optimizer's state
         where this cannot go on from them."""
         check_progress(progress, self.anchors, self.fragments, self.schedule)

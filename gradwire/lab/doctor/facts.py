@@ -35,9 +35,9 @@ def _versions() -> Facts:
 
 
 def _triton() -> str:
-    # the module: its distribution may be pytorch-triton or triton-rocm
+    # the module: its distribution may be pytorch-triton or triton-rocm; a mere folder has no version
     try:
-        return import_module("triton").__version__
+        return getattr(import_module("triton"), "__version__", NONE)
     except ImportError:
         return NONE
 

@@ -12,7 +12,7 @@ from torch.optim import SGD
 from gradwire.frontends.attach import attach
 from gradwire.lab.doctor.findings import Finding
 from gradwire.lab.doctor.site import Site
-from gradwire.lab.random_state import RandomState
+from gradwire.lab.random_state import seeded
 from gradwire.ops.host import synchronize
 from gradwire.runtime.replicas import differences
 from gradwire.transports import Mesh
@@ -95,5 +95,5 @@ def _backward(ddp: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
 
 def _model() -> nn.Module:
     """The same on all ranks; leaves torch's random numbers as they were."""
-    with RandomState(0).used():
+    with seeded(0):
         return nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, 10))

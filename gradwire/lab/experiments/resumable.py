@@ -13,7 +13,6 @@ from gradwire.lab.results import Record, read_lines
 
 FILE = "comparison.json"
 METRICS = "metrics.jsonl"
-ANEW = "start this run anew, without --resume"
 
 
 def keep(folder: Path, comparison: Comparison, cluster: LabCluster) -> None:
@@ -40,7 +39,7 @@ def kept(folder: Path) -> tuple[Comparison, LabCluster]:
         return comparison, LabCluster(comparison.ranks, link_of(data["link"]), data["device"], comparison.shard)
     except (AttributeError, KeyError, TypeError) as error:
         why = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path} does not say what to resume ({why}); {ANEW}") from error
+        raise ValueError(f"{path} does not say what to resume ({why}); {checkpoints.ANEW}") from error
 
 
 def begun_in(folder: Path) -> Path:
@@ -55,7 +54,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text()))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); {ANEW}") from error
+        raise ValueError(f"{path} cannot be read ({error}); {checkpoints.ANEW}") from error
 
 
 def records_kept(home: Path) -> list[Record]:

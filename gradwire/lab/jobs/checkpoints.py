@@ -13,6 +13,7 @@ from gradwire import atomic_file
 from gradwire.atomic_file import save, sync
 
 SHARED = "shared"
+ANEW = "start this run anew, without --resume"
 _FOLDER = re.compile(r"checkpoint-(\d+)")
 
 
@@ -23,8 +24,12 @@ def write(home: Path, step: int, part: str, state: dict[str, Any]) -> None:
 
 
 def read(home: Path, step: int, part: str) -> dict[str, Any]:
-    """Reads one file, its tensors to the CPU. Raises ValueError, with its path, if it cannot be read."""
-    return atomic_file.read(_path(home, step, part), "start this run anew, without --resume")
+    """Reads one file, its tensors to the CPU. Raises OSError, with its path, if it cannot be read."""
+    try:
+        return atomic_file.read(_path(home, step, part), ANEW)
+    except ValueError as error:
+        # of which the command line makes one line, also where it is a rank
+        raise OSError(error) from error
 
 
 def newest(home: Path) -> int:

@@ -19,21 +19,13 @@ from gradwire.lab.configuration import Configuration
 from gradwire.lab.jobs.precision import MixedPrecision
 from gradwire.lab.jobs.sharded import gather_into, mesh_of, sharded
 from gradwire.lab.launch.rank_job import Peers
+from gradwire.lab.rate import Rate
 from gradwire.lab.results import Totals
 from gradwire.lab.torch_hooks import Share
 from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.to_device import to_device
 from gradwire.plans import Plan
 from gradwire.runtime.stats import Stats
-
-
-class Rate:
-    """A scheduler's interface to the learning rate of an optimizer that is made later; 0 without one."""
-
-    optimizer: Optimizer | None = None
-
-    def get_last_lr(self) -> list[float]:
-        return [self.optimizer.param_groups[0]["lr"] if self.optimizer else 0.0]
 
 
 class MeasuredModel:

@@ -1,7 +1,6 @@
 """A rank's training job: one configuration on one task."""
 
 from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -21,6 +20,7 @@ from gradwire.lab.models import lstm
 from gradwire.lab.results import TRAINING_LOSS
 from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.make_task import make_task
+from gradwire.lab.workloads.to_device import copied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +126,9 @@ class _Training:
 
     def _resume(self, step: int, batches: Iterator[Any]) -> Iterator[Any]:
         """Takes over the checkpoint of `step`; returns the batches from there on, all of them."""
-        # the discarded step's batch is the next one's too: what holds a generator of its own was not asked twice
+        # the next step's batch is the discarded one's too, so that none is drawn for that
         first = next(batches)
-        self._lay_out(deepcopy(first))
+        self._lay_out(copied(first))
         # the shared file and this rank's own
         home, handle = Path(self.spec.home), self.replica.handle
         shared, own = (checkpoints.read(home, step, part) for part in (checkpoints.SHARED, f"rank-{self.peers.rank}"))

@@ -18,6 +18,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext
 from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+import gradwire
 from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.lab.network import nsenter
 from gradwire.lab.network.network import Network
@@ -89,8 +90,13 @@ def arguments(argv: list[str], network: Network | None, host: int) -> tuple[str,
 
 def import_path() -> str:
     """PYTHONPATH for ranks: they import what this process can, such as a user's model beside the script that was
-    started."""
-    return os.pathsep.join(path or os.getcwd() for path in sys.path)
+    started. Folders with another `gradwire` come last: parts of the user's may be named in a checkout's folder."""
+    own = [Path(folder).resolve() for folder in gradwire.__path__]
+
+    def has_another(path: str) -> bool:
+        return (there := Path(path, "gradwire")).is_dir() and there.resolve() not in own
+
+    return os.pathsep.join(sorted((path or os.getcwd() for path in sys.path), key=has_another))
 
 
 def _meeting_place(network: Network | None, store: TCPStore | None) -> dict[str, str]:

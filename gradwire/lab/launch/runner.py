@@ -13,6 +13,7 @@ from gradwire.lab.launch.launch import launch
 from gradwire.lab.launch.rank_job import Log, Peers, Spec, meet
 from gradwire.lab.network.network import Network
 from gradwire.lab.results import append, read_lines
+from gradwire.lab.workloads import own
 from gradwire.launched import is_launched
 
 Job = Callable[[Any, Peers, Log], None]
@@ -66,6 +67,8 @@ class _Joined(Runner):
             append(lines, line)
             follow(line)
 
+        # as in the fresh processes that the other runner starts
+        own.begin_anew()
         job(spec, self.peers, log if self.leads else lambda line: None)
 
     def agreed(self, folder: Path) -> Path:

@@ -168,7 +168,7 @@ def main() -> None:
             # one answer for each request, so that the caller never waits in vain
             answer = {"result": getattr(bridge, method)(*arguments)}
         except (OSError, NetlinkError) as error:
-            answer = {"error": str(error), "code": error.args[0]}
+            answer = {"error": str(error), "code": getattr(error, "errno", None) or getattr(error, "code", None)}
         print(json.dumps(answer), flush=True)
 
 

@@ -20,7 +20,7 @@ def cached(
     """The arrays that `make` makes of `files`, mapped into memory; `name` has all else that they depend on.
 
     They are made anew when a file's size or time changes, and lie below $XDG_CACHE_HOME/gradwire,
-    by default ~/.cache/gradwire. Where they cannot be kept, they are made by each run, with a warning."""
+    by default ~/.cache/gradwire. Where they cannot be kept, they are made by each process, with a warning."""
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     home = _cache() / f"{name.partition(' ')[0]}-{sha256(repr((name, stats)).encode()).hexdigest()[:16]}"
     # made once, by the first rank that needs them
@@ -30,7 +30,8 @@ def cached(
             _keep(home, arrays)
         except OSError as error:
             warn(
-                f"arrays are made anew by each run: {error}; set XDG_CACHE_HOME to a folder to keep them", stacklevel=2
+                f"arrays are made anew by each process: {error}; set XDG_CACHE_HOME to a folder to keep them",
+                stacklevel=2,
             )
             return {name: torch.from_numpy(array) for name, array in arrays.items()}
     # copy-on-write: torch wants memory that may be written to

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from gradwire.importing import imported
-from gradwire.lab.random_state import RandomState, mixed
+from gradwire.lab.random_state import RandomState, mixed, seeded
 from gradwire.lab.results import TRAINING_LOSS
 from gradwire.lab.workloads.task import Task
 
@@ -134,10 +134,17 @@ class UserModel(Task):
         return super().figures(sums) if self._made.held_out else {}
 
 
+def begin_anew() -> None:
+    """Has functions called again, as in a new process: what generators of their own a job has drawn from is not seen
+    by the next."""
+    _first.cache_clear()
+    _held_out.cache_clear()
+
+
 @cache
 def _first(function: str) -> UserParts:
     """The result from which batches and loss are taken; models are made anew."""
-    with RandomState(0).used():
+    with seeded(0):
         return _make(function)
 
 

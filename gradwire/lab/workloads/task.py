@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from gradwire.lab.random_state import RandomState
+from gradwire.lab.random_state import seeded
 from gradwire.lab.workloads.to_device import to_device
 
 Batch = tuple[Tensor, Tensor]
@@ -50,7 +50,7 @@ class Task(ABC):
 
     def build_model(self, seed: int) -> nn.Module:
         """A fresh model, the same on every rank for the same seed; torch's generators are left as they were."""
-        with RandomState(seed).used():
+        with seeded(seed):
             return self._module()
 
     def parameters(self) -> int:

@@ -120,7 +120,7 @@ def _unbuilt() -> str:
     """Why there is no library."""
     checkout = Path(package.__file__).parents[3]
     if (checkout / "native" / "gradwire.h").is_file():
-        return f"this is the checkout {checkout}; make .venv/.dev builds it, other folders have the installed one"
+        return f"this is the checkout {checkout}, where none was built: make .venv/.dev does, with a C++ compiler"
     return "there was no C++ compiler, or this is the wheel for any platform"
 
 

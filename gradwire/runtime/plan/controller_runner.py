@@ -33,9 +33,9 @@ from gradwire.ops.vectors import Scalar
 from gradwire.plans import Group, Plan
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.plan.controller_state import (
+    collectives_are_kept,
     controller_state,
     decided_of,
-    keeps_collectives,
     load_controller,
     origin_of,
     plan_of,
@@ -102,7 +102,7 @@ class ControllerRunner:
 
     def begin_anew(self) -> None:
         """Has no decision, and a plan that is made among these ranks."""
-        self.decided, self._made_for = None, self._mesh.replica.world
+        self.decided, self._ranks_of_defaults = None, self._mesh.replica.world
 
     def forget(self) -> None:
         """Drops what was seen in the last steps: they are of another plan or state than those that follow."""
@@ -212,14 +212,14 @@ class ControllerRunner:
         """The controller's part of a state, by the plan in force and the one that it was made from."""
         assert self.controller is not None
         # a decision of the last step is not in force yet: it is kept too
-        return controller_state(self.controller, plan, origin, self._made_for, native, self.decided)
+        return controller_state(self.controller, plan, origin, self._ranks_of_defaults, native, self.decided)
 
     def load(self, state: Mapping[str, Tensor]) -> Plan:
         """Takes over what `export` returned, once the controller has begun with its `origin_of`; returns the plan that
         was in force."""
         assert self.controller is not None
         load_controller(self.controller, state)
-        self.decided, self._made_for = decided_of(state), ranks_of(state) or self._mesh.replica.world
+        self.decided, self._ranks_of_defaults = decided_of(state), ranks_of(state) or self._mesh.replica.world
         # a rank that decides otherwise after the resume reads rank 0's decision from here
         if self.decided is not None and self._mesh.rank == 0:
             self._mesh.store.set(self._key(), change_to_json(self.decided))
@@ -236,7 +236,7 @@ class ControllerRunner:
         assert self.controller is not None
         here = self._mesh.replica.world
         ranks = ranks_of(state) or here
-        if ranks == here or keeps_collectives(state):
+        if ranks == here or collectives_are_kept(state):
             return state
         return with_plans(state, self.controller.for_these_ranks(ranks, origin_of(state), own), here)
 

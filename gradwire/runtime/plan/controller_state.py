@@ -53,12 +53,12 @@ def ranks_of(state: ControllerState) -> int | None:
     return None if number is None else int(text_of(number))
 
 
-def keeps_collectives(state: ControllerState) -> bool:
+def collectives_are_kept(state: ControllerState) -> bool:
     """Whether the plans keep these communicators among any number of ranks."""
     return "kept replicas" in state
 
 
-def keep_collectives(state: dict[str, Tensor]) -> None:
+def mark_collectives_kept(state: dict[str, Tensor]) -> None:
     """Has the plans keep their communicators where the state is loaded, among however many ranks."""
     if "replicas" in state:
         state["kept replicas"] = state.pop("replicas")

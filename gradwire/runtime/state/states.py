@@ -75,16 +75,16 @@ class States:
         return gather(own, self._slots, self._mesh, self._agreement, self._steps.executor.device)
 
     def read(
-        self, state: checkpoint.StateDict, check: Callable[[], Mapping[str, str]]
+        self, state: checkpoint.StateDict, more_facts: Callable[[], Mapping[str, str]]
     ) -> tuple[checkpoint.Unpacked, Held]:
         """This rank's part of a state that all ranks load together, and what any of them loads; changes nothing yet.
-        Raises ValueError, on all ranks, where one of them cannot load it, or what `check` looks at, or where their
-        states do not belong together, also in the facts that `check` returns."""
+        Raises ValueError, on all ranks, where one of them cannot load it, or `more_facts` raises it, or where their
+        states do not belong together, also by these facts."""
         # loading is tried: a controller that has loaded is put back where ranks disagree
         before, read = self._plans.export(), list[checkpoint.Unpacked]()
 
         def facts() -> Mapping[str, str]:
-            others = check()
+            others = more_facts()
             whole = checkpoint.unpack(state)
             own = whole.of_rank(self._mesh.rank, self._mesh.ranks, self._options.rounds)
             own.check(self._slots, self._options.others)

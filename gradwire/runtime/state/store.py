@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradwire.checkpoint import GROUP
 from gradwire.communicators import AllGather
-from gradwire.compressors import GroupState, MultiLevel, SlotState
+from gradwire.compressors import GroupState, SlotState
 from gradwire.compressors.context import SHARED
 from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import GradientSplit
@@ -135,9 +135,9 @@ class Store:
         own.load(self._group_tensors[members[0]])
         if before:  # the same slots
             before.forget_views()
-            # what another compressor needs is not this one's; factors change often, and share their buffers
-            kinds_of_both = {type(before.group.compressor), type(group.compressor)}
-            if before.group.compressor != group.compressor and kinds_of_both != {MultiLevel}:
+            # what another compressor needs is not this one's
+            old, new = before.group.compressor, group.compressor
+            if old != new and not (new.shares_buffers and type(old) is type(new)):
                 before.buffers.clear()
             return replace(before, group=group, kinds=kinds, parts=parts, slot_state=small, group_state=own)
         split = GradientSplit.by_slot(Layout(tuple(self.slots[i] for i in members)))
