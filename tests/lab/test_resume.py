@@ -284,7 +284,7 @@ def test_a_run_is_resumed_where_it_was_begun_from_any_folder(tmp_path: Path, mon
     begun, other = tmp_path / "begun", tmp_path / "other"
     (begun / "runs").mkdir(parents=True)
     other.mkdir()
-    (begun / "begun.py").write_text(OWN)
+    (begun / "begun.py").write_text(OWN.replace("LOADER", LOADERS["its own"]))
     resumed: list[tuple[Path, Path, Comparison]] = []
     monkeypatch.setattr(train_command, "compare_in", lambda to, what, *_: resumed.append((Path.cwd(), to, what)))
     with chdir(begun):
