@@ -157,7 +157,7 @@ def test_the_command_of_a_row_starts_the_ranks_of_each_host(
     per_host: int, started: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It asked for all of them on one host."""
-    told = {"RANK": 0, "WORLD_SIZE": 8, "LOCAL_WORLD_SIZE": per_host, "MASTER_ADDR": "gpu07"}
+    told = {"RANK": 0, "WORLD_SIZE": 8, "LOCAL_WORLD_SIZE": per_host, "MASTER_ADDR": "gpu07", "MASTER_PORT": 29500}
     for name, value in told.items():
         monkeypatch.setenv(name, str(value))
     command = Setup(model="lstm", ranks=8, link="real").command("bf16", TIMING_OPTIONS)
