@@ -192,7 +192,7 @@ def test_a_suite_runs_on_ranks_that_were_started_beforehand_over_their_own_netwo
 def test_a_model_that_the_machine_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_setup.os, "sysconf", lambda name: 1 << 16)
     setup = Setup(model="lstm", ranks=32)
-    said = r"lstm with 66 M parameters on 32 ranks needs over 39 GiB, this machine has 4: take .* or --layers$"
+    said = r"lstm with 66 M parameters on 32 ranks needs over 39 GiB, there are 4 here: take .* or --layers$"
     with pytest.raises(ValueError, match=said):
         setup.cluster("cpu")
     with monkeypatch.context() as patch:
