@@ -16,7 +16,7 @@ from gradwire import communicators, compressors, controllers, memories
 from gradwire.communicators import Communicator
 from gradwire.compressors import Codec, Compressor
 from gradwire.controllers import Controller
-from gradwire.importing import named
+from gradwire.importing import name_of_part
 from gradwire.memories import Memory
 from gradwire.options import check_type, dtype_name, dtype_of, one_line
 from gradwire.unknown import unknown
@@ -84,7 +84,7 @@ def text_of(value: Any) -> str:
     if not isinstance(value, Compressor | Memory | Communicator | Controller):
         raise ValueError(f"{one_line(value)} is no configuration; pass a compressor, such as gw.TopK(0.01), or a text")
     check_options(cls, cls.__name__)
-    name = cls.__name__.lower() if cls in exported(object).values() else named(cls)
+    name = cls.__name__.lower() if cls in exported(object).values() else name_of_part(cls)
     parts = _parts(value)
     return name + (f":{','.join(parts)}" if parts else "")
 

@@ -1,5 +1,7 @@
 """Functions and classes of the user's, by a name with which every rank can import them."""
 
+import os
+import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -9,7 +11,12 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import quote, unquote
 
+_PLAIN = r"\w./~-"
+"""What stands for itself in the place of a part in a configuration; %20 is a space."""
+PART = rf"(?P<name>(?P<module>[%{_PLAIN}]+):(?P<cls>[A-Za-z_]\w*))(:(?P<arguments>.*))?"
+"""A pattern for a part of a user's own in a configuration, such as my.module:MyCodec:0.01."""
 _FILES: dict[str, Path] = {}
 """By the name of a module that was imported from a file, that file."""
 
@@ -46,6 +53,18 @@ def named(thing: Callable[..., Any]) -> str:
     return f"{place}:{name}"
 
 
+def imported_part(name: str) -> Callable[..., Any]:
+    """The class that a configuration names. Raises ValueError as `imported` does."""
+    return imported(unquote(name, errors="surrogateescape"))
+
+
+def name_of_part(cls: Callable[..., Any]) -> str:
+    """The name of a class that `imported_part` reads: characters that have a meaning in configurations, or to a shell,
+    are written as in addresses. Raises ValueError as `named` does."""
+    place, name = module_and_name(named(cls))
+    return f"{re.sub(f'[^{_PLAIN}]', lambda found: quote(found[0], errors='surrogateescape'), place)}:{name}"
+
+
 def place_of(thing: Callable[..., Any]) -> Path | str | None:
     """The module in which a function or a class is; the file of one that belongs to a script."""
     module = getattr(thing, "__module__", None) or ""
@@ -75,7 +94,7 @@ def _module(text: str) -> ModuleType:
 def _of_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ValueError(f"no file {path}")
-    name = f"{path.stem}_{sha256(str(path).encode()).hexdigest()[:8]}"
+    name = f"{path.stem}_{sha256(os.fsencode(path)).hexdigest()[:8]}"
     spec = spec_from_file_location(name, path)
     assert spec
     assert spec.loader

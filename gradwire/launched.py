@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Mapping, MutableMapping
 
+_PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+))?")
 # an array's jobs, numbered one after another, may share a host
 _PORTS_BETWEEN_STEPS = 997
@@ -20,6 +21,20 @@ def is_launched() -> bool:
     if in_a_step and int(tasks := _tasks_of_step(os.environ)) > 1:
         _translate_slurm(os.environ, tasks)
     return {"RANK", "WORLD_SIZE"} <= os.environ.keys()
+
+
+def started() -> tuple[int, int]:
+    """This rank and the number of ranks, of those that were launched. Raises ValueError, naming it, for a variable of
+    torch's env:// that is missing, or no number."""
+    for name in _PLACE:
+        if (value := os.environ.get(name)) is None:
+            raise ValueError(f"{name} is not set: start ranks with torchrun, or set {', '.join(_PLACE)}")
+        if name != "MASTER_ADDR" and not value.isdecimal():
+            raise ValueError(f"{name}={value!r} is no number: start ranks with torchrun, or set {name} to one")
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if rank >= world:
+        raise ValueError(f"RANK={rank} is none of {world} ranks, which are 0 to {world - 1}: set WORLD_SIZE to all")
+    return rank, world
 
 
 def gpu_of_rank(gpus: int) -> int:

@@ -2,7 +2,8 @@
 
 A compressor with its options, then memory, communicator and controller in any order, each of which may be left out;
 after `@` which tensors travel together: `25mb` of gradient at most, `4` groups, or `hybrid`. A part of a user's own is
-written `my.module:MyCodec` or `file.py:MyCodec`, with options as in `my.module:MyCodec:0.01`.
+written `my.module:MyCodec` or `file.py:MyCodec`, with options as in `my.module:MyCodec:0.01`; in a folder's name %20 is
+a space, %2B a +, %40 a @, as in addresses.
 """
 
 import re
@@ -15,16 +16,16 @@ from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.construct import check_options, construct, exported
 from gradwire.controllers import Controller
-from gradwire.importing import imported
+from gradwire.importing import PART, imported_part
 from gradwire.memories import Memory
 from gradwire.plans import Group, default_memory
-from gradwire.unknown import unknown
+from gradwire.unknown import unknown_part
 from gradwire.ways import CompressorWithMemory, Way
 
 AUTO = "auto"
 """In place of a compressor: the automatic plan chooses one."""
 _MEGABYTES = re.compile(r"(\d+(?:\.\d+)?)mb")
-_OWN = re.compile(r"(?P<name>(?P<module>[\w./~-]+):(?P<cls>[A-Za-z_]\w*))(:(?P<arguments>.*))?")
+_OWN = re.compile(PART)
 
 
 class Components(NamedTuple):
@@ -113,7 +114,8 @@ def read_grouping(text: str) -> groups.Grouping:
         return groups.of(count=int(text))
     if text.isdecimal():
         raise ValueError(f"@{text} is no grouping: write @0mb for every tensor by itself, or @1 for one group")
-    raise ValueError(f"@{text} is no grouping: write @25mb for up to 25 MB a group, @4 for 4 groups, or @hybrid")
+    words = f"@{text} is no grouping: write @25mb for up to 25 MB a group, @4 for 4 groups, or @hybrid"
+    raise ValueError(words + ("; an @ in a folder's name is %40" if "/" in text else ""))
 
 
 def _make(kind: str, text: str, bases: tuple[type[Any], ...], also: Sequence[str] = ()) -> Any:
@@ -123,7 +125,7 @@ def _make(kind: str, text: str, bases: tuple[type[Any], ...], also: Sequence[str
     name, colon, arguments = text.partition(":")
     classes = {name: cls for base in bases for name, cls in exported(base).items()}
     if name not in classes:
-        raise unknown(kind, name, [*classes, *also])
+        raise unknown_part(kind, name, [*classes, *also])
     return construct(classes[name], _cut(arguments if colon else None), name)
 
 
@@ -133,7 +135,7 @@ def _cut(arguments: str | None) -> list[str]:
 
 def _own_class(kind: str, name: str, bases: tuple[type[Any], ...]) -> type[Any]:
     """A user's class. Raises ValueError for one of another kind, and for one that is no dataclass."""
-    cls = imported(name)
+    cls = imported_part(name)
     if not (isclass(cls) and issubclass(cls, bases)):
         raise ValueError(f"{name} is no {kind}: name a subclass of {' or '.join(f'gw.{b.__name__}' for b in bases)}")
     check_options(cls, name)

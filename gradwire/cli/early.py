@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import typer
 
+from gradwire.importing import PART
 from gradwire.lab.names import (
     AUTO,
     DDP,
@@ -24,11 +25,10 @@ from gradwire.lab.names import (
 )
 from gradwire.lab.network.link import Link, link_of
 from gradwire.report.report_files import BESIDE
-from gradwire.unknown import unknown
+from gradwire.unknown import unknown, unknown_part
 
 V = TypeVar("V")
-_OWN = re.compile(r"[\w./~-]+:[A-Za-z_]\w*(:.*)?")
-"""Perhaps a part of a user's own, such as my.module:MyCodec."""
+_OWN = re.compile(PART)
 
 
 def early(check: Callable[[V], object]) -> Callable[[V | None], V | None]:
@@ -113,7 +113,7 @@ def _check_named(kind: str, name: str, known: Sequence[str]) -> None:
 
 def _check(kind: str, part: str, known: Sequence[str]) -> None:
     if _name(part) not in known and not _name(part).startswith("torch-") and not _OWN.fullmatch(part):
-        raise unknown(kind, _name(part), known)
+        raise unknown_part(kind, _name(part), known)
 
 
 def _name(part: str) -> str:

@@ -9,7 +9,7 @@ from signal import SIG_DFL, SIGHUP, SIGTERM, getsignal, signal
 import typer
 
 from gradwire.cli.commands import app
-from gradwire.cli.plain import spell_out
+from gradwire.cli.plain import open_closed, spell_out
 from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.lab.network.network import NetworkUnavailable
 
@@ -17,8 +17,11 @@ from gradwire.lab.network.network import NetworkUnavailable
 def run(arguments: list[str] | None) -> int:
     """Runs a command, without one `--help`; returns its exit code."""
     wanted = sys.argv[1:] if arguments is None else arguments
+    open_closed()
     if empty := _empty(wanted):
         return _fail(f"{empty} is empty: give a value, or leave it out", 2)
+    if unreadable := _unreadable(wanted):
+        return _fail(f"{unreadable} is not UTF-8, which reports are: name it anew, or give a link to it, by ln -s", 2)
     # run it, and turn errors into one line and an exit code
     spell_out()
     with _ended_in_order():
@@ -40,6 +43,12 @@ def _empty(arguments: list[str]) -> str | None:
         if argument.startswith("--") and argument.endswith("="):
             return argument[:-1]
     return None
+
+
+def _unreadable(arguments: list[str]) -> str | None:
+    """The first of the arguments with bytes that are no text, which it shows as \\xe9; None where all are text."""
+    shown = {each: each.encode(errors="surrogateescape").decode(errors="backslashreplace") for each in arguments}
+    return next((text for argument, text in shown.items() if text != argument), None)
 
 
 def _without_links(arguments: list[str]) -> str:

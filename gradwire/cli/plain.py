@@ -1,11 +1,21 @@
-"""Plainer characters, for an output that cannot show all, as in ASCII."""
+"""Standard streams: plainer characters for an output that cannot show all, as in ASCII, and none that is closed."""
 
 import codecs
+import os
 import sys
 from contextlib import suppress
 from typing import Any
 
 _PLAIN = {"×": "x", "µ": "u", "·": "*", "≤": "<=", "≥": ">=", "±": "+-", "²": "^2", "ᵀ": "^T", "…": "..."}
+
+
+def open_closed() -> None:
+    """What was closed, as by `>&-`, goes nowhere: else the next file that is opened would get its number, here and in
+    ranks."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, nowhere := open(os.devnull, mode))  # noqa: SIM115
+            os.set_inheritable(nowhere.fileno(), True)
 
 
 def spell_out() -> None:

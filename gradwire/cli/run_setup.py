@@ -13,16 +13,17 @@ from typing import Any
 
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.network.link import LOOPBACK, REAL, link_of
-from gradwire.launched import is_launched
+from gradwire.launched import is_launched, started
 
 _FULL_BYTES = 1 << 20
 """Less than this is a full disk."""
 
 
 def ranks_of(hosts: int | None, shard: int = 1) -> int:
-    """The number of ranks, `shard` to a host: those that run already, or by default 2 hosts."""
+    """The number of ranks, `shard` to a host: those that run already, or by default 2 hosts. Raises ValueError where
+    those cannot find each other."""
     if hosts is None and is_launched():
-        return int(os.environ["WORLD_SIZE"])
+        return started()[1]
     return (2 if hosts is None else hosts) * shard
 
 

@@ -10,7 +10,7 @@ from gradwire.communicators import Communicator
 from gradwire.compressors import Cast, Compressor, LowRank, Selective
 from gradwire.construct import check_options, exported, options_of
 from gradwire.controllers import Controller
-from gradwire.importing import imported
+from gradwire.importing import imported_part
 from gradwire.lab.experiments.presets import PRESETS
 from gradwire.lab.experiments.suites import SUITES
 from gradwire.lab.local import LocalStepsSpec
@@ -97,7 +97,7 @@ def found(name: str) -> list[tuple[str, CatalogueEntry]]:
 
 
 def _own(name: str) -> tuple[str, CatalogueEntry]:
-    cls = imported(name)
+    cls = imported_part(name)
     for kind, base in _KINDS.items():
         if inspect.isclass(cls) and issubclass(cls, base):
             check_options(cls, name)

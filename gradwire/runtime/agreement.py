@@ -9,7 +9,6 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-import gradwire
 from gradwire.controllers import Controller
 from gradwire.ops import native
 from gradwire.ops.backend import backend_for, compiled_on
@@ -19,6 +18,7 @@ from gradwire.plans import Plan, sizes_follow_from_shapes
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.meeting import Disagreement, Facts, Meeting, disagreement
 from gradwire.slots import Layout, Slot
+from gradwire.sources import version
 from gradwire.transports import Mesh
 
 FACTORS = (8, 97), (20, 110), (8, 4100), (40, 120)
@@ -43,7 +43,7 @@ class Agreement:
             "parameters": {slot.name: f"{slot.shape} {slot.dtype} with strides {slot.strides}" for slot in slots},
             "what the model holds": {repr(name): value for name, value in options.values.items()},
         }
-        own = {"Gradwire's version": gradwire.__version__, "device": kind_of(device), "seed": str(options.seed)}
+        own = {"Gradwire's version": version(), "device": kind_of(device), "seed": str(options.seed)}
         self._facts = {**own, **options.facts}
         self.replicas = mesh.replica.world
 

@@ -24,6 +24,7 @@ from gradwire.controllers.requests import Profiled, ProfileRequest
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.host import computing_threads, kind_of, synchronize
 from gradwire.plans import Group
+from gradwire.process_limits import quota
 from gradwire.runtime.exchanges.exchange import GroupExchange
 from gradwire.runtime.exchanges.group_input import GroupInput
 from gradwire.runtime.exchanges.host_exchange import exchange_of
@@ -189,9 +190,13 @@ def contention(mesh: Mesh, device: torch.device) -> float:
         return 0.0
     # workers with the same boot id share this machine's cores; one that plays several ranks counts once
     machine = float(crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()))
-    mine = [machine, float(os.stat("/proc/self/ns/pid").st_ino), float(get_native_id())]
-    ranks_here = int(_table(mine, mesh, device).unique(dim=0)[:, 0].eq(machine).sum())
-    cores = len(os.sched_getaffinity(0)) / ranks_here
+    allowed, group = quota()
+    mine = [machine, float(group), float(os.stat("/proc/self/ns/pid").st_ino), float(get_native_id())]
+    workers = _table(mine, mesh, device).unique(dim=0)
+    here = workers[workers[:, 0].eq(machine)]
+    # those of one control group share its quota, too
+    in_group = int(here[:, 1].eq(float(group)).sum())
+    cores = min(len(os.sched_getaffinity(0)) / len(here), allowed / in_group)
     # threads share the cores fairly
     lost = max(0.0, 1 - max(cores, threads) / (threads + 1))
     return slowest([lost], mesh, device)[0]

@@ -6,6 +6,7 @@ import subprocess
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
+from socket import create_server, gethostname
 from types import SimpleNamespace
 
 import pytest
@@ -283,10 +284,58 @@ def test_a_demo_without_links_goes_on_and_names_no_option(
 
 
 def test_a_started_rank_takes_no_link(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    _started(monkeypatch, RANK="0", WORLD_SIZE="2")
     assert main(["train", "dense", "--link", "1gbit"]) == 2
     assert "start it by itself" in capsys.readouterr().err
+
+
+def _started(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", **variables}.items():
+        monkeypatch.setenv(name, value)
+
+
+STARTED = [
+    (["bench", "dense"], {}, "MASTER_ADDR"),
+    (["train", "dense", "--hosts", "2"], {"MASTER_ADDR": "127.0.0.1"}, "MASTER_PORT"),
+    (["plan"], {"MASTER_PORT": "29500"}, "MASTER_ADDR"),
+    (["plan", "--play", "8@1gbit"], {"WORLD_SIZE": "1"}, "MASTER_ADDR"),
+    (["bench", "--suite", "acpsgd"], {}, "MASTER_ADDR"),
+    (["doctor"], {}, "MASTER_ADDR"),
+    (["bench", "dense"], {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "2"}, "RANK=2 is none of 2"),
+    (["doctor"], {"WORLD_SIZE": "two"}, "WORLD_SIZE='two' is no number"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "variables", "named"), STARTED)
+def test_ranks_that_cannot_find_each_other_are_a_mistake(
+    arguments: list[str],
+    variables: dict[str, str],
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It was a traceback of torch's."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"gradwire: {named}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["bench", "train"])
+def test_a_store_that_cannot_be_reached_is_one_line(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        _started(monkeypatch, RANK="0", WORLD_SIZE="2", MASTER_PORT=port)
+        assert main([command, "dense"]) == 1
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "gradwire:" in line]
+    assert f"rank 0 (host {gethostname()}) cannot reach the store at 127.0.0.1:{port}: " in said
+    assert said.endswith("give all ranks one MASTER_ADDR, and a MASTER_PORT that is free")
 
 
 def test_started_ranks_neither_soak_nor_all_predict(
@@ -397,8 +446,7 @@ def test_a_file_is_looked_at_before_the_work_and_left_alone(
 def test_a_file_is_of_the_host_that_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank on a host without that folder ended, and rank 0 waited for it."""
     timed: list[object] = []
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    _started(monkeypatch, RANK="1", WORLD_SIZE="2")
     monkeypatch.setattr(bench_command, "runner", lambda cluster: nullcontext(SimpleNamespace(leads=False)))
     monkeypatch.setattr(bench_command, "time_turns", lambda *job: timed.append(job))
     assert main(["bench", "dense", "--model", "tiny-resnet18", "--json", "/nowhere/a.json"]) == 0

@@ -146,6 +146,37 @@ assert "torch" not in sys.modules
         assert message in line
 
 
+def test_an_output_that_is_closed_is_no_error(tmp_path: Path) -> None:
+    """The first file that was opened got its number; or there was no `isatty`."""
+    (tmp_path / "own.py").write_text(OWN_LIST)
+    for closed in (">&-", "<&- >&- 2>&-"):
+        command = ["bash", "-c", f'"$0" "$1" {closed}', sys.executable, str(tmp_path / "own.py")]
+        finished = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+        assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "")
+
+
+OWN_LIST = """
+import os, subprocess, sys
+from gradwire.cli import main
+code = main(["list", "residual"])
+with open(__file__) as first:
+    assert first.fileno() > 2
+child = [sys.executable, "-c", "import sys; assert None not in (sys.stdin, sys.stdout, sys.stderr)"]
+sys.exit(code or subprocess.call(child))
+"""
+
+
+@pytest.mark.parametrize("command", ["train --task digits --data", "simulate resnet50 --out", "list"])
+def test_a_name_that_is_not_text_is_refused_before_the_work(command: str) -> None:
+    """Reports are UTF-8: the training ended, and no report could be written."""
+    latin = os.fsencode("caf") + b"\xe9"
+    words = [sys.executable, "-m", "gradwire", *command.split(), latin]
+    finished = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert finished.returncode == 2
+    assert finished.stderr.startswith("gradwire: caf\\xe9 is not UTF-8")
+    assert finished.stderr.count("\n") == 1
+
+
 def test_python_m_gradwire_is_the_command() -> None:
     finished = python("-m", "gradwire", "--version")
     assert finished.stdout.startswith(f"gradwire {gradwire.__version__}, torch 2.")

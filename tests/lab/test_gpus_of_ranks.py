@@ -78,5 +78,5 @@ def test_what_gpus_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch):
 
 
 def _set(monkeypatch: pytest.MonkeyPatch, **variables: int) -> None:
-    for name, value in variables.items():
+    for name, value in {"MASTER_ADDR": "gpu07", "MASTER_PORT": 29500, **variables}.items():
         monkeypatch.setenv(name, str(value))

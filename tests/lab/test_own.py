@@ -285,8 +285,8 @@ def test_models_differ_by_seed_alone() -> None:
 
 
 def test_ranks_that_run_already_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="starts ranks of its own"):
         gw.bench(make, ["bf16"])
 

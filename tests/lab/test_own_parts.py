@@ -1,5 +1,7 @@
 """A user's own compressors, memories, communicators and controllers: as texts, as objects, and in plan files."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,10 +9,14 @@ import torch
 
 import gradwire as gw
 from gradwire.cli import main
+from gradwire.cli.early import configurations
 from gradwire.cli.scheduler_commands import candidates_of
 from gradwire.construct import text_of
+from gradwire.importing import imported
+from gradwire.lab.catalogue import found
 from gradwire.lab.configuration import parse
 from gradwire.lab.jobs.plan_job import candidate
+from gradwire.notation import read_ways
 from tests.support.outside import Halving, InTurns, Momentum, SharedScale, Truncated
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -80,6 +86,40 @@ def test_a_file_s_codec_and_its_plan_are_timed(tmp_path: Path, monkeypatch, caps
     assert main(["bench", *arguments, "--repeats", "1"]) == 0, capsys.readouterr().err
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert {"script.py:Mine:4", "plan:plan.json"} <= {row[0] for row in rows if row}
+
+
+@pytest.mark.parametrize("folder", ["my project", "a+b@4;c,d|e=f(1)", "caf\u00e9 100%25:x", os.fsdecode(b"caf\xe9")])
+def test_a_folder_may_have_any_name(folder: str, tmp_path: Path) -> None:
+    """There was no compressor of its name."""
+    (tmp_path / folder).mkdir()
+    file = tmp_path / folder / "codec.py"
+    file.write_text(SCRIPT)
+    mine = imported(f"{file}:Mine")(4)
+    text = text_of(mine)
+    assert " " not in text
+    for way in (text, f"localsteps:3+{text}+residual@25mb;dim<2={text}"):
+        configurations([way])
+        assert parse(way).compressor == mine
+    assert [candidate(each) for each in candidates_of(f"bf16,{text},topk:0.1")] == [gw.BF16(), mine, gw.TopK(0.1)]
+    assert read_ways(f"bf16|{text}") == [gw.BF16(), mine]
+    assert found(text.rpartition(":")[0])[0][1].defaults == "digits=3"
+
+
+def test_one_in_such_a_folder_is_timed(tmp_path: Path) -> None:
+    (tmp_path / "my project").mkdir()
+    file = tmp_path / "my project" / "codec.py"
+    file.write_text(SCRIPT)
+    timings = gw.bench(make, [imported(f"{file}:Mine")()], steps=1, repeats=1)
+    assert timings[1].configuration == f"{tmp_path}/my%20project/codec.py:Mine"
+
+
+@pytest.mark.parametrize("read", [parse, lambda text: configurations([text])])
+@pytest.mark.parametrize("file", ["/tmp/my project/codec.py", "/tmp/a+b/codec.py", "my codec.py"])
+def test_a_name_that_is_not_written_so_is_told(read: Callable[[str], object], file: str) -> None:
+    with pytest.raises(ValueError, match=r"is no compressor: one of your own is file.py:MyClass, with %20 for a space"):
+        read(f"{file}:Mine")
+    with pytest.raises(ValueError, match="an @ in a folder's name is %40"):
+        parse("/tmp/a@b/codec.py:Mine")
 
 
 def test_the_list_shows_one_in_depth(capsys: pytest.CaptureFixture[str]) -> None:

@@ -157,7 +157,7 @@ def test_the_command_of_a_row_starts_the_ranks_of_each_host(
     per_host: int, started: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It asked for all of them on one host."""
-    told = {"RANK": 0, "WORLD_SIZE": 8, "LOCAL_WORLD_SIZE": per_host, "MASTER_ADDR": "gpu07"}
+    told = {"RANK": 0, "WORLD_SIZE": 8, "LOCAL_WORLD_SIZE": per_host, "MASTER_ADDR": "gpu07", "MASTER_PORT": 29500}
     for name, value in told.items():
         monkeypatch.setenv(name, str(value))
     command = Setup(model="lstm", ranks=8, link="real").command("bf16", TIMING_OPTIONS)
@@ -192,7 +192,7 @@ def test_a_suite_runs_on_ranks_that_were_started_beforehand_over_their_own_netwo
 def test_a_model_that_the_machine_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_setup.os, "sysconf", lambda name: 1 << 16)
     setup = Setup(model="lstm", ranks=32)
-    said = r"lstm with 66 M parameters on 32 ranks needs over 39 GiB, this machine has 4: take .* or --layers$"
+    said = r"lstm with 66 M parameters on 32 ranks needs over 39 GiB, there are 4 here: take .* or --layers$"
     with pytest.raises(ValueError, match=said):
         setup.cluster("cpu")
     with monkeypatch.context() as patch:

@@ -1,6 +1,9 @@
 """The profiler's samples of a model, and what follows for larger and smaller groups."""
 
+import os
+import threading
 from itertools import pairwise
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,3 +94,33 @@ def test_samples_are_far_apart_and_of_the_models_own_matrices(monkeypatch: pytes
         own = Slot.of(slot.name, torch.empty(shapes[int(slot.name)], device="meta"))
         assert slot == own or slot.numel < own.numel
         assert slot.matrix[0] == 1 or slot.matrix[1] == own.matrix[1]
+
+
+@pytest.mark.parametrize(
+    ("affinity", "quotas", "expected"),
+    [
+        (8, [(inf, 0), (inf, 0)], 0.0),
+        (2, [(inf, 0), (inf, 0)], 0.5),
+        # a container's cores, not the machine's, for both ranks
+        (8, [(2.0, 7), (2.0, 7)], 0.5),
+        (8, [(4.0, 7), (4.0, 7)], 0.0),
+        # containers side by side
+        (8, [(2.0, 7), (2.0, 8)], 0.0),
+        (8, [(2.0, 7), (1.0, 8)], 0.5),
+        (8, [(1.5, 7), (inf, 0)], 0.25),
+    ],
+)
+def test_cores_are_those_that_control_groups_leave(
+    affinity: int, quotas: list[tuple[float, int]], expected: float, monkeypatch: pytest.MonkeyPatch
+):
+    """They were the machine's, and none contended for a container's."""
+    meshes, own = [gw.Mesh.of(each) for each in gw.Threads.group(2)], threading.local()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(affinity))
+    monkeypatch.setattr(profiler, "computing_threads", lambda device: 1)
+    monkeypatch.setattr(profiler, "quota", lambda: quotas[own.rank])
+
+    def measure(rank: int) -> float:
+        own.rank = rank
+        return profiler.contention(meshes[rank], CPU)
+
+    assert raising(together(2, measure)) == [expected] * 2

@@ -10,8 +10,8 @@ from socket import gethostname
 
 import torch
 
-import gradwire
 from gradwire.lab.doctor.variables import VARIABLES
+from gradwire.sources import version
 
 Facts = dict[str, str]
 VERSIONS = ("gradwire", "torch", "Triton", "NCCL", "driver", "Python")
@@ -30,7 +30,7 @@ def facts_here(device: torch.device) -> Facts:
 
 def _versions() -> Facts:
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else NONE  # pyright: ignore
-    numbers = (gradwire.__version__, torch.__version__, _triton(), nccl, _driver(), platform.python_version())
+    numbers = (version(), torch.__version__, _triton(), nccl, _driver(), platform.python_version())
     return dict(zip(VERSIONS, numbers, strict=True))
 
 

@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from socket import gethostname
 from time import monotonic, sleep
 
 import torch
@@ -13,7 +12,8 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 
 from gradwire.lab.doctor.examination import LIMIT_S
 from gradwire.lab.doctor.site import Site
-from gradwire.launched import gpu_of_rank
+from gradwire.lab.launch.rank_job import unreachable
+from gradwire.launched import gpu_of_rank, started
 from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.torch_store import TorchStore
 
@@ -21,7 +21,6 @@ PATIENCE_S = LIMIT_S + 10
 """How long ranks wait for one that does not come: longer than for one whose check does not end."""
 CLOSE_S, LEAVE_S = 5.0, 2.0
 """How long a rank waits at the end: for its groups to close, and rank 0 for the others to need the store no more."""
-WANTED = ("MASTER_ADDR", "MASTER_PORT")
 
 
 def kind_of(device: str | None) -> str:
@@ -44,12 +43,10 @@ def device_here(kind: str) -> torch.device:
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[Site]:
-    """This rank's site. Raises ValueError where a variable of torch's env:// is missing, and OSError where the store
-    cannot be reached within PATIENCE_S. What hangs at the end is left behind."""
-    if missing := [name for name in WANTED if name not in os.environ]:
-        raise ValueError(f"{missing[0]} is not set: start ranks with torchrun, or set {' and '.join(WANTED)}")
-    # the places that torchrun or Slurm gave this rank
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    """This rank's site. Raises ValueError as `started` does, and OSError where the store cannot be reached within
+    PATIENCE_S. What hangs at the end is left behind."""
+    # the place that torchrun or Slurm gave this rank
+    rank, world = started()
     site = Site(rank, world, device, _store(rank, world), PATIENCE_S)
     try:
         yield site
@@ -70,9 +67,7 @@ def _store(rank: int, world: int) -> Store:
     try:
         store = TCPStore(host, port, world, leads, timeout, wait_for_workers=False, multi_tenant=True)
     except RuntimeError as error:
-        reason = next(iter(str(error).splitlines()), "").rstrip(".")
-        words = f"rank {rank} (host {gethostname()}) cannot reach the store at {host}:{port}"
-        raise OSError(f"{words}: {reason}; give all ranks one MASTER_ADDR, and a MASTER_PORT that is free") from error
+        raise unreachable(error) from error
     return PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 

@@ -18,6 +18,7 @@ from gradwire.lab.workloads import Published, Task, UserModel
 from gradwire.lab.workloads.make_task import make_task
 from gradwire.launched import is_launched
 from gradwire.options import Options
+from gradwire.process_limits import memory_bytes
 
 # weight, gradient, DDP's bucket, residual, mean
 _BYTES_PER_PARAMETER = 20
@@ -150,10 +151,10 @@ def _parameters(task: Task) -> int:
 
 def _check_memory(setup: Setup, running: int) -> None:
     needed = running * setup.parameters() * _BYTES_PER_PARAMETER
-    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    present = memory_bytes()
     if needed > present:
         raise ValueError(
             f"{setup.model} with {setup.parameters() / 1e6:.0f} M parameters on {running} ranks needs over "
-            f"{needed >> 30} GiB, this machine has {present >> 30}: take fewer ranks"
+            f"{needed >> 30} GiB, there are {present >> 30} here: take fewer ranks"
             f"{', or --layers' if setup.model in MODELS else ''}"
         )

@@ -1,6 +1,5 @@
 """Comparisons: training runs that differ in their configuration alone."""
 
-import os
 import platform
 import shlex
 import sys
@@ -19,6 +18,7 @@ from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.names import NOCOMM
 from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.make_task import make_task
+from gradwire.process_limits import cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,7 @@ def circumstances(*clusters: LabCluster) -> dict[str, object]:
     ]
     return {
         **{name: fact for name, fact in first.items() if all(other[name] == fact for other in others)},
-        "machine": f"{os.cpu_count()} cores, {platform.platform()}",
+        "machine": f"{cores():g} cores, {platform.platform()}",
         "software": f"Python {platform.python_version()}, torch {torch.__version__}",
         "date": f"{datetime.now():%Y-%m-%d %H:%M}",
         "command": shlex.join(["gradwire", *sys.argv[1:]]),

@@ -8,7 +8,7 @@ import torch
 from gradwire.lab.names import check_device
 from gradwire.lab.network.link import Link
 from gradwire.lab.network.network import Network
-from gradwire.launched import gpu_of_rank, is_launched
+from gradwire.launched import gpu_of_rank, is_launched, started
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class LabCluster:
     replica together. On GPUs, ranks may share one; they then talk over gloo.
 
     Raises ValueError for GPUs that are not there, with a link for more ranks than a network has addresses and, where
-    this process is a rank already, for a link or another number of ranks.
+    this process is a rank already, for a link or another number of ranks, and where it cannot find the others.
     """
 
     ranks: int
@@ -41,8 +41,8 @@ class LabCluster:
         # ranks that were started beforehand are as they are
         if is_launched() and self.link:
             raise ValueError("a link can only be emulated for ranks that gradwire starts: start it by itself")
-        if is_launched() and self.ranks != int(os.environ["WORLD_SIZE"]):
-            raise ValueError(f"{os.environ['WORLD_SIZE']} ranks were started, not {self.ranks}")
+        if is_launched() and self.ranks != (world := started()[1]):
+            raise ValueError(f"{world} ranks were started, not {self.ranks}")
         if self.device == "cuda":
             self._check_gpus(torch.cuda.device_count())
 

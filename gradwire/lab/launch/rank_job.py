@@ -94,18 +94,30 @@ class Peers:
 
 @contextmanager
 def meet(device: str, interface: str | None = None) -> Iterator[Peers]:
-    """Joins the other ranks as torch's env:// variables say: over gloo, or over NCCL where each rank has a GPU."""
+    """Joins the other ranks as torch's env:// variables say: over gloo, or over NCCL where each rank has a GPU. Raises
+    OSError where the store cannot be reached."""
     # as launch() sets it
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
-    with _ended_at_once():
-        here = _join(torch.device(device), emulated=interface is not None)
+    try:
+        with _ended_at_once():
+            here = _join(torch.device(device), emulated=interface is not None)
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        raise unreachable(error) from error
     try:
         yield Peers(dist.get_rank(), dist.get_world_size(), here, ProcessGroup.own(), interface)
         # the others may still ask the store, which ends with rank 0
         dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+def unreachable(error: RuntimeError) -> OSError:
+    """The error, in one line, of a rank that cannot reach the store where all ranks meet."""
+    store = f"the store at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    words = f"rank {os.environ['RANK']} (host {gethostname()}) cannot reach {store}"
+    reason = next(iter(str(error).splitlines()), "").rstrip(".")
+    return OSError(f"{words}: {reason}; give all ranks one MASTER_ADDR, and a MASTER_PORT that is free")
 
 
 def _join(device: torch.device, emulated: bool) -> torch.device:
