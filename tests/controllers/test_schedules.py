@@ -364,8 +364,8 @@ def test_a_run_that_was_cut_goes_on_bit_for_bit(make, cut: int):
         ("use e.g. start=0.25", lambda: gw.WarmUp(start=2)),
         ("use 2, 3, 4 or 8", lambda: gw.WarmUp(bits=5)),
         ("use WarmUp(bits=8) or WarmUp(start=0.001)", lambda: gw.WarmUp(bits=8, start=0.001)),
-        ("is no Scheduler; pass one", lambda: gw.Accordion(0.1, 0.01, torch.optim.SGD([torch.zeros(1)]))),
-        ("is no Scheduler; pass one", lambda: gw.GraVAC(scheduler=torch.optim.SGD([torch.zeros(1)]))),
+        ("has no get_last_lr(); pass torch", lambda: gw.Accordion(0.1, 0.01, torch.optim.SGD([torch.zeros(1)]))),
+        ("has no get_last_lr(); pass torch", lambda: gw.GraVAC(scheduler=torch.optim.SGD([torch.zeros(1)]))),
         ("use e.g. ScaDLES(factor=10, loss=0.3)", lambda: gw.ScaDLES(0.1)),
     ],
 )

@@ -29,8 +29,8 @@ class Momenta:
             self.made_by, self._next = {**self.made_by, **self._of(self._next)}, None
 
     def load(self, read: Unpacked, plan: Plan) -> None:
-        """Those of a state in place of all others; those of the plan that is in force come with its first step."""
-        self.made_by, self._next = self.of_state(read), plan
+        """Those of a state in place of all others, and those of the plan that is in force."""
+        self.made_by = {**self.of_state(read), **self._of(plan)}
 
     def of_state(self, read: Unpacked) -> dict[str, str]:
         """Those of a state. States of Gradwire 0.2 say no more of them than their plan."""
