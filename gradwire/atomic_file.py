@@ -29,7 +29,8 @@ def save(state: Mapping[str, Any], path: str | Path) -> None:
 
 
 def read(path: Path, instead: str) -> dict[str, Any]:
-    """What `save` wrote, on the CPU. Raises ValueError, with the path and what to do `instead`, if that fails."""
+    """Loads a file that `save` wrote, to the CPU. Raises ValueError, with the path and what to do `instead`, if that
+    fails."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load has many kinds

@@ -51,7 +51,7 @@ class TrainedParameters:
         return names
 
     def following(self) -> Self:
-        """Itself, once the runtime begins with those of `now`."""
+        """Notes that the runtime begins with those of `now`; returns itself."""
         self.followed = self.now()
         return self
 

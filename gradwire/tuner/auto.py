@@ -183,10 +183,8 @@ class Auto(Controller):
         profile = answer.profile
         if self.measured and not candidate_plans.is_dense(seen.plan):  # no dense steps were traced
             profile = candidate_plans.with_efficiencies(profile, self.measured)
-        self.measured, self.regime = (
-            candidate_plans.by_objective(profile, self.objective, self.rules),
-            Worker(profile.contention),
-        )
+        self.measured = candidate_plans.by_objective(profile, self.objective, self.rules)
+        self.regime = Worker(profile.contention)
         self.profile = candidate_plans.allowed(self.measured, self.fidelity)
         self.found = search_profile(self.profile, self.regime, EPS[self.objective])
         self.predicted_s = self.found.step_s

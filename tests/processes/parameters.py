@@ -325,16 +325,21 @@ def heads_gradients(compressor: gw.Compressor | None) -> list[Tensor]:
     return found
 
 
-@scenario(2)
-def the_first_gradient_of_a_pass_is_sent_when_it_is_in_its_bucket() -> None:
-    """Not when DDP says first that the bucket of all that is unused is ready."""
+def wait_at_each_arrival(seconds: float) -> None:
+    """Has the worker begin before DDP goes on."""
     arrive = Arrivals.mark_ready
 
     def arrive_and_wait(arrivals: Arrivals, slot: int) -> None:
         arrive(arrivals, slot)
-        sleep(0.02)  # the worker begins before DDP goes on
+        sleep(seconds)
 
     Arrivals.mark_ready = arrive_and_wait
+
+
+@scenario(2)
+def the_first_gradient_of_a_pass_is_sent_when_it_is_in_its_bucket() -> None:
+    """Not when DDP says first that the bucket of all that is unused is ready."""
+    wait_at_each_arrival(0.02)
     for ours, theirs in zip(heads_gradients(gw.FP32()), heads_gradients(None), strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -355,13 +360,7 @@ def copied_together(attach: bool, unused: bool) -> list[Tensor]:
 
 @scenario(2)
 def gradients_that_ddp_copies_together_are_sent_when_they_are_in_their_bucket() -> None:
-    arrive = Arrivals.mark_ready
-
-    def arrive_and_wait(arrivals: Arrivals, slot: int) -> None:
-        arrive(arrivals, slot)
-        sleep(0.005)  # the worker begins before DDP goes on
-
-    Arrivals.mark_ready = arrive_and_wait
+    wait_at_each_arrival(0.005)
     for unused in (False, True):
         for ours, theirs in zip(copied_together(True, unused), copied_together(False, unused), strict=True):
             torch.testing.assert_close(ours, theirs)

@@ -61,8 +61,8 @@ def check_known(saved: Mapping[str, object] | None, owner: str) -> None:
 
 
 def said_by(text: Tensor) -> Any:
-    """What a saved description says. Raises ValueError where one was saved in place of a state to load."""
-    # zeros, which a checkpoint's tensors would have replaced
+    """The description that a saved text has, as JSON. Raises ValueError where zeros were saved, before a state was
+    loaded into them."""
     if not text.any():
         raise ValueError("stateful(path) was saved before it was loaded, and has no state; save stateful()")
     return json.loads(text_of(text))

@@ -25,7 +25,7 @@ def eager_state(fragment: Fragment) -> dict[str, Any]:
 
 
 def sent_state(fragment: Fragment, index: int, step: int) -> dict[str, Any]:
-    """What was sent after inner step `step`, and has not come back."""
+    """A fragment that was sent after inner step `step`, and whose mean has not been received."""
     return {
         "fragment": index, "sent at": step, "sent": copies(fragment.sent), "means": copies(fragment.pseudo_gradients),
     }  # fmt: skip

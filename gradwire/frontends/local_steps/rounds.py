@@ -265,8 +265,8 @@ class Rounds:
         self.resume(state, inner)
 
     def facts(self, progress: Mapping[str, Any], inner: Mapping[str, Any]) -> dict[str, str]:
-        """What must be equal on all ranks of a `progress`. Raises ValueError for it and for an inner optimizer's state
-        where this cannot go on from them."""
+        """The parts of a `progress` that must be equal on all ranks. Raises ValueError where this cannot go on from it,
+        or from the inner optimizer's state."""
         check_progress(progress, self.anchors, self.fragments, self.schedule)
         outer_of(progress, self.outer, self.anchors)
         check_groups(self.inner, inner)
