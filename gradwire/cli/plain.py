@@ -10,8 +10,8 @@ _PLAIN = {"×": "x", "µ": "u", "·": "*", "≤": "<=", "≥": ">=", "±": "+-",
 
 
 def open_closed() -> None:
-    """Opens /dev/null in place of standard streams that are closed, as by `>&-`: else the next file that is opened, here
-    or in a rank, would get their number."""
+    """Opens /dev/null in place of standard streams that are closed, as by `>&-`: else the next file that is opened,
+    here or in a rank, would get their number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, nowhere := open(os.devnull, mode))  # noqa: SIM115
