@@ -31,6 +31,11 @@ begins anew behind the row that it was at. Sections are:
     memory    peak and held bytes of a parameter
     first     how long first steps take, and when kernels are compiled
     traces    what all threads and the GPU do in three steps, for chrome://tracing
+
+and, where they are named alone, on two more machines or in two more runs:
+
+    cupcake   what the published systems measured on many GPUs: `--only cupcake`, then `--only acpsgd,adtopk,gravac`
+    acpsgd, adtopk, gravac
 """
 
 import argparse
@@ -57,7 +62,7 @@ def main() -> None:
     os.environ[CALLED] = command()
     end, tables = time.monotonic() + 60 * arguments.minutes, Tables(arguments.out)
     # the turn after this one is imported while this one runs
-    turns = turns_of(arguments.only.split(",") if arguments.only else list(SECTIONS))
+    turns = turns_of(arguments.only.split(",") if arguments.only else default())
     ahead = processes_of(turns[0], arguments)
     for turn, following in zip(turns, [*turns[1:], []], strict=True):
         processes, ahead = ahead, processes_of(following, arguments)
@@ -70,6 +75,11 @@ def main() -> None:
             tables.show(name)
         print(*(f"this script: {error!r}" for each in ended if (error := each.exception())), sep="\n", end="")
     print(tables.summary(), flush=True)
+
+
+def default() -> list[str]:
+    """The sections that run where none is named."""
+    return [name for name, section in SECTIONS.items() if not section.asked]
 
 
 def turns_of(names: list[str]) -> list[list[str]]:

@@ -22,7 +22,7 @@ from benchmarks.gpu.device import hashed
 from benchmarks.gpu.rows import read
 from benchmarks.shared.provenance import ROOT, save
 
-TABLES = ("steps", "kernels", "one group", "bytes a parameter", "first steps")
+TABLES = ("steps", "set-up", "kernels", "one group", "bytes a parameter", "first steps")
 """The kinds of rows that are kept whole; of the others it is kept how many were right."""
 ENDED = ("the section", "the process")
 """Rows about these say that a failure ended more than its own row, which has a row as well."""

@@ -16,6 +16,8 @@ if find_spec("transformers"):
     from transformers import BertConfig, BertForMaskedLM, GPT2LMHeadModel, ResNetForImageClassification  # noqa: F401
 
 Batch = tuple[Tensor, Tensor]
+_HELD, _ACTIVATIONS = 32, 5e9
+"""Bytes of a training, for each parameter and beside them, at most."""
 _TINY = Size(stages=(2,), length=16, width=64, outputs=500)
 
 
@@ -80,9 +82,9 @@ def _tokens(vocabulary: int, batch: int, time: int) -> Callable[[bool], Batch]:
     return draw
 
 
-def _images(batch: int) -> Callable[[bool], Batch]:
+def _images(batch: int, side: int = 224) -> Callable[[bool], Batch]:
     def draw(tiny: bool) -> Batch:
-        count, pixels = (2, 32) if tiny else (batch, 224)
+        count, pixels = (2, 32) if tiny else (batch, side)
         images = torch.randn(count, 3, pixels, pixels).to(memory_format=torch.channels_last)
         return images, torch.randint(1000, (count,))
 
@@ -97,6 +99,26 @@ MODELS = {
 }
 """By the sections that train them."""
 WITHOUT_TRANSFORMERS = Model("VGG-16, 64 images", _vgg, _images(64), (25.0, 10.0), 8)
+
+
+def published(name: str, batch: int, size: int) -> Model:
+    """A model of the table of published ones, on so many samples of `size` tokens, or pixels on a side."""
+    row = PUBLISHED[name]
+    images = row.data == "images"
+    small = {
+        "layers": len(row.stages),
+        "length": 32,
+        "width": max(8, row.widths[0]),
+        "outputs": 1000 if images else 500,
+    }
+
+    def build(tiny: bool) -> nn.Module:
+        sizes = row.sized(**small) if tiny else row.sized(length=size)
+        return Words(sizes) if row.data == "pairs" else row.build(sizes).to(memory_format=torch.channels_last)
+
+    draw = _images(batch, size) if images else _tokens(row.outputs, batch, size)
+    at_once = int(80e9 / (_HELD * row.parameters + _ACTIVATIONS))
+    return Model(f"{name}, {batch} x {size}", build, draw, (), at_once)
 
 
 def model_of(section: str) -> Model:

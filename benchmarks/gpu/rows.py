@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ class Rows:
     def part(self) -> list[str]:
         """The number of this process, and of how many."""
         return [str(self._part), str(self._parts)]
+
+    def shared(self, count: int) -> "Rows":
+        """These rows, with the first of `count` equal shares of the time that is left."""
+        share = copy(self)
+        share._end = time.monotonic() + self.left_s / count
+        return share
 
     @property
     def left_s(self) -> float:

@@ -1,5 +1,5 @@
 """A training of one configuration: a model in DDP, what reduces its gradients, and an optimizer, behind a card that is
-played: 8 ranks, each the only one on its host."""
+played: 8 ranks, each the only one on its host, unless another cluster is given."""
 
 import os
 import time
@@ -10,32 +10,36 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from benchmarks.gpu.configurations import CONFIGURATIONS
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.models import Model
-from gradwire.lab.torch_hooks import TorchBF16, TorchFP16, TorchPowerSGD
-from gradwire.transports import Pending
+from gradwire.lab.configuration import parse
+from gradwire.lab.rate import Rate
+from gradwire.schedule.simulate import Cluster
+from gradwire.transports import Mesh, Pending
 from gradwire.transports.played_group import PlayedGroup
 
-WORLD, LATENCY_S = 8, 30e-6
+UNLIMITED = 1e15
+ALONE = Cluster(8, UNLIMITED, latency_s=30e-6)
 BATCHES = 4
 LEAST_WARM, MOST_WARM = 6, 24
 """Steps before those that are measured, until all that can be recorded is."""
-HOOKS = {
-    "fp16 hook": TorchFP16(),
-    "bf16 hook": TorchBF16(),
-    "torch PowerSGD r4": TorchPowerSGD(4, 2),
-    "torch PowerSGD r1": TorchPowerSGD(1, 2),
+TEXTS = CONFIGURATIONS | {
+    "no communication": "nocomm",
+    "DDP": "dense",
+    "fp16 hook": "torch-fp16",
+    "bf16 hook": "torch-bf16",
+    "torch PowerSGD r4": "torch-powersgd:4,2@1000mb",
+    "torch PowerSGD r1": "torch-powersgd:1,2@1000mb",
 }
+"""How the command line writes what tables show by another name."""
 NATIVE = {"gw.NATIVE": gw.NATIVE, "Auto": None}
 """Those whose plan is that DDP reduces, or becomes that where the link is no limit."""
-MOST_AUTO = 400
-"""Steps in which the automatic plan is found."""
-UNLIMITED = 1e15
+MOST_CHOOSING = 400
+"""Steps in which the automatic plan is found, at most."""
 AHEAD = 3
 """Steps for which the host launches ahead of the GPU, at most."""
 
@@ -61,35 +65,38 @@ class Times(NamedTuple):
 class Training:
     """The training of a configuration, or of a peer, by its name in `configurations`."""
 
-    def __init__(self, device: Device, model: Model, name: str, *, records: bool = True, **options: Any) -> None:
+    def __init__(
+        self, device: Device, model: Model, name: str, *, records: bool = True, cluster: Cluster = ALONE
+    ) -> None:  # fmt: skip
         self.name, self._device, self._model = name, device, model
         torch.manual_seed(0)
-        self.card = CountingCard(LATENCY_S, UNLIMITED)
+        ranks, *speed = cluster.network
+        self.card = CountingCard(*speed)
         with device.device:
             module = model.build(device.tiny).to(device.device)
         self._batches = [tuple(x.to(device.device) for x in model.batch(device.tiny)) for _ in range(BATCHES)]
-        # DDP and torch's hooks have the same card behind them
-        group = PlayedGroup(gw.Played(WORLD, self.card))
-        cap = {"bucket_cap_mb": 1000} if name.startswith("torch PowerSGD") else {}
+        # DDP and torch's hooks have the same card behind them, in a ring of all ranks
+        self._configuration = None if name in NATIVE else parse(TEXTS.get(name, name))
+        bucket_mb: Any = self._configuration.bucket_mb if self._configuration else None
         self._ddp = DistributedDataParallel(
-            module, process_group=group, broadcast_buffers=False, gradient_as_bucket_view=True, **cap
-        )
-        self.handle = self._reduced_by(name, records, options)
+            module, process_group=PlayedGroup(gw.Played(cluster.ranks, self.card, ranks)), broadcast_buffers=False,
+            gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb,
+        )  # fmt: skip
+        inside = gw.Card(cluster.inside_latency_s, cluster.inside_bytes_per_s)
+        between, per_host = gw.Played(ranks, self.card), cluster.ranks // ranks
+        self.handle = self._reduced_by(between.by_host(per_host, inside) if per_host > 1 else between, records)
         self._optimizer = torch.optim.AdamW(self._ddp.parameters(), lr=1e-5, fused=device.is_gpu)
         self._number, self.loss = 0, torch.zeros(())
 
-    def _reduced_by(self, name: str, records: bool, options: dict[str, Any]) -> gw.Handle | None:
-        if name in CONFIGURATIONS:
-            # read when the first step arranges its groups
-            os.environ["GRADWIRE_GRAPHS"] = "1" if records else "0"
-            return gw.attach(self._ddp, CONFIGURATIONS[name], transport=gw.Played(WORLD, self.card), **options)
-        if name in NATIVE:
-            return gw.attach(self._ddp, NATIVE[name], transport=gw.Played(WORLD, self.card))
-        if name == "no communication":
-            self._ddp.register_comm_hook(None, noop_hook)
-        elif name in HOOKS:
-            HOOKS[name].register(self._ddp, seed=0)
-        return None
+    def _reduced_by(self, transport: Mesh | gw.Played, records: bool) -> gw.Handle | None:
+        # read when the first step arranges its groups
+        os.environ["GRADWIRE_GRAPHS"] = "1" if records else "0"
+        if self._configuration is None:
+            return gw.attach(self._ddp, NATIVE[self.name], transport=transport)
+        if self._configuration.hook:
+            self._configuration.hook.register(self._ddp, seed=0)
+        self._controller = self._configuration.fresh_controller(Rate())
+        return self._configuration.attach(self._ddp, transport, 0, self._controller)
 
     @property
     def parameters(self) -> int:
@@ -104,7 +111,7 @@ class Training:
 
     def warm_up(self) -> "Training":
         """Steps until no more is compiled, recorded or tried."""
-        most = 2 if self._device.tiny else MOST_AUTO if self.name == "Auto" else MOST_WARM
+        most = 2 if self._device.tiny else MOST_CHOOSING if self._chooses else MOST_WARM
         for number in range(most):
             self.step()
             if self._settled and number >= LEAST_WARM:
@@ -113,8 +120,12 @@ class Training:
         return self
 
     @property
+    def _chooses(self) -> bool:
+        return self._configuration is None or self._configuration.controller is not None
+
+    @property
     def _settled(self) -> bool:
-        if self.handle is None or self.name in NATIVE:
+        if self.handle is None or self._chooses:
             return self.handle is None or "choosing a plan" not in self.handle.status()
         return all_recorded(self.recorded)
 

@@ -17,6 +17,7 @@ from benchmarks.losses.all_dimension import (
 )
 from benchmarks.losses.row_selection import Run
 from benchmarks.pages.page import Page, Shown
+from benchmarks.pages.published_on_gpu import on_a_gpu, waiting
 from benchmarks.shared.provenance import load
 from benchmarks.shared.tables import middle, span
 
@@ -42,8 +43,9 @@ def adtopk() -> Page:
         [
             Shown(["all_dimension", "convergence"], COLUMNS, [*rows, thin, *_longer()], NOTE),
             Shown(["selection"], ["", "published", "measured"], [["encoding", "less", f"{slower}x"]]),
+            *on_a_gpu("adtopk"),
         ],
-        "Step times: `gradwire bench --suite adtopk`.",
+        waiting("adtopk", "gradwire bench --suite adtopk"),
     )  # fmt: skip
 
 

@@ -6,10 +6,9 @@ from statistics import median
 from benchmarks.losses.gravac import RIVALS, over_best
 from benchmarks.pages.adtopk_losses import adtopk
 from benchmarks.pages.page import Page, Shown
+from benchmarks.pages.published_on_gpu import on_a_gpu, waiting
 from benchmarks.shared.provenance import load
 from benchmarks.shared.tables import middle, span
-
-NO_GPUS = "Its trainings need GPUs."
 
 
 def cupcake() -> Page:
@@ -28,8 +27,8 @@ def cupcake() -> Page:
         "cupcake", "Cupcake (MLSys 2023)",
         f"Simulated scaling factors are {median(off):.0f} points off (at most {max(off):.0f}); over the best bucket "
         f"search gains {_over('best bucket', 'DGC')}, published 1.12x at most.",
-        [factors, *_cupcake_gains()],
-        f"{NO_GPUS} `gradwire train --suite cupcake --data FOLDER` runs them.",
+        [factors, *_cupcake_gains(), *on_a_gpu("cupcake")],
+        waiting("cupcake", "gradwire train --suite cupcake --data FOLDER"),
     )  # fmt: skip
 
 
@@ -87,8 +86,11 @@ def gravac() -> Page:
         "gravac", "GraVAC (2023)",
         f"{span(sooner)} times as fast as static 10x where it arrives; in the median within 1.05 of the best static "
         f"factor in {near} of {len(over)} cells.",
-        [Shown(["gravac"], columns, rows, note), Shown(["multilevel"], ["", "published", "measured"], [levels])],
-        f"{NO_GPUS} `gradwire train --suite gravac` runs all.",
+        [
+            Shown(["gravac"], columns, rows, note), Shown(["multilevel"], ["", "published", "measured"], [levels]),
+            *on_a_gpu("gravac"),
+        ],
+        waiting("gravac", "gradwire train --suite gravac --data FOLDER"),
     )  # fmt: skip
 
 
@@ -116,8 +118,11 @@ def acpsgd() -> Page:
         "acpsgd", "ACP-SGD (ICDCS 2023)",
         f"{span(faster, '.2f')} times as fast as torch's PowerSGD (published 1.43 on average), "
         f"{over('ddp', '1gbit', 2)} DDP at 1 Gbit/s (published 4.06).",
-        [Shown(names, columns, rows, "Rank 4; medians over small models, published on 8 to 64 GPUs.")],
-        f"{NO_GPUS} `gradwire bench --suite acpsgd` times its models.",
+        [
+            Shown(names, columns, rows, "Rank 4; medians over small models, published on 8 to 64 GPUs."),
+            *on_a_gpu("acpsgd"),
+        ],
+        waiting("acpsgd", "gradwire bench --suite acpsgd"),
     )  # fmt: skip
 
 

@@ -14,6 +14,8 @@ class Section(NamedTuple):
     """It measures times, and so runs alone."""
     module: str = ""
     """The module here, if it is not that of its name."""
+    asked: bool = False
+    """It runs only where it is named."""
 
 
 SECTIONS = {
@@ -34,4 +36,8 @@ SECTIONS = {
     "gpt2": Section(60, times=True, module="steps"),
     "bert512": Section(60, times=True, module="steps"),
     "traces": Section(25, times=True),
+    "cupcake": Section(240, times=True, module="published", asked=True),
+    "acpsgd": Section(80, times=True, module="published", asked=True),
+    "adtopk": Section(120, times=True, module="published", asked=True),
+    "gravac": Section(40, times=True, module="published", asked=True),
 }

@@ -9,18 +9,18 @@ import gc
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from math import ceil
 from statistics import median
 from typing import Any
 
-import gradwire as gw
 from benchmarks.gpu.configurations import CONFIGURATIONS, PEERS
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.models import Model, model_of
 from benchmarks.gpu.rows import Rows
-from benchmarks.gpu.trainings import Times, Training, all_recorded
+from benchmarks.gpu.trainings import ALONE, Times, Training, all_recorded
+from gradwire.schedule.simulate import Cluster
 from gradwire.wire import ETHERNET
 
 ROUNDS, ROUND_S = 15, 0.1
@@ -31,47 +31,51 @@ SLOW, SLOW_ROUNDS = 2.5, 2
 """A step that takes this many times as long as without communication is slow; and the rounds of slow ones."""
 COMPUTED = ["TopK 1 %", "ACP-SGD r4", "PowerSGD 1/6 in 4 bits"]
 """Those that are measured without recordings as well."""
-LARGE = ", 100 MB a group"
+LARGE = "100mb"
 NONE, *OTHER_PEERS = PEERS
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Way:
-    """A way to reduce gradients, with what is added to its name, and its options."""
+    """A way to reduce gradients, as tables show it."""
 
-    name: str
-    remark: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
+    what: str
+    text: str = ""
+    """As the command line writes it; where it is left out, `what` is a name of `configurations`."""
+    records: bool = True
+    where: str = ""
+    """Which of several models of a section, where it has some."""
 
     def __str__(self) -> str:
-        return f"{self.name}{self.remark}"
+        return f"{self.what}{self.where}"
 
 
 def run(rows: Rows, device: Device) -> None:
     """The sections `bert`, `resnet`, `gpt2` and `bert512`."""
-    first, *others = [Way(name) for name in CONFIGURATIONS]
-    computed = [Way(name, ", computed", {"records": False}) for name in COMPUTED]
+    first, *others = map(Way, CONFIGURATIONS)
     ways = [first, Way("torch PowerSGD r4"), *others]
     ways += [Way(name) for name in OTHER_PEERS if name != "torch PowerSGD r4"]
     if rows.section == "bert":
-        ways += [*computed, *(Way(name, LARGE, {"groups": gw.groups.of(megabytes=100)}) for name in COMPUTED[:2])]
+        ways += [Way(f"{name}, computed", CONFIGURATIONS[name], records=False) for name in COMPUTED]
+        ways += [Way(f"{name}, 100 MB a group", f"{CONFIGURATIONS[name]}@{LARGE}") for name in COMPUTED[:2]]
     measure(rows, device, model_of(rows.section), ways)
 
 
-def measure(rows: Rows, device: Device, model: Model, ways: Sequence[Way]) -> None:
-    """Adds a row for each way and link."""
+def measure(rows: Rows, device: Device, model: Model, ways: Sequence[Way], cluster: Cluster = ALONE) -> None:
+    """Adds a row for each way and link between the cluster's hosts."""
     ways = ways[:: len(ways) // 2] if device.tiny else ways
-    waiting, together = iter(rows.each(ways, needs_s=4)), int(model.at_once * device.capacity / 80e9) - 1
+    waiting, together = iter(rows.each(ways, needs_s=4)), max(1, int(model.at_once * device.capacity / 80e9) - 1)
     parts = ceil(len(ways) / together)
     while chunk := list(islice(waiting, together)):
         with ExitStack() as stack:
-            trainings = dict(_begun(rows, device, model, [Way(NONE), *chunk], stack))
+            none = Way(NONE, where=chunk[0].where)
+            trainings = dict(_begun(rows, device, model, [none, *chunk], cluster, stack))
             # garbage collection skips the objects of all these trainings: a job has those of one
             gc.collect()
             gc.freeze()
             # an equal share of the time that is left, in which the links take turns
             until_s, parts = rows.left_s * (1 - 1 / max(1, parts)), parts - 1
-            if str(NONE) in map(str, trainings):
+            if none in trainings:
                 with rows.attempt(f"rounds of {chunk[0]} and others", most_s=max(60.0, rows.left_s)):
                     _rounds(rows, model, trainings, 0.0 if device.tiny else ROUND_S, until_s)
             trainings.clear()
@@ -80,12 +84,12 @@ def measure(rows: Rows, device: Device, model: Model, ways: Sequence[Way]) -> No
 
 
 def _begun(
-    rows: Rows, device: Device, model: Model, ways: Sequence[Way], stack: ExitStack
+    rows: Rows, device: Device, model: Model, ways: Sequence[Way], cluster: Cluster, stack: ExitStack
 ) -> Iterator[tuple[Way, Training]]:
     """Those trainings that can be made, warm."""
     for way in ways:
         with rows.attempt(way):
-            training = Training(device, model, way.name, **way.options)
+            training = Training(device, model, way.text or way.what, records=way.records, cluster=cluster)
             stack.callback(training.close)
             yield way, training.warm_up()
 
@@ -103,7 +107,7 @@ def _rounds(rows: Rows, model: Model, trainings: dict[Way, Training], seconds: f
         longest_s = max(longest_s, began_s - rows.left_s)
     for gbit, pairs in found.items():
         for way, training in trainings.items():
-            rows.add("steps", model=model.name, gbit=gbit, what=str(way), **cells(pairs[way]), **beside(training))
+            rows.add("steps", model=model.name, gbit=gbit, what=way.what, **cells(pairs[way]), **beside(training))
 
 
 def _round(
