@@ -94,7 +94,7 @@ def _low_rank(rank: int) -> list[str]:
 
 SETUPS = {
     "cupcake": [Setup(*model, where, _by_groups()) for where in (PCIE, SERVERS) for model in _CUPCAKE],
-    "acpsgd": [Setup(*model, BOXES, _low_rank(rank)) for *model, rank in _ACPSGD],
+    "acpsgd": [Setup(model, batch, size, BOXES, _low_rank(rank)) for model, batch, size, rank in _ACPSGD],
     "adtopk": [Setup(*model, SINGLE, _SELECTIONS) for model in _ADTOPK],
     "gravac": [Setup(*model, MANY, [*_FACTORS, "multilevel"]) for model in _GRAVAC],
 }
