@@ -1,6 +1,6 @@
 """GraVAC beside every static factor: time until the dense run's held-out loss, over slow, slower and changing links.
 
-    python benchmarks/losses/gravac.py                                # three trainings, three seeds; half an hour
+    python benchmarks/losses/gravac.py                                # three trainings, six seeds; an hour
     python benchmarks/losses/gravac.py --cases "LSTM" --seeds 0
 
 A ResNet, a VGG and an LSTM of 0.1 to 0.3 million parameters train on two ranks over loopback, all but dense for twice
@@ -11,7 +11,7 @@ link. "0.8→80" is a link that becomes slower after half of the dense steps. In
 falls to a tenth then.
 
 The goal is dense's last held-out loss + 1 %; it is reached where the mean of three evaluations in a row is there.
-Writes benchmarks/results/gravac.json after every case and seed, and prints a Markdown table.
+Writes benchmarks/results/gravac.json after every case and seed, skips those that it has, and prints a Markdown table.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[2]))
 
 import gradwire as gw
-from benchmarks.shared.provenance import save
+from benchmarks.shared.provenance import known_runs, save
 from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.tables import markdown
 
@@ -65,8 +65,11 @@ def main() -> None:
     cases = arguments.cases.split(";")
     if arguments.out:
         as_rank(arguments.out, lambda: [train(cases[0], way, seeds[0]) for way in ways()])
-    rows = list[dict[str, Any]]()
+    rows = known_runs("gravac.json", "rows")
+    done = {(row["case"], row["seed"]) for row in rows}
     for case, seed in product(cases, seeds):
+        if (case, seed) in done:
+            continue
         runs = collect(__file__, ["--cases", case, "--seeds", str(seed)], RANKS, "loopback")
         rows += [{"case": case, "link": link, "seed": seed} | compared(runs, case, link) for link in LINKS]
         save("gravac.json", rows=rows)
@@ -76,7 +79,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default=";".join(CASES))
-    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--seeds", default="0,1,2,3,4,5")
     parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -62,10 +62,10 @@ def load(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
-def known_runs(file: str) -> list[dict[str, Any]]:
-    """The runs in benchmarks/results/`file`; none where there is no such file yet."""
+def known_runs(file: str, key: str = "runs") -> list[dict[str, Any]]:
+    """The runs in benchmarks/results/`file`, which are under `key`; none where there is no such file yet."""
     path = RESULTS / file
-    return json.loads(path.read_text())["runs"] if path.exists() else []
+    return json.loads(path.read_text())[key] if path.exists() else []
 
 
 def commits_ago(result: dict[str, Any]) -> int | None:
