@@ -1,14 +1,14 @@
 """The interface of controllers: numbers that are summed over all ranks, and the plan that follows from the sums."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import ClassVar, Protocol
 
 from torch import Tensor
 
-from gradwire.compressors import GroupContext
+from gradwire.compressors import Compressor, GroupContext
 from gradwire.controllers.recompress import Defaults
 from gradwire.controllers.requests import Profiled, Request
 from gradwire.ops.gradients import Scalar
@@ -173,6 +173,11 @@ class Controller(Options, ABC):
         """The plan to start with, instead of the user's `plan`; called once more when the order of gradients is known,
         where a user replans or resumes, and for other parameters: what was measured was of the plan before."""
         return plan
+
+    def may_send(self) -> Iterable[Compressor]:
+        """What its plans may have after `begin`, beside the compressors of the user's plan and of the first one. Ranks
+        whose arithmetic would part them are refused by all of these before the first step."""
+        return ()
 
     @property
     def status(self) -> str:
