@@ -139,17 +139,24 @@ class Controller(Options, ABC):
     def meet(self, slots: Sequence[Slot], replicas: int) -> None:
         """Called once for each job, before all else, with the slots that plans are for and the number of ranks that
         compress among each other, from which default communicators follow."""
-        self.restart()
-        vars(self).pop("decisions", None)
+        # not before its first job
+        if "_defaults" in vars(self):
+            self.restart()
+            vars(self).pop("decisions", None)
         self._defaults = Defaults(slots, replicas)
 
     def restart(self) -> None:
         """Forgets all of a job before. A dataclass is made again by its options; a class that is none, or that keeps
-        more than these, overrides it."""
+        more than these, overrides it. Raises ValueError where its options do not suffice."""
         if is_dataclass(self):
             # by the dataclass's own __init__, for a subclass may have another
             made = next(cls for cls in type(self).__mro__ if "__dataclass_fields__" in vars(cls))
-            made.__init__(self, **{field.name: getattr(self, field.name) for field in fields(self) if field.init})
+            options = {field.name: getattr(self, field.name) for field in fields(self) if field.init}
+            try:
+                made.__init__(self, **options)
+            except TypeError as error:
+                name, why = type(self).__name__, f"by its fields for another job ({error})"
+                raise ValueError(f"{name} cannot be made again {why}; make a new one, or override restart()") from error
 
     def changed(self, before: Plan, plan: Plan) -> dict[str, tuple[Group, Group]]:
         """By name the groups, in both plans, of parameters that the user sends in another way in `plan`."""
