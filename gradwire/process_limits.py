@@ -22,6 +22,13 @@ def cores() -> float:
     return min(len(os.sched_getaffinity(0)), quota().cores)
 
 
+def cores_of_one(processes: int) -> float:
+    """The cores for this process where its parent has started so many here: some of its parent's, unless this one is
+    bound to fewer cores."""
+    together = min(len(os.sched_getaffinity(os.getppid())), quota().cores)
+    return min(len(os.sched_getaffinity(0)), together / processes)
+
+
 def quota() -> Quota:
     """The smallest quota of this process's control groups; infinite, of group 0, where there is none."""
     return min(_quotas(), default=Quota(inf, 0))

@@ -330,7 +330,7 @@ FAULTS = [
           "            job = self._control.for_these_ranks(job, own)\n", "            pass\n"),
     Fault("controllers/recompress.py",
           "        here |= {name: given for name, given in there.items() if given[1]}\n", ""),
-    Fault("frontends/checkpoints/elastic_resume.py", "        mark_collectives_kept(first.job)\n", ""),
+    Fault("frontends/checkpoints/elastic_resume.py", "first.about.ranks != ranks and ", ""),
     # front ends
     Fault("frontends/local_steps/round_state.py", "        copy_each(fragment.last_own, kept[\"moved\"])\n", ""),
     Fault("frontends/local_steps/round_state.py", "        copy_each(fragments[index].sent, kept[\"sent\"])\n", ""),

@@ -961,35 +961,47 @@ def test_a_state_that_does_not_say_among_how_many_ranks_is_loaded_with_its_colle
 
 
 @pytest.mark.parametrize("ratio", [0.3, 0.1], ids=["of the plan", "of the warm-up alone"])
-def test_an_elastic_job_goes_on_with_the_plan_in_force_and_its_collectives(ratio: float):
-    """Where those of other ranks differ. The controller goes on from the plan that it had."""
-
-    def make() -> gw.WarmUp:
-        return gw.WarmUp(bits=8, steps=7)
-
-    plan = uniform(SLOTS, gw.TopK(ratio), gw.Residual(), ranks=2)
-    saved = saved_among(2, plan, make)
-    own = uniform(SLOTS, gw.TopK(ratio), gw.Residual(), ranks=8)
-    with job(own, SLOTS, 8, controllers=[make() for _ in range(8)], elastic=True) as grown:
-        handles = [gw.Handle(runtime, NullFrontEnd()) for runtime in grown.runtimes]
-        kept, common = [*saved, *[None] * 6], without_memories(saved[0])
-        raising(together(8, lambda rank: go_on(handles[rank], common, kept[rank], rank, 8)))
-        assert [runtime.plan for runtime in grown.runtimes] == [plan_when(saved)] * 8
-        assert [runtime._active.origin for runtime in grown.runtimes] == [plan] * 8
+@pytest.mark.parametrize("make", [lambda: None, lambda: gw.WarmUp(bits=8, steps=7)], ids=["alone", "controlled"])
+def test_an_elastic_job_goes_on_with_the_default_collectives_of_its_ranks(make, ratio: float):
+    """And the controller from the plan that it had."""
+    few, many = (uniform(SLOTS, gw.TopK(ratio), gw.Residual(), ranks=ranks) for ranks in (2, 8))
+    with job(few, SLOTS, 2, controllers=[make() for _ in range(2)], elastic=True) as running:
+        for number in range(5):
+            running.step(draw(SLOTS, 2, number))
+        saved = running.states()
+    with job(many, SLOTS, 8, controllers=[make() for _ in range(8)], elastic=True) as grown:
+        first = grown.runtimes[0].plan
+        all_go_on(grown, saved)
+        assert [runtime.plan for runtime in grown.runtimes] == [first] * 8
+        assert [runtime._active.origin for runtime in grown.runtimes] == [many] * 8
         for number in range(4):
             grown.step(draw(SLOTS, 8, number))
-        assert [runtime.plan for runtime in grown.runtimes] == [plan] * 8
+        assert [runtime.plan for runtime in grown.runtimes] == [many] * 8
         later = grown.states()
-    # a plain resume has those of its ranks again: nobody has named the others
-    with job(own, SLOTS, 8, controllers=[make() for _ in range(8)]) as resumed:
-        resumed.load(later)
-        assert [runtime.plan for runtime in resumed.runtimes] == [own] * 8
-        assert [runtime._active.origin for runtime in resumed.runtimes] == [own] * 8
-        # of which its own state tells
-        again = resumed.states()
-    with job(plan, SLOTS, 2, controllers=[make() for _ in range(2)]) as back:
-        back.load(gw.reshard(again, 2))
-        assert [runtime.plan for runtime in back.runtimes] == [plan] * 2
+    # ranks leave again
+    with job(few, SLOTS, 2, controllers=[make() for _ in range(2)], elastic=True) as fewer:
+        all_go_on(fewer, later[:2])
+        assert [runtime.plan for runtime in fewer.runtimes] == [few] * 2
+
+
+def test_an_elastic_job_of_as_many_ranks_goes_on_with_the_plan_that_a_user_asked_for():
+    """Among others too, where more than its collectives is another."""
+    own, asked = default_of(2), uniform(SLOTS, gw.TopK(0.3), gw.Residual(), gw.ScatterReduce())
+    other = uniform(SLOTS, gw.TopK(0.2), gw.Residual(), gw.AllGather())
+    for then, ranks in ((asked, 2), (other, 2), (other, 8)):
+        with job(own, SLOTS, 2, elastic=True) as running:
+            running.install(then)
+            saved = running.states()
+        with job(default_of(ranks), SLOTS, ranks, elastic=True) as resumed:
+            all_go_on(resumed, saved)
+            assert [runtime.plan for runtime in resumed.runtimes] == [then] * ranks
+
+
+def all_go_on(running: Job, saved: list[dict[str, Tensor]]) -> None:
+    """All ranks from the first one's state, as many as there are with their own memories."""
+    handles = [gw.Handle(runtime, NullFrontEnd()) for runtime in running.runtimes]
+    kept, common = [*saved, *[None] * (len(handles) - len(saved))], without_memories(saved[0])
+    raising(together(len(handles), lambda rank: go_on(handles[rank], common, kept[rank], rank, len(handles))))
 
 
 def plan_when(saved: list[dict[str, Tensor]]) -> gw.Plan:

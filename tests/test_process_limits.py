@@ -76,6 +76,19 @@ def test_the_smallest_limit_counts(case: str, tmp_path: Path, monkeypatch: pytes
     assert (quota().group == 0) == (allowed == inf)
 
 
+@pytest.mark.parametrize(("own", "parents", "expected"), [(8, 8, 2), (2, 8, 2), (4, 8, 2), (2, 16, 2), (4, 16, 4)])
+def test_a_process_that_is_bound_to_cores_divides_its_parents(
+    own: int, parents: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four: it divided its own, which were its share already."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(parents if process == os.getppid() else own))
+    monkeypatch.setattr(process_limits, "quota", lambda: process_limits.Quota(inf, 0))
+    assert process_limits.cores_of_one(4) == expected
+    # all are in one control group
+    monkeypatch.setattr(process_limits, "quota", lambda: process_limits.Quota(4, 7))
+    assert process_limits.cores_of_one(4) == 1
+
+
 def test_here_there_are_some() -> None:
     assert 0 < cores() <= len(os.sched_getaffinity(0))
     assert GIB // 8 < memory_bytes() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,14 +1,14 @@
 """The interface of controllers: numbers that are summed over all ranks, and the plan that follows from the sums."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import ClassVar, Protocol
 
 from torch import Tensor
 
-from gradwire.compressors import GroupContext
+from gradwire.compressors import Compressor, GroupContext
 from gradwire.controllers.recompress import Defaults
 from gradwire.controllers.requests import Profiled, Request
 from gradwire.ops.gradients import Scalar
@@ -139,17 +139,24 @@ class Controller(Options, ABC):
     def meet(self, slots: Sequence[Slot], replicas: int) -> None:
         """Called once for each job, before all else, with the slots that plans are for and the number of ranks that
         compress among each other, from which default communicators follow."""
-        self.restart()
-        vars(self).pop("decisions", None)
+        # not before its first job
+        if "_defaults" in vars(self):
+            self.restart()
+            vars(self).pop("decisions", None)
         self._defaults = Defaults(slots, replicas)
 
     def restart(self) -> None:
         """Forgets all of a job before. A dataclass is made again by its options; a class that is none, or that keeps
-        more than these, overrides it."""
+        more than these, overrides it. Raises ValueError where its options do not suffice."""
         if is_dataclass(self):
             # by the dataclass's own __init__, for a subclass may have another
             made = next(cls for cls in type(self).__mro__ if "__dataclass_fields__" in vars(cls))
-            made.__init__(self, **{field.name: getattr(self, field.name) for field in fields(self) if field.init})
+            options = {field.name: getattr(self, field.name) for field in fields(self) if field.init}
+            try:
+                made.__init__(self, **options)
+            except TypeError as error:
+                name, why = type(self).__name__, f"by its fields for another job ({error})"
+                raise ValueError(f"{name} cannot be made again {why}; make a new one, or override restart()") from error
 
     def changed(self, before: Plan, plan: Plan) -> dict[str, tuple[Group, Group]]:
         """By name the groups, in both plans, of parameters that the user sends in another way in `plan`."""
@@ -173,6 +180,11 @@ class Controller(Options, ABC):
         """The plan to start with, instead of the user's `plan`; called once more when the order of gradients is known,
         where a user replans or resumes, and for other parameters: what was measured was of the plan before."""
         return plan
+
+    def may_send(self) -> Iterable[Compressor]:
+        """What its plans may have after `begin`, beside the compressors of the user's plan and of the first one. Ranks
+        whose arithmetic would part them are refused by all of these before the first step."""
+        return ()
 
     @property
     def status(self) -> str:

@@ -1,6 +1,6 @@
 """L-GreCo: layer-wise compression, chosen by the bytes and errors of each layer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any, ClassVar, Literal, TypeGuard
@@ -97,6 +97,9 @@ class LGreCo(Controller):
     def begin(self, plan: Plan) -> Plan:
         self._begin_layers(plan)
         return plan
+
+    def may_send(self) -> Iterable[Compressor]:
+        return dict.fromkeys(choice for choices in self._choices.values() for choice in choices)
 
     def look(self, context: GroupContext, vector: LazySum, numbers: Tensor) -> None:
         # errors of all choices, for the layers of this step that are in this group

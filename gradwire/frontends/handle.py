@@ -96,6 +96,11 @@ class Handle:
         return self._runtime.plan
 
     @property
+    def origin(self) -> Plan | None:
+        """The plan of the options, or of `replan`, of which a controller makes that in force; None with one rank."""
+        return self._runtime.origin
+
+    @property
     def elastic(self) -> bool:
         """Whether the job can lose ranks, and get new ones: see `gradwire.Rendezvous`."""
         return self._runtime.elastic

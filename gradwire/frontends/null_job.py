@@ -50,7 +50,7 @@ class NullRuntime:
     """The runtime of one rank alone, or of a detached job, which keeps a loaded state, with other ranks'
     memories added up, for the next job of several ranks."""
 
-    plan = None
+    plan = origin = None
     controlled = False
     sparse, rows = (), PLAIN_ROWS
     slots: Sequence[Slot] = ()

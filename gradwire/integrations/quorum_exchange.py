@@ -23,7 +23,6 @@ from gradwire.frontends.checkpoints.elastic_resume import go_on, memories_alone,
 from gradwire.frontends.handle import FrontEnd
 from gradwire.frontends.null_job import NullFrontEnd
 from gradwire.integrations.framework import check_fits
-from gradwire.plans import Plan
 from gradwire.runtime.failures.job_errors import PeerFailed
 from gradwire.runtime.runtime import Runtime
 from gradwire.transports import Mesh, ProcessGroup
@@ -31,15 +30,13 @@ from gradwire.transports import Mesh, ProcessGroup
 
 class QuorumExchange:
     """The exchange of gradients in one quorum after another. `make` gives the runtime of a group and its front end,
-    `made_for` the plan that options make for so many replicas, `least` the minimum over a replica's ranks. `state` is
-    this replica's `state()` from a checkpoint, which `has` some keys beside. `runtime` is None while no step can
-    count."""
+    `least` the minimum over a replica's ranks. `state` is this replica's `state()` from a checkpoint, which `has` some
+    keys beside. `runtime` is None while no step can count."""
 
     def __init__(
         self,
         manager: Any,
         make: Callable[[Mesh], tuple[Runtime, FrontEnd]],
-        made_for: Callable[[int], Plan],
         least: Callable[[int], int],
         state: Mapping[str, Any] | None,
         has: Collection[str] = (),
@@ -47,7 +44,6 @@ class QuorumExchange:
         check_fits(_refusals(manager))
         self._manager = manager
         self._make = make
-        self._made_for = made_for
         self._least = least
         self.handle = Handle(None, NullFrontEnd())
         self.runtime: Runtime | None = None
@@ -147,7 +143,7 @@ class QuorumExchange:
         # what is equal on all comes from the first replica, for controllers may differ by a step where an exchange has
         # ended within a vote; the memories are each one's own
         shared = self.handle.from_first(self._shared() or without_memories(self.handle.state_dict()))
-        go_on(self.handle, shared, self._own(), mesh.rank, mesh.ranks, self._made_for)
+        go_on(self.handle, shared, self._own(), mesh.rank, mesh.ranks)
         # this quorum's exchange goes on from here
         self.runtime = runtime
         self._states = {}

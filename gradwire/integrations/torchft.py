@@ -77,7 +77,7 @@ class Optimizer(torchft.Optimizer):
         self._model, self._replica = model, replica_of(model, manager)
         warn_of(self._choices.by_layer, self._replica.planned)
         self._find_unused = find_unused_parameters
-        self._exchange = QuorumExchange(manager, self._make, self._plan, partial(least, self._replica), state)
+        self._exchange = QuorumExchange(manager, self._make, partial(least, self._replica), state)
         self._front_end = self._new_front_end(1)
 
     @property
@@ -108,10 +108,6 @@ class Optimizer(torchft.Optimizer):
 
     def _new_front_end(self, replicas: int) -> ReplicaGradients:
         return ReplicaGradients(self.manager.report_error, self._model, self._replica, replicas, self._find_unused)
-
-    def _plan(self, replicas: int) -> Plan:
-        """What the options make for so many replicas."""
-        return self._choices.plan(self._replica.parameters, lambda: replicas)(list(self._replica.planned))
 
     def _make(self, mesh: Mesh) -> tuple[Runtime, FrontEnd]:
         own = self._replica
@@ -173,7 +169,7 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
         )  # fmt: skip
         self._step, self._inner_steps = 0, inner_steps
         has = ("anchors", "outer", "inner steps")
-        self._exchange = QuorumExchange(manager, self._make, self._plan, partial(least, own), state, has)
+        self._exchange = QuorumExchange(manager, self._make, partial(least, own), state, has)
         manager.register_state_dict_fn("gradwire's local steps", self._heal, self._shared)
         # from a checkpoint, or from the other replicas' next round
         if state:

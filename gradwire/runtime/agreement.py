@@ -2,19 +2,20 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from hashlib import sha256
 from zlib import crc32
 
 import torch
 from torch import Tensor
 
+from gradwire.compressors import Compressor
 from gradwire.controllers import Controller
 from gradwire.ops import native
 from gradwire.ops.backend import backend_for, compiled_on
 from gradwire.ops.host import computing_threads, kind_of
 from gradwire.ops.noise import Seed, draws, uniform
-from gradwire.plans import Plan, sizes_follow_from_shapes
+from gradwire.plans import Group, Plan, sizes_follow_from_shapes
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.meeting import Disagreement, Facts, Meeting, disagreement
 from gradwire.slots import Layout, Slot
@@ -24,6 +25,7 @@ from gradwire.transports import Mesh
 FACTORS = (8, 97), (20, 110), (8, 4100), (40, 120)
 """The shapes of matrices whose bases are compared: few rows, more, long ones, and more rows than kernels take, each by
 a method of its own. The last one's rows are not independent, which takes noise on CPUs as well."""
+DRAWS, PRODUCTS = 1, 2
 
 
 class Agreement:
@@ -45,6 +47,8 @@ class Agreement:
         }
         own = {"Gradwire's version": version(), "device": kind_of(device), "seed": str(options.seed)}
         self._facts = {**own, **options.facts}
+        # of results that each rank computes alone, what has been compared
+        self._compared = 0
         self.replicas = mesh.replica.world
 
     def hosts(self) -> Sequence[str]:
@@ -58,25 +62,26 @@ class Agreement:
 
     def on_plan(
         self,
-        make: Callable[[], Plan],
+        make: Callable[[], tuple[Plan, Plan]],
         controller: Controller | None,
         trained: Collection[str],
         call: str = "attach() or replan()",
     ) -> Plan:
-        """The plan that `make` returns for the `trained` parameters, once all ranks have the same."""
+        """The plan with which the `controller` begins, once all ranks have the same: the second that `make` returns,
+        behind the user's, both for the `trained` parameters."""
         made: list[Plan] = []
 
         def facts() -> Facts:
             # raises where GRADWIRE_KERNELS names no library
             native.available()
-            made.append(make())
+            made.extend(make())
             return {
                 **self._facts,
                 **{field: _digest(json.dumps(table)) for field, table in self._tables.items()},
                 "requires_grad": _digest("\n".join(sorted(trained))),
                 "controller": controller.describe() if controller else "none",
-                "plan": f"{made[0].describe()} ({_digest(made[0].to_json())})",
-                **_sent(made[0], self._slots, self.replicas),
+                "plan": f"{made[0].describe()} ({_digest(''.join(plan.to_json() for plan in made))})",
+                **_sent(_groups(made), self._slots, self.replicas),
             }
 
         # all ranks compare the same facts
@@ -89,15 +94,33 @@ class Agreement:
             if error.field in self._tables:  # which one?
                 self._meeting.compare(self._tables[error.field])
             raise
+        # what a controller sends later counts from the beginning
+        later = controller.may_send() if controller else ()
+        self.on_arithmetic([*(group.compressor for group in _groups(made)), *later], call)
+        return made[1]
+
+    def on_arithmetic(self, compressors: Iterable[Compressor], call: str) -> None:
+        """Compares what each rank computes alone for these compressors; all ranks have the same ones."""
+        alone = _alone(compressors)
+        if not alone:
+            return
+        computed = {"call": call}
+        # bases of long matrices differ by the number of threads, whatever the checksum of small ones is
+        if alone == PRODUCTS:
+            computed["threads that compute, which OMP_NUM_THREADS sets"] = str(computing_threads(self._device))
+        computed["arithmetic"] = _arithmetic(self._device)
         # a meeting of its own, as patient as collectives are where kernels have to be compiled for it
-        if _local_arithmetic(made[0]):
-            computed = {"call": call}
-            # bases of long matrices differ by the number of threads, whatever the checksum of small ones is
-            if any(group.compressor.multiplies for group in made[0].groups):
-                computed["threads that compute, which OMP_NUM_THREADS sets"] = str(computing_threads(self._device))
-            computed["arithmetic"] = _arithmetic(self._device)
-            self._meeting.compare(computed, patience_s=self._timeout_s if compiled_on(self._device) else None)
-        return made[0]
+        self._meeting.compare(computed, patience_s=self._timeout_s if compiled_on(self._device) else None)
+        self._compared = max(self._compared, alone)
+
+    def check(self, plan: Plan) -> None:
+        """Raises ValueError where the plan needs equal arithmetic on all ranks, and they have not compared it."""
+        for compressor in dict.fromkeys(group.compressor for group in plan.groups):
+            if _alone([compressor]) > self._compared:
+                raise ValueError(
+                    f"the ranks did not compare their arithmetic for {compressor}, which the controller chose; have "
+                    "its may_send() return that"
+                )
 
     def on(self, facts: Callable[[], Facts], call: str) -> None:
         """Compares `facts` on all ranks, which make this call together; where `facts` raises ValueError on one of them,
@@ -123,10 +146,15 @@ def _digest(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:12]
 
 
-def _sent(plan: Plan, slots: Sequence[Slot], world: int) -> Facts:
+def _groups(plans: Iterable[Plan]) -> Collection[Group]:
+    """All groups of these plans, each once."""
+    return dict.fromkeys(group for plan in plans for group in plan.groups)
+
+
+def _sent(groups: Iterable[Group], slots: Sequence[Slot], world: int) -> Facts:
     """The bytes that each compressor sends in one period; a user's own compressor may count wrong on one rank."""
     by_name, counts = {slot.name: slot for slot in slots}, Counter[str]()
-    for group in plan.groups:
+    for group in groups:
         compressor, layout = group.compressor, Layout(tuple(by_name[name] for name in group.slots))
         # sizes that depend on gradients are exchanged with them
         if sizes_follow_from_shapes(compressor):
@@ -135,9 +163,9 @@ def _sent(plan: Plan, slots: Sequence[Slot], world: int) -> Facts:
     return {what: str(count) for what, count in counts.items()}
 
 
-def _local_arithmetic(plan: Plan) -> bool:
-    """Whether every rank computes something by itself that must be equal on all."""
-    return any(group.compressor.local_arithmetic for group in plan.groups)
+def _alone(compressors: Iterable[Compressor]) -> int:
+    """What every rank computes by itself that must be equal on all: 0 for nothing, DRAWS, or PRODUCTS as well."""
+    return max((PRODUCTS if each.multiplies else DRAWS for each in compressors if each.local_arithmetic), default=0)
 
 
 def _arithmetic(device: torch.device) -> str:

@@ -113,13 +113,8 @@ class Runtime:
         return control
 
     def _hand_on_calls(self) -> None:
-        """Makes the methods of the parts this runtime's own. They are called for every gradient: a method that only
-        forwards would cost as much again."""
-        collector = self._collector
-        arrivals = self._collector.arrivals
-        lock = self._step_lock
-        results = self._results
-        executor = self._executor
+        """Makes methods of the parts this runtime's own: those that forward would cost as much again a gradient."""
+        collector, lock, results, executor = self._collector, self._step_lock, self._results, self._executor
         # a step is opened, given up, and no other follows
         self.open_step = lock.open_step
         self.reduce = lock.reduce
@@ -132,9 +127,9 @@ class Runtime:
         self.submit = collector.submit
         self.submit_absent = collector.submit_absent
         self.missing = collector.missing
-        self.arrived = arrivals.there
-        self.mark_ready = arrivals.mark_ready
-        self.mark_absent = arrivals.mark_absent
+        self.arrived = collector.arrivals.there
+        self.mark_ready = collector.arrivals.mark_ready
+        self.mark_absent = collector.arrivals.mark_absent
         self.backward_done = collector.backward_done
         # for the plan's order and for traces
         self.wants_readiness = collector.wants_readiness
@@ -195,6 +190,11 @@ class Runtime:
     def plan(self) -> Plan:
         """The plan in force."""
         return self._active.plan
+
+    @property
+    def origin(self) -> Plan:
+        """The plan from which a controller made it."""
+        return self._active.origin
 
     def install(self, plan: Plan) -> None:
         """Puts `plan` in force; all state stays. Raises ValueError where it does not fit the model or other ranks'."""

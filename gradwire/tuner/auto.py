@@ -1,12 +1,13 @@
 """The automatic plan: profiled, searched, tried, and tried again when the job changes."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from time import perf_counter
 from typing import ClassVar
 
 from torch import Tensor
 
+from gradwire.compressors import Compressor
 from gradwire.controllers import Controller, Decision, Observation, StepView
 from gradwire.controllers.requests import Change, NativeRequest, Profiled, ProfileRequest
 from gradwire.plans import NATIVE, Plan
@@ -117,6 +118,9 @@ class Auto(Controller):
             self._forget()
         self.dense_plan = plan
         return plan
+
+    def may_send(self) -> Iterable[Compressor]:
+        return [candidate_plans.compressor_of(each) for rule in self.rules for each in rule.candidates]
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:
         now = perf_counter()

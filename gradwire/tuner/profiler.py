@@ -188,15 +188,17 @@ def contention(mesh: Mesh, device: torch.device) -> float:
     threads = computing_threads(device)
     if not threads:
         return 0.0
-    # workers with the same boot id share this machine's cores; one that plays several ranks counts once
+    # workers with the same boot id are on this machine; one that plays several ranks counts once
     machine = float(crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()))
     allowed, group = quota()
-    mine = [machine, float(group), float(os.stat("/proc/self/ns/pid").st_ino), float(get_native_id())]
+    affinity = os.sched_getaffinity(0)
+    bound = float(crc32(str(sorted(affinity)).encode()))
+    mine = [machine, float(group), bound, float(os.stat("/proc/self/ns/pid").st_ino), float(get_native_id())]
     workers = _table(mine, mesh, device).unique(dim=0)
     here = workers[workers[:, 0].eq(machine)]
-    # those of one control group share its quota, too
-    in_group = int(here[:, 1].eq(float(group)).sum())
-    cores = min(len(os.sched_getaffinity(0)) / len(here), allowed / in_group)
+    # those of one control group share its quota, those that are bound to the same cores these
+    in_group, on_cores = (int(here[:, i].eq(own).sum()) for i, own in ((1, float(group)), (2, bound)))
+    cores = min(len(affinity) / on_cores, allowed / in_group)
     # threads share the cores fairly
     lost = max(0.0, 1 - max(cores, threads) / (threads + 1))
     return slowest([lost], mesh, device)[0]

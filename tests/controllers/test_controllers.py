@@ -1,6 +1,6 @@
 """Controllers and the engine: ranks that see different things decide alike, and nothing is lost on the way."""
 
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -363,6 +363,34 @@ def test_a_controller_has_nothing_of_the_job_before(name: str):
     torch.testing.assert_close(again, first, rtol=0, atol=0, equal_nan=True)
     with pytest.raises(AssertionError):
         torch.testing.assert_close(changed, first, rtol=0, atol=0, equal_nan=True)
+
+
+@dataclass
+class Own(gw.Controller):
+    """A user's, which needs something once."""
+
+    once: InitVar[list[int]]
+
+    def __post_init__(self, once: list[int]) -> None:
+        once.append(0)
+        self.log: list[int] = []
+
+    def decide(self, seen: gw.Observation) -> None:
+        self.log.append(seen.step)
+
+
+def test_a_controller_is_not_made_again_for_its_first_job():
+    """What its user has set since it was made stays; a later job says what it cannot do."""
+    made, log, plan = list[int](), list[int](), plan_with(SPARSE)
+    controllers = [Own(made) for _ in range(2)]
+    controllers[0].log = log
+    with job(plan, SLOTS, 2, controllers=controllers) as running:
+        running.step(draw(SLOTS, 2, 0))
+    assert (made, log) == ([0, 0], [0])
+    with pytest.raises(ValueError, match=r"^Own cannot be made again by its fields for another job") as error:
+        Job(plan, SLOTS, 2, controllers=controllers)
+    assert "\n" not in str(error.value)
+    assert str(error.value).endswith("; make a new one, or override restart()")
 
 
 def test_a_controller_is_one_jobs_at_a_time():

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from time import sleep
+from typing import Any
 
 import pytest
 import torch
@@ -176,14 +177,81 @@ def test_ranks_with_different_threads_are_refused_where_all_must_compute_alike(m
     """MKL's bases of long matrices differ by the number of threads, the small ones of the checksum do not."""
     threads = count(1)
     monkeypatch.setattr(agreement, "computing_threads", lambda device: next(threads))
-    for compressor, differ in ((gw.TopK(0.1), False), (gw.PowerSGD(2), True)):
-        plan, transports = gw.plans.uniform(SLOTS, compressor), gw.Threads.group(2)
+    low = gw.PowerSGD(2)
+    for compressor, controller, differ in (
+        (gw.TopK(0.1), lambda: None, False),
+        (low, lambda: None, True),
+        # what comes later alone: after a controller's first plan, of its choices, of candidates
+        (low, lambda: gw.WarmUp(bits=8), True),
+        (gw.TopK(0.1), lambda: gw.LGreCo(choices=(gw.TopK(0.2), low)), True),
+        (gw.TopK(0.1), gw.LGreCo, False),
+        (gw.FP32(), lambda: gw.Auto([gw.BF16(), low]), True),
+        (gw.FP32(), gw.Auto, False),
+        (gw.FP32(), lambda: Later((low,)), True),
+    ):
+        transports = gw.Threads.group(2)
 
-        def begin(rank: int, plan: gw.Plan = plan, transports: list = transports) -> None:
-            Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, JobOptions()).close()
+        def begin(rank: int, transports: list = transports, compressor: Any = compressor, make: Any = controller):
+            plan, options = gw.plans.uniform(SLOTS, compressor), JobOptions(controller=make())
+            Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, options).close()
 
         errors = together(2, begin)
-        assert ["threads that compute, which OMP_NUM_THREADS sets" in str(error) for error in errors] == [differ] * 2
+        differs = ["threads that compute, which OMP_NUM_THREADS sets" in str(error) for error in errors]
+        assert differs == [differ] * 2, (compressor, controller())
+
+
+def test_ranks_whose_plans_differ_behind_a_controllers_first_one_are_refused():
+    transports = gw.Threads.group(2)
+
+    def begin(rank: int) -> None:
+        plan, options = gw.plans.uniform(SLOTS, gw.TopK((0.1, 0.2)[rank])), JobOptions(controller=gw.WarmUp(bits=8))
+        Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, options).close()
+
+    assert ["the ranks differ in plan" in str(error) for error in together(2, begin)] == [True, True]
+
+
+class Later(gw.Controller):
+    """Low rank after the first step, of which it tells by what it `may` send."""
+
+    def __init__(self, may: Sequence[gw.Compressor] = ()) -> None:
+        self.may = may
+
+    def may_send(self) -> Sequence[gw.Compressor]:
+        return self.may
+
+    def decide(self, seen: gw.Observation) -> gw.Plan:
+        return gw.plans.uniform(SLOTS, gw.PowerSGD(2))
+
+
+def test_a_controllers_plan_that_needs_arithmetic_that_ranks_have_not_compared_is_refused():
+    dense = gw.plans.uniform(SLOTS, gw.FP32())
+    with job(dense, SLOTS, 2, controllers=[Later(), Later()]) as running:
+        with pytest.raises(Exception, match=r"PowerSGD\(rank=2.*have its may_send\(\) return that") as error:
+            _ = [running.step(draw(SLOTS, 2, number)) for number in range(4)]
+        assert "\n" not in str(error.value)
+    with job(dense, SLOTS, 2, controllers=[Later([gw.PowerSGD(4)]) for _ in range(2)]) as running:
+        _ = [running.step(draw(SLOTS, 2, number)) for number in range(4)]
+        assert running.runtimes[0].plan == gw.plans.uniform(SLOTS, gw.PowerSGD(2))
+
+
+def test_a_state_whose_plan_needs_arithmetic_that_ranks_have_not_compared_has_them_compare(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """As of Auto, which had other candidates, and goes on with its plan until it has found a new one."""
+    low, dense = (gw.plans.uniform(SLOTS, each) for each in (gw.PowerSGD(2), gw.FP32()))
+    with job(dense, SLOTS, 2, controllers=[Later([gw.PowerSGD(2)]) for _ in range(2)]) as running:
+        _ = [running.step(draw(SLOTS, 2, number)) for number in range(4)]
+        assert running.runtimes[0].plan == low
+        states = running.states()
+    threads = count(1)
+    monkeypatch.setattr(agreement, "computing_threads", lambda device: next(threads))
+    with job(dense, SLOTS, 2, controllers=[Later(), Later()]) as other:
+        with pytest.raises(ValueError, match="threads that compute"):
+            other.load(states)
+        assert other.runtimes[0].plan == dense
+        monkeypatch.setattr(agreement, "computing_threads", lambda device: 1)
+        other.load(states)
+        assert [runtime.plan for runtime in other.runtimes] == [low] * 2
 
 
 def test_a_rank_that_compiles_for_longer_than_ranks_wait_for_each_other_is_not_absent(monkeypatch: pytest.MonkeyPatch):

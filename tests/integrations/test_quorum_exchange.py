@@ -25,10 +25,6 @@ from tests.support.harness import SMALL, draw, plan_of, raising, slots_of
 SLOTS = slots_of(SMALL)
 
 
-def no_plan(replicas: int) -> gw.Plan:
-    pytest.fail("met")
-
-
 def end(runtime: Runtime) -> None:
     """As the monitor does where another replica has left."""
     runtime.fail(PeerFailed("reducing ended", "rank 1 has left the job"))
@@ -91,7 +87,7 @@ def voted(meanwhile: Callable[[Runtime], None]) -> Iterator[tuple[QuorumExchange
     with harness.job(plan, SLOTS, 2, elastic=True, voted=True) as running:
         own, other = running.runtimes
         manager = Manager(lambda: None if manager.step else meanwhile(own))
-        exchange = QuorumExchange(manager, lambda mesh: pytest.fail("met"), no_plan, lambda step: step, None)
+        exchange = QuorumExchange(manager, lambda mesh: pytest.fail("met"), lambda step: step, None)
         exchange.runtime, exchange.handle, exchange._quorum = own, gw.Handle(own, NullFrontEnd()), 1
         running.step(draw(SLOTS, 2, 0))
         other.commit()
@@ -140,7 +136,7 @@ def test_a_replica_that_heals_keeps_what_it_has_sent_since_and_no_checkpoints_me
 
 def test_a_replica_goes_on_from_the_least_step_of_its_ranks():
     manager = Manager(lambda: None)
-    exchange = QuorumExchange(manager, lambda mesh: pytest.fail("met"), no_plan, lambda step: step - 2, None)
+    exchange = QuorumExchange(manager, lambda mesh: pytest.fail("met"), lambda step: step - 2, None)
     manager.step = 5
     exchange.begin()
     assert manager.step == 3
@@ -172,7 +168,7 @@ def test_replicas_whose_controllers_differ_by_a_step_go_on_together(ratio: float
     assert not torch.equal(states[0]["//done"], states[1]["//done"])
     managers, exchanges = [Manager(lambda: None) for _ in range(2)], list[QuorumExchange]()
     for manager, transport, state in zip(managers, transports, states, strict=True):
-        exchanges.append(QuorumExchange(manager, make, lambda replicas: plan, lambda step: step, None))
+        exchanges.append(QuorumExchange(manager, make, lambda step: step, None))
         manager._pg.parent, manager.step = transport, 1
         exchanges[-1]._states, exchanges[-1]._has_met = {1: state}, True
     raising(harness.together(2, lambda rank: exchanges[rank].begin()))
@@ -260,7 +256,7 @@ def test_default_collectives_follow_the_quorum_and_a_plan_of_the_users_stays(own
     transports, exchanges = gw.Threads.group(12), list[QuorumExchange]()
     for rank, transport in enumerate(transports):
         manager = Manager(lambda: None)
-        exchanges.append(QuorumExchange(manager, make, made_for, lambda step: step, None))
+        exchanges.append(QuorumExchange(manager, make, lambda step: step, None))
         manager._pg.parent, manager.step = transport, 1
         exchanges[-1]._states, exchanges[-1]._has_met = ({1: states[rank]} if rank < 2 else {}), True
         if rank >= 2:

@@ -5,16 +5,19 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import timedelta
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from torch.distributed import DistStoreError, TCPStore
 
 import gradwire as gw
 from gradwire.importing import imported
 from gradwire.lab.launch.launch import import_path, launch
 from gradwire.lab.launch.rank_failed import RankFailed
+from gradwire.lab.launch.rank_job import unmet
 from gradwire.lab.launch.runner import _following
 from gradwire.launched import is_launched
 from tests.support.waiting import wait_until
@@ -100,6 +103,7 @@ def test_a_checkout_in_the_working_folder_is_not_taken_for_the_package(
         launch(["-m", "shadow"], 1, timeout_s=60)
     # nor where a module beside it is named, which has that folder come first here
     (tmp_path / "gradwire").mkdir()
+    (tmp_path / "gradwire" / "__init__.py").touch()
     (tmp_path / "shadow.py").write_text("def make(): pass")
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     imported("shadow:make")
@@ -108,22 +112,46 @@ def test_a_checkout_in_the_working_folder_is_not_taken_for_the_package(
     launch(["-m", "shadow"], 1, timeout_s=60)
 
 
-# A rank of the command line, which waits for another one and is asked to end.
+def test_ranks_have_the_import_path_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of results is no other package, and of some folders nothing can be asked, such as another user's."""
+    (tmp_path / "gradwire").mkdir()
+    path = [str(tmp_path), str(tmp_path / ("long" * 100)), *sys.path[1:]]
+    monkeypatch.setattr(sys, "path", path)
+    assert import_path().split(os.pathsep) == path
+
+
+# A rank of the command line, which waits for another one and is asked to end: as it joins, and when it has.
 WAITS = """
 import os, signal, sys
 from threading import Timer
 from gradwire.lab.launch.rank_job import meet
 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("in order"))
-os.environ.update(RANK="1", WORLD_SIZE="2")
-Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
-with meet("cpu"):
-    pass
+if "alone" in sys.argv:
+    os.environ.update(RANK="1", WORLD_SIZE="2")
+    Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+with meet("cpu") as peers:
+    if peers.rank:
+        Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    else:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pause()
 """
 
 
-def test_a_rank_that_waits_for_the_others_is_ended_by_a_signal() -> None:
+@pytest.mark.parametrize("alone", [["alone"], []], ids=["joins", "leaves"])
+def test_a_rank_that_waits_for_the_others_is_ended_by_a_signal(alone: list[str]) -> None:
     with pytest.raises(RankFailed, match="ended with signal SIGTERM"):
-        launch(["-c", WAITS], 1, timeout_s=60)
+        launch(["-c", WAITS, *alone], 2 - len(alone), timeout_s=60)
+
+
+def test_ranks_that_did_not_come_are_not_a_store_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(DistStoreError) as late:
+        TCPStore("127.0.0.1", 0, 2, True, timedelta(seconds=1))
+    said = str(unmet(late.value))
+    assert "waited at the store at 127.0.0.1:1 for ranks that did not come: Timed out after" in said
+    assert "1/2 clients joined; start all ranks" in said
 
 
 # Takes the port at which ranks are to meet, before they do.

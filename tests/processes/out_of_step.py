@@ -117,7 +117,10 @@ def a_call_that_waits_hears_at_once_that_another_rank_has_failed() -> None:
 @scenario(3)
 def a_codec_whose_payload_is_longer_on_one_rank_is_refused_by_all() -> None:
     Longer.grown = True
-    refused(ValueError, "the ranks differ in the bytes that Longer(", lambda: gw.attach(quick_ddp(), Longer(0.1)))
+    # also where a controller sends it later
+    for controller in (None, gw.WarmUp(bits=8)):
+        attach = partial(gw.attach, quick_ddp(), Longer(0.1), controller=controller)
+        refused(ValueError, "the ranks differ in the bytes that Longer(", attach)
 
 
 @scenario(3)

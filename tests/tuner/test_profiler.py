@@ -108,14 +108,20 @@ def test_samples_are_far_apart_and_of_the_models_own_matrices(monkeypatch: pytes
         (8, [(2.0, 7), (2.0, 8)], 0.0),
         (8, [(2.0, 7), (1.0, 8)], 0.5),
         (8, [(1.5, 7), (inf, 0)], 0.25),
+        # each rank is bound to a half of them
+        (-4, [(inf, 0), (inf, 0)], 0.0),
+        (-2, [(inf, 0), (inf, 0)], 0.5),
     ],
 )
 def test_cores_are_those_that_control_groups_leave(
     affinity: int, quotas: list[tuple[float, int]], expected: float, monkeypatch: pytest.MonkeyPatch
 ):
-    """They were the machine's, and none contended for a container's."""
+    """They were the machine's, and none contended for a container's. Cores to which ranks are bound, each to its own,
+    are below 0 here."""
     meshes, own = [gw.Mesh.of(each) for each in gw.Threads.group(2)], threading.local()
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(affinity))
+    half = -affinity // 2
+    bound = [range(half), range(half, 2 * half)] if half > 0 else [range(affinity)] * 2
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: bound[own.rank])
     monkeypatch.setattr(profiler, "computing_threads", lambda device: 1)
     monkeypatch.setattr(profiler, "quota", lambda: quotas[own.rank])
 

@@ -1,13 +1,13 @@
 """Going on after ranks were lost or came: each loads one rank's common state, and the memories that it kept itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gradwire.checkpoint import GROUP, Exported, StateDict, Unpacked, pack, unpack
 from gradwire.compressors.context import SHARED
 from gradwire.frontends.handle import Handle
 from gradwire.plans import Plan
-from gradwire.runtime.plan.controller_state import mark_collectives_kept, origin_of
+from gradwire.runtime.plan.controller_state import origin_of
 
 
 def without_memories(state: StateDict) -> StateDict:
@@ -29,35 +29,28 @@ def _only(state: StateDict, kept: Callable[[str], bool]) -> StateDict:
     return pack(exported, whole.job, whole.step, whole.about)
 
 
-def go_on(
-    handle: Handle,
-    common: StateDict,
-    own: StateDict | None,
-    rank: int,
-    ranks: int,
-    made_for: Callable[[int], Plan] | None = None,
-) -> None:
+def go_on(handle: Handle, common: StateDict, own: StateDict | None, rank: int, ranks: int) -> None:
     """Goes on from the state that all have in `common`, without memories, and from this rank's `own`, which a newcomer
     lacks. All ranks call this together with a new `handle`, which has the plan of its options; then the old one is in
-    force. But where that is what the options made for the old number of ranks, which `made_for` says, the new handle
-    keeps its own: default collectives are for as many ranks as there are."""
+    force. But where the old plan of another number of ranks differs in collectives alone, those are the options': by
+    default they are for as many ranks as there are."""
     first = unpack(common)
-    about, plan = replace(first.about, rank=rank, ranks=ranks), Plan.from_json(first.about.plan)
-    if made_for and not handle.controlled and plan == made_for(first.about.ranks):
-        plan = handle.plan or plan
-    # all ranks together: the plan that the controller began with, where there is one, so that it goes on from that; a
-    # job without one keeps what an earlier job's controller has left, and has the plan that was in force
-    if handle.controlled and "origin" in first.job:
-        handle.replan(origin_of(first.job))
-        # and keeps the collectives that it had among other ranks
-        mark_collectives_kept(first.job)
-    elif plan != handle.plan:
+    # the plan that the controller began with, where there is one, so that it goes on from that; a job without one keeps
+    # what an earlier job's controller has left, and has the plan that was in force
+    begun = handle.controlled and "origin" in first.job
+    plan, given = origin_of(first.job) if begun else Plan.from_json(first.about.plan), handle.origin
+    moved = given and first.about.ranks != ranks and _without_collectives(plan) == _without_collectives(given)
+    # all ranks together
+    if plan != given and not moved:
         handle.replan(plan)
     # the common state, with the memories that each has kept
+    about = replace(first.about, rank=rank, ranks=ranks)
     handle.load_state_dict(_with_memories(replace(first, about=about), unpack(own).exported if own else {}))
-    # a controller that began anew has another plan than the one that was in force
-    if plan != handle.plan:
-        handle.replan(plan)
+
+
+def _without_collectives(plan: Plan) -> Sequence[object]:
+    """What tells the plan from others, without its collectives."""
+    return [(group.slots, group.compressor, group.memory) for group in plan.groups]
 
 
 def _with_memories(first: Unpacked, own: Exported) -> StateDict:

@@ -12,7 +12,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 
 from gradwire.lab.doctor.examination import LIMIT_S
 from gradwire.lab.doctor.site import Site
-from gradwire.lab.launch.rank_job import unreachable
+from gradwire.lab.launch.rank_job import ended_at_once, unmet
 from gradwire.launched import gpu_of_rank, started
 from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.torch_store import TorchStore
@@ -65,9 +65,10 @@ def _store(rank: int, world: int) -> Store:
     leads = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     timeout = timedelta(seconds=PATIENCE_S)
     try:
-        store = TCPStore(host, port, world, leads, timeout, wait_for_workers=False, multi_tenant=True)
+        with ended_at_once():
+            store = TCPStore(host, port, world, leads, timeout, wait_for_workers=False, multi_tenant=True)
     except RuntimeError as error:
-        raise unreachable(error) from error
+        raise unmet(error) from error
     return PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 

@@ -90,11 +90,13 @@ def arguments(argv: list[str], network: Network | None, host: int) -> tuple[str,
 
 def import_path() -> str:
     """PYTHONPATH for ranks: they import what this process can, such as a user's model beside the script that was
-    started. Folders with another `gradwire` come last: parts of the user's may be named in a checkout's folder."""
-    own = [Path(folder).resolve() for folder in gradwire.__path__]
+    started. Those with another package `gradwire` come last: parts of the user's may lie in a checkout's folder."""
+    own = [os.path.realpath(folder) for folder in gradwire.__path__]
 
     def has_another(path: str) -> bool:
-        return (there := Path(path, "gradwire")).is_dir() and there.resolve() not in own
+        # of folders that this user may not enter, as of those that are not there, os.path says no
+        there = os.path.join(path, "gradwire")
+        return os.path.isfile(os.path.join(there, "__init__.py")) and os.path.realpath(there) not in own
 
     return os.pathsep.join(sorted((path or os.getcwd() for path in sys.path), key=has_another))
 

@@ -95,29 +95,36 @@ class Peers:
 @contextmanager
 def meet(device: str, interface: str | None = None) -> Iterator[Peers]:
     """Joins the other ranks as torch's env:// variables say: over gloo, or over NCCL where each rank has a GPU. Raises
-    OSError where the store cannot be reached."""
+    OSError where the store cannot be reached, or others do not come to it."""
     # as launch() sets it
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     try:
-        with _ended_at_once():
+        with ended_at_once():
             here = _join(torch.device(device), emulated=interface is not None)
     except (dist.DistNetworkError, dist.DistStoreError) as error:
-        raise unreachable(error) from error
+        raise unmet(error) from error
     try:
-        yield Peers(dist.get_rank(), dist.get_world_size(), here, ProcessGroup.own(), interface)
+        with ended_at_once():
+            own = ProcessGroup.own()
+        yield Peers(dist.get_rank(), dist.get_world_size(), here, own, interface)
         # the others may still ask the store, which ends with rank 0
-        dist.barrier()
+        with ended_at_once():
+            dist.barrier()
     finally:
         dist.destroy_process_group()
 
 
-def unreachable(error: RuntimeError) -> OSError:
-    """The error, in one line, of a rank that cannot reach the store where all ranks meet."""
+def unmet(error: RuntimeError) -> OSError:
+    """The error, in one line, of a rank that has not met the others: it did not reach the store, or they did not."""
+    rank = f"rank {os.environ['RANK']} (host {gethostname()})"
     store = f"the store at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    words = f"rank {os.environ['RANK']} (host {gethostname()}) cannot reach {store}"
     reason = next(iter(str(error).splitlines()), "").rstrip(".")
-    return OSError(f"{words}: {reason}; give all ranks one MASTER_ADDR, and a MASTER_PORT that is free")
+    if isinstance(error, dist.DistStoreError):
+        return OSError(f"{rank} waited at {store} for ranks that did not come: {reason}; start all ranks")
+    return OSError(
+        f"{rank} cannot reach {store}: {reason}; give all ranks one MASTER_ADDR, and a MASTER_PORT that is free"
+    )
 
 
 def _join(device: torch.device, emulated: bool) -> torch.device:
@@ -134,7 +141,7 @@ def _join(device: torch.device, emulated: bool) -> torch.device:
 
 
 @contextmanager
-def _ended_at_once() -> Iterator[None]:
+def ended_at_once() -> Iterator[None]:
     """SIGTERM and SIGHUP end this process at once: handlers in Python do not run while torch waits for other ranks."""
     handlers = {number: getsignal(number) for number in (SIGTERM, SIGHUP)} if current_thread() is main_thread() else {}
     # what is ignored, as under nohup, stays so

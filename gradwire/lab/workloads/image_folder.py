@@ -14,7 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from gradwire.lab.workloads.image_set import Images, Splits
-from gradwire.process_limits import cores
+from gradwire.process_limits import cores_of_one
 
 _MEAN, _DEVIATION = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 _ENDINGS = {".jpeg", ".jpg", ".png", ".webp", ".bmp"}
@@ -58,7 +58,7 @@ class FolderImages(Images):
 def _readers() -> ThreadPoolExecutor:
     """One for each core that a rank of this machine has; Pillow lets go of the interpreter while it decodes."""
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return ThreadPoolExecutor(max(1, int(cores() / here)), "images")
+    return ThreadPoolExecutor(max(1, int(cores_of_one(here))), "images")
 
 
 def cut_out(image: Image.Image, pixels: int, draw: numpy.random.Generator) -> Image.Image:

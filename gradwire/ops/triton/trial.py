@@ -1,6 +1,5 @@
 """A trial of the kernels on a device, against the reference, before they are used there."""
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -20,6 +19,7 @@ from gradwire.ops.reference.products import COLUMNS, ROWS
 from gradwire.ops.slices import SliceEntries, Slices
 from gradwire.ops.triton import TRITON
 from gradwire.ops.triton.launching import side_by_side
+from gradwire.process_limits import cores
 
 N, RANKS = 5000, 6
 CODES = (nearest(4), nearest(8, 128), nearest(3), sign(), one_bit(1024))
@@ -44,7 +44,7 @@ def tried(device: torch.device) -> tuple[Backend, str]:
     host = torch.randn(2, N, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
     here = host.to(device)
     # compare, in threads, for compiling takes longest; Triton's interpreter does one after another
-    count, compiling = (1, nullcontext()) if on_host(device) else (os.cpu_count(), side_by_side())
+    count, compiling = (1, nullcontext()) if on_host(device) else (max(1, int(cores())), side_by_side())
     with compiling, ThreadPoolExecutor(count) as threads:
         differences = threads.map(lambda trial: _difference(trial, here, host), TRIALS.values())
         found = dict(zip(TRIALS, differences, strict=True))

@@ -144,7 +144,7 @@ class ActivePlan:
         # the order of gradients is known now: the plan is made again, once
         if self._follow_order:
             self.order.agree(self._pipeline, self._steps.store.device)
-            self._replace(self._begin(self._follow_order(self.order.sorted(self.trained))))
+            self._replace(self._begin(self._follow_order(self.order.sorted(self.trained)))[1])
         else:
             self._apply(self._control.end(self._steps.number - 1, self.plan))
 
@@ -166,17 +166,16 @@ class ActivePlan:
             return dict(self._waits)
         return self._control.export(self.plan, self.origin, self._native if self.plan.native else None)
 
-    def check(self, read: checkpoint.Unpacked) -> None:
-        """Raises ValueError where this job cannot go on from a state. To find out, the controller loads it; where the
-        state is not taken after all, the caller brings back the controller's own by `restore`."""
+    def check(self, read: checkpoint.Unpacked) -> Plan | None:
+        """Raises ValueError where this job cannot go on from a state. To find out, the controller loads it, whose plan
+        this returns; where the state is not taken after all, the caller brings back its own by `restore`."""
         if not self._options.controller:
-            self.momenta.check(self.plan, self.momenta.of_state(read))
-            return
-        # the controller loads the state here; where it cannot, the caller brings back its own
+            return self.momenta.check(self.plan, self.momenta.of_state(read))
         try:
             plan = self._load_controller(read.job)[0]
             plan.check(self.trained)
             self.momenta.check(plan, self.momenta.of_state(read))
+            return plan
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
             name = type(self._options.controller).__name__
             raise ValueError(f"{name} cannot go on from this state ({error}); load what this job saved") from error
@@ -193,7 +192,7 @@ class ActivePlan:
         if self._options.controller:
             self._load_with_controller(read)
         elif self._remake and read.about.order:
-            self._replace(self._begin(self._remake(self.order.sorted(self.trained))))
+            self._replace(self._begin(self._remake(self.order.sorted(self.trained)))[1])
 
     def _load_with_controller(self, read: checkpoint.Unpacked) -> None:
         plan, native = self._load_controller(read.job)
@@ -225,7 +224,7 @@ class ActivePlan:
             return saved, native_of(job)
         # the user names another compressor, or trains other parameters: as after a replan
         self._control.begin_anew()
-        return self._begin(own), None
+        return self._begin(own)[1], None
 
     def _load_saved(self, job: Mapping[str, Tensor]) -> Plan:
         """Brings the controller back to an `export`, with the slots that it had; returns the plan that was in force."""
@@ -251,8 +250,8 @@ class ActivePlan:
         self._control.paused = self.follows_order
         self._install(plan)
 
-    def _begin(self, plan: Plan, asked: Plan | None = None) -> Plan:
-        """The plan with which the controller begins, made from this one, which a user may have `asked` for."""
+    def _begin(self, plan: Plan, asked: Plan | None = None) -> tuple[Plan, Plan]:
+        """This plan, which a user may have `asked` for, of what is trained; and what the controller begins with."""
         self.momenta.check(plan, self.momenta.made_by)
         # frozen parameters' slots leave the plan
         controller = self._options.controller
@@ -267,7 +266,7 @@ class ActivePlan:
             controller.check(self._with_frozen(plan, asked))
         # the controller may begin with another plan than the user's
         self.origin = plan
-        return controller.begin(plan) if controller else plan
+        return plan, controller.begin(plan) if controller else plan
 
     def _with_frozen(self, plan: Plan, asked: Plan | None) -> Plan:
         """The plan, with the groups that frozen parameters would have: what a controller is for may be among them."""
@@ -277,6 +276,7 @@ class ActivePlan:
     def _install(self, plan: Plan) -> None:
         # a plan that a controller made was not checked before
         plan.check(self.trained)
+        self._agreement.check(plan)
         self._steps.install(plan)
         self.plan = plan
         self.momenta.follow(plan)

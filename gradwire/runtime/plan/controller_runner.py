@@ -33,7 +33,6 @@ from gradwire.ops.vectors import Scalar
 from gradwire.plans import Group, Plan
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.plan.controller_state import (
-    collectives_are_kept,
     controller_state,
     decided_of,
     load_controller,
@@ -236,7 +235,7 @@ class ControllerRunner:
         assert self.controller is not None
         here = self._mesh.replica.world
         ranks = ranks_of(state) or here
-        if ranks == here or collectives_are_kept(state):
+        if ranks == here:
             return state
         return with_plans(state, self.controller.for_these_ranks(ranks, origin_of(state), own), here)
 

@@ -13,7 +13,7 @@ from gradwire.text_tensors import letters, text_of
 
 ControllerState = Mapping[str, Tensor]
 """What `controller_state` returns."""
-_TEXTS = ("plan", "origin", "replicas", "kept replicas", "native", "decided")
+_TEXTS = ("plan", "origin", "replicas", "native", "decided")
 """Its keys that are not the controller's own."""
 
 
@@ -49,19 +49,7 @@ def origin_of(state: ControllerState) -> Plan:
 
 def ranks_of(state: ControllerState) -> int | None:
     """The number of ranks whose default communicators the plans have; a state of an earlier version does not say it."""
-    number = next((state[name] for name in ("replicas", "kept replicas") if name in state), None)
-    return None if number is None else int(text_of(number))
-
-
-def collectives_are_kept(state: ControllerState) -> bool:
-    """Whether the plans keep these communicators among any number of ranks."""
-    return "kept replicas" in state
-
-
-def mark_collectives_kept(state: dict[str, Tensor]) -> None:
-    """Has the plans keep their communicators where the state is loaded, among however many ranks."""
-    if "replicas" in state:
-        state["kept replicas"] = state.pop("replicas")
+    return int(text_of(state["replicas"])) if "replicas" in state else None
 
 
 def native_of(state: ControllerState) -> Change | None:

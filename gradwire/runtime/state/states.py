@@ -13,6 +13,7 @@ from gradwire.collective import HOST, REPLICA, SHARD
 from gradwire.compressors import COMMON
 from gradwire.compressors.context import SHARED
 from gradwire.options import dtype_name, dtype_of
+from gradwire.plans import Plan
 from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.failures.job_errors import AbsentRanks
 from gradwire.runtime.job_options import JobOptions
@@ -81,20 +82,23 @@ class States:
         Raises ValueError, on all ranks, where one of them cannot load it, or `more_facts` raises it, or where their
         states do not belong together, also by these facts."""
         # loading is tried: a controller that has loaded is put back where ranks disagree
-        before, read = self._plans.export(), list[checkpoint.Unpacked]()
+        before, read, plans = self._plans.export(), list[checkpoint.Unpacked](), list[Plan | None]()
 
         def facts() -> Mapping[str, str]:
             others = more_facts()
             whole = checkpoint.unpack(state)
             own = whole.of_rank(self._mesh.rank, self._mesh.ranks, self._options.rounds)
             own.check(self._slots, self._options.others)
-            self._plans.check(own)
+            plans.append(self._plans.check(own))
             read.append(own)
             return {**whole.facts(sharded=SHARD in self._mesh.axes), **others}
 
         try:
             # all ranks meet here, and load all or none
             self._agreement.on(facts, "load_state_dict()")
+            # a controller's state may go on with what this job's plan does not have
+            if plan := plans[0]:
+                self._agreement.on_arithmetic((group.compressor for group in plan.groups), "load_state_dict()")
             return self._alike(read[0])
         except (ValueError, AbsentRanks):
             self._plans.restore(before)
