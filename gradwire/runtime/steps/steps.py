@@ -145,6 +145,10 @@ class Steps:
         self.kernels.forget_views()
         self.float_residuals.follow(self.exchanges)
         self.recordings.follow(self.exchanges)
+        if not self.exchanges:  # only what memories hold is kept
+            self._active = []
+            self.job.scratch.clear()
+            self.kernels.clear()
 
     def forget_addresses(self) -> None:
         """Forgets where gradients lie."""
