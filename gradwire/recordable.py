@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 class Recordable:
     """A part of a plan that says whether it is `recordable`: at every step of a phase it launches the same work on the
-    same memory, whatever the numbers, and keeps nothing in Python. What changes from step to step it reads on the
-    device, as the loss's scale, or the word that counts steps (`GroupContext.own_seed`).
+    same memory, whatever the numbers, never waits for it, and keeps nothing in Python. What changes from step to step
+    it reads on the device, as the loss's scale, or the word that counts steps (`GroupContext.own_seed`).
 
     class MyCodec(gw.SimpleCodec, recordable=True)
 

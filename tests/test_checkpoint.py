@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -29,6 +29,7 @@ from gradwire.plans import Plan, uniform
 from gradwire.resharding import predecessors
 from gradwire.runtime import agreement, meeting
 from gradwire.runtime.job_options import JobOptions
+from gradwire.runtime.state import state_buffers
 from gradwire.runtime.state.state_buffers import StateBuffers
 from gradwire.runtime.state.states import gather
 from gradwire.runtime.worker.executor import Executor
@@ -106,6 +107,30 @@ def test_a_resumed_job_goes_on_bit_for_bit(case: Case):
         for old, new in zip(after, resumed.states(), strict=True):
             assert old.keys() == new.keys()
             assert all(torch.equal(old[key], new[key]) for key in old)
+
+
+@pytest.mark.parametrize("loads", [False, True], ids=["a new plan", "a load"])
+def test_what_a_gpu_has_only_queued_to_move_is_saved_where_it_goes(loads: bool, monkeypatch: pytest.MonkeyPatch):
+    """Another thread saves before the worker's stream has come that far."""
+    plan, other = (plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather(), groups=count) for count in (2, 3))
+    queue: list[Callable[[], None]] = []
+    comes = SimpleNamespace(synchronize=lambda: [queue.pop(0)() for _ in queue.copy()])
+    with job(plan, SLOTS, 2) as running:
+        for step in range(2):
+            running.step(draw(SLOTS, 2, step))
+        before = running.states()
+        running.install(other)
+        monkeypatch.setattr(Executor, "record_event", lambda self: comes)
+        for owner, name in ((state_buffers, "copy_each"), (StateBuffers, "write")):
+            call = getattr(owner, name)
+            monkeypatch.setattr(owner, name, lambda *given, call=call: queue.append(partial(call, *given)))
+        if loads:
+            running.load(before)
+        else:
+            running.runtimes[0]._call(running.runtimes[0]._steps.close)
+        assert queue
+        for key, tensor in tensors_of(running.runtimes[0].state_dict()).items():
+            assert torch.equal(tensor, before[0][key]), key
 
 
 @rows(CASES)

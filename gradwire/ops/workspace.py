@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from gradwire.ops.host import stream_of
+
 T = TypeVar("T")
 
 
@@ -100,18 +102,18 @@ def _tensors_in(kept: Any) -> Iterator[Tensor]:
 
 
 class _OfThread(threading.local):
-    """A thread's scratch, by device."""
+    """A thread's scratch, by device and stream: what two streams do is in no order."""
 
     def __init__(self) -> None:
-        self.by_device: dict[torch.device, Workspace] = {}
+        self.by_stream: dict[tuple[torch.device, int], Workspace] = {}
 
 
 _scratch = _OfThread()
 
 
 def scratch_on(device: torch.device) -> Workspace:
-    """This thread's scratch: temporaries of a call, and tables that kernels read."""
-    kept = _scratch.by_device
-    if device not in kept:
-        kept[device] = Workspace(device)
-    return kept[device]
+    """This thread's scratch on the current stream: temporaries of a call, and tables that kernels read."""
+    kept, key = _scratch.by_stream, (device, stream_of(device))
+    if key not in kept:
+        kept[key] = Workspace(device)
+    return kept[key]

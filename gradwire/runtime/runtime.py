@@ -131,6 +131,7 @@ class Runtime:
         self.mark_ready = collector.arrivals.mark_ready
         self.mark_absent = collector.arrivals.mark_absent
         self.backward_done = collector.backward_done
+        self.native_begins = collector.native_begins
         # for the plan's order and for traces
         self.wants_readiness = collector.wants_readiness
         self.became_ready = collector.became_ready
@@ -146,7 +147,6 @@ class Runtime:
         self.fence = collector.fence
         self.lost = executor.lost
         self.used = self._steps.used.has
-        self.native_begins = partial(executor.post, self._steps.close)
 
     # A step, on the thread that trains
 

@@ -364,6 +364,36 @@ def join_is_refused_where_the_plan_is_native() -> None:
 
 
 @scenario(2)
+def a_native_plan_takes_no_memory_but_what_memories_hold() -> None:
+    """DDP's old buckets and all scratch are free."""
+    for memory in (gw.Residual(), gw.Residual(dtype=torch.bfloat16)):
+        made, halves = native_bytes(memory), 2 * memory.residual_dtype.itemsize * 500 * 400
+        assert halves <= made < halves + 500 * 400, f"{made:,} bytes, and {memory} needs {halves:,}"
+
+
+def native_bytes(memory: gw.Residual) -> int:
+    """What a job has made, when its plan has become native."""
+    ddp = DistributedDataParallel(nn.Linear(500, 400))
+    ddp(torch.ones(3, 500)).sum().backward()
+    before = float_bytes()
+    handle = gw.attach(ddp, gw.TopK(0.1), memory=memory)
+    for plan in (handle.plan, gw.NATIVE):
+        handle.replan(plan)
+        for _ in range(5):
+            ddp(torch.ones(3, 500)).sum().backward()
+    handle.state_dict()  # behind what the worker does
+    return float_bytes() - before
+
+
+def float_bytes() -> int:
+    """Bytes of all floating-point numbers that Python knows of: gradients, state and scratch, not tables."""
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter) and each.is_floating_point()]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+@scenario(2)
 def what_memories_hold_survives_a_native_plan() -> None:
     ddp = DistributedDataParallel(network())
     handle = gw.attach(ddp, gw.TopK(0.1), controller=Turns())

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -277,6 +277,7 @@ def pretended_cuda() -> Iterator[PretendedGPU]:
         with (
             mock.patch.object(torch, "Generator", _Generator),
             mock.patch.object(torch.cuda, "_lazy_init", return_value=None),
+            mock.patch.object(torch.accelerator, "current_stream", return_value=SimpleNamespace(stream_id=0)),
             mock.patch.object(torch.Tensor, "pin_memory", _pinned),
             PretendedGPU() as gpu,
         ):

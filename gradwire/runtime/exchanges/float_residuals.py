@@ -3,7 +3,7 @@
 A group needs its vector from its first turn to its last. Groups that are never under way together share one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ class FloatResiduals:
     def __init__(self, device: torch.device) -> None:
         self._workspace = Workspace(device)
         self.follow([])
-        self.begin([])
 
     @property
     def nbytes(self) -> int:
@@ -29,7 +28,7 @@ class FloatResiduals:
     def follow(self, exchanges: Sequence[GroupExchange]) -> None:
         """Drops all vectors, for a plan has these groups from now on."""
         self._workspace.clear()
-        self._exchanges = exchanges
+        self._exchanges, self._now = exchanges, dict[int, Tensor]()
 
     def begin(self, groups: Sequence[int]) -> None:
         """Begins a step of these groups."""
@@ -39,7 +38,7 @@ class FloatResiduals:
         """The vector (n,) of a group of the step; None for one that needs none."""
         return self._now.get(group)
 
-    def _made(self, groups: Sequence[int]) -> Mapping[int, Tensor]:
+    def _made(self, groups: Sequence[int]) -> dict[int, Tensor]:
         """The vectors of a step of these groups."""
         sizes = {
             group: exchange.stored.layout.numel

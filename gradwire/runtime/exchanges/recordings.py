@@ -12,6 +12,7 @@ computed: with an absent gradient, say. What is zeroed before a step, collective
 recording.
 """
 
+import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -28,6 +29,8 @@ from gradwire.runtime.exchanges.group_input import GroupInput
 from gradwire.runtime.exchanges.replica_exchange import ReplicaExchange
 from gradwire.runtime.worker.executor import Executor
 from gradwire.runtime.worker.graphs import Graphs
+
+_log = logging.getLogger("gradwire")
 
 MOST = 32
 """Keys that are recorded of a group; a graph is some 100 KB on a GPU."""
@@ -125,6 +128,7 @@ class GroupRecordings:
                 self._recorded[key] = self._record(self._seen[key])
         except Exception as error:
             self.why_not = f"recording it failed: {type(error).__name__}: {error}"
+            _log.warning("%s is computed at every step: %s", self._exchange, self.why_not)
             self.clear()
         # graphs still write there when larger buffers take their place
         self._kept.append(before)

@@ -47,7 +47,9 @@ class States:
         # the worker counts no step meanwhile: memories and step number belong together
         with steps.changing:
             steps.settle()
-            # residuals of rows are written in place: on a GPU the copies wait for the worker's stream
+            # on a GPU: state that was moved is there
+            steps.moved.synchronize()
+            # residuals of rows are written in place: the copies wait for the worker's stream
             if steps.store.rows.nbytes:
                 steps.executor.order_behind()
             skipped = steps.number - steps.counted
@@ -130,6 +132,7 @@ class States:
             self._steps.close()
             self._steps.number, self._steps.counted = read.step, read.step - read.about.skipped
             self._steps.store.load(read.exported, held)
+            self._steps.moved = self._steps.executor.record_event()
             self._steps.recordings.clear()
 
 

@@ -175,6 +175,11 @@ class GradientCollector:
         lately_s = 2 * self._steps.pipeline.mesh.timeout_s
         return self.step > self.ended and not self.unfinished and 0 < self._exchanged_s < lately_s
 
+    def native_begins(self) -> None:
+        """The framework reduces by itself from now on. Where gradients lay is forgotten, for it takes other memory."""
+        self._tensors = [None] * len(self.slots)
+        self._executor.post(self._steps.close)
+
     def native_step_ended(self) -> None:
         """Counts a step that the framework has reduced by itself."""
         self.step += 1

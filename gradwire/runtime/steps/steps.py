@@ -60,6 +60,8 @@ class Steps:
     """The reason of the last skip, for status; with the group that was not finite."""
     last_arrival: Event
     """When the last group of the step was complete."""
+    moved: Event
+    """When state was last moved, or loaded. A GPU that has not come there has it elsewhere."""
     members: list[tuple[int, ...]]
     """The slots of each group, from the next step on."""
     used: UsedSlots
@@ -78,19 +80,15 @@ class Steps:
     def __init__(
         self, store: Store, pipeline: Pipeline, executor: Executor, control: ControllerRunner, options: JobOptions
     ) -> None:
-        self.store = store
-        self.pipeline = pipeline
-        self.executor = executor
-        self.control = control
+        self.store, self.pipeline = store, pipeline
+        self.executor, self.control = executor, control
         self.machine, self.changing = Machine(), RLock()
         self.number = self.counted = self.current = self.skipped = self.last_counted = self._follows = 0
-        self.skip_reason = ""
-        self.last_arrival, self.members = EPOCH, []
+        self.skip_reason, self.members = "", []
+        self.last_arrival = self.moved = EPOCH
         self.ended = lambda: None
         self.exchanges, self._active = list[GroupExchange](), list[GroupExchange]()
-        self._scale = options.scale
-        self._elastic = options.elastic
-        self._voted = options.voted
+        self._scale, self._elastic, self._voted = options.scale, options.elastic, options.voted
         self.promised = self.over = self._lost = False
         # what all groups share
         self.job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), look=control.shown)
@@ -98,8 +96,7 @@ class Steps:
         self.float_residuals, self.kernels = FloatResiduals(executor.device), Workspace(executor.device)
         self.used = UsedSlots(len(store.slots), pipeline, executor, options.find_unused)
         self._promise_sum = torch.zeros(1, dtype=torch.float32, device=executor.device)
-        self._weights = Weights(pipeline, executor)
-        self._verdict = StepVerdict(pipeline, executor)
+        self._weights, self._verdict = Weights(pipeline, executor), StepVerdict(pipeline, executor)
         # the step under way, or the last one while its verdict is not read
         self._inputs: dict[int, GroupInput] = {}
         self._next: Plan | None = None
@@ -116,8 +113,7 @@ class Steps:
         with self.changing:
             self.settle()
             self.store.close()
-            plan, self._next = self._next, None
-            self._last = None
+            plan, self._next, self._last = self._next, None, None
             if plan:
                 self._arrange(plan)
 
@@ -143,11 +139,16 @@ class Steps:
     def _arrange(self, plan: Plan) -> None:
         # move state, then make the groups' exchanges over it; views of where it lay are void
         self.store.arrange(plan)
+        self.moved = self.executor.record_event()
         self.exchanges = exchanges_for(plan, self.store, self.job)
         self.kernels = scratch_on(self.executor.device)
         self.kernels.forget_views()
         self.float_residuals.follow(self.exchanges)
         self.recordings.follow(self.exchanges)
+        if not self.exchanges:  # only what memories hold is kept
+            self._active = []
+            self.job.scratch.clear()
+            self.kernels.clear()
 
     def forget_addresses(self) -> None:
         """Forgets where gradients lie."""
@@ -166,8 +167,7 @@ class Steps:
         """Counts a step that the framework has reduced by itself; none before it can be taken back any more."""
         with self.changing:
             self.settle()
-            self.number += 1
-            self.counted += 1
+            self.number, self.counted = self.number + 1, self.counted + 1
             self.last_counted = opened
             self._last = None
 

@@ -3,11 +3,14 @@
 Only this module knows them. The rest of the runtime sees `Executor.graphs`, which tests replace by a tape.
 """
 
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
 import torch
+
+from gradwire.torch_private.captures import end_failed
 
 T = TypeVar("T")
 
@@ -28,17 +31,26 @@ class CUDAGraphs:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        # the last turn of a dense group may launch nothing
+        warnings.filterwarnings("ignore", "The CUDA Graph is empty")
 
     def record(self, turn: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """See `Graphs`."""
         graph = torch.cuda.CUDAGraph()
-        # launches of this thread alone are captured; other threads go on
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
+            # launches of this thread alone are captured; other threads go on
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             value = turn()
         except BaseException:
             with suppress(RuntimeError):  # it says that the capture has failed
-                graph.capture_end()
+                self._end(graph)
             raise
-        graph.capture_end()
+        self._end(graph)
         return graph.replay, value
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            end_failed(graph, self._pool)
+            raise

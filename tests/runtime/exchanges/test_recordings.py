@@ -1,8 +1,9 @@
 """Recorded turns, on a tape: what is replayed is what would have been computed, to the last bit."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ from gradwire.controllers import StepView
 from gradwire.ops import backend
 from gradwire.runtime.exchanges.recordings import MOST
 from gradwire.runtime.worker.executor import Executor
+from gradwire.runtime.worker.graphs import CUDAGraphs
 from tests.support.cases import CASES, Case, rows
 from tests.support.fixed import PARAMETERS, Fixed, Script
 from tests.support.harness import draw, plan_of, slots_of
-from tests.support.pretend_cuda import GPU, PretendedGPU, on_gpu, real
+from tests.support.pretend_cuda import GPU, PretendedGPU, on_gpu, pretended_cuda, real
 from tests.support.states import earlier
 from tests.support.tape import PretendingExecutor, Tape, taped
 
@@ -208,10 +210,11 @@ REFUSED = {Growing(0.05): "new buffers", Asking(0.05): "the host asks", Own(0.05
 
 
 @pytest.mark.parametrize("codec", REFUSED, ids=str)
-def test_groups_that_cannot_be_recorded_are_computed_and_say_why(codec: gw.TopK):
+def test_groups_that_cannot_be_recorded_are_computed_and_say_why(codec: gw.TopK, caplog: pytest.LogCaptureFixture):
     case = Case(codec, gw.Residual(), gw.AllGather(), 3)
     job = same(of(case, groups=1), steps(24), replayed=False)
     assert REFUSED[codec] in job.runtimes[0].stats().recorded
+    assert ("is computed at every step: recording it failed" in caplog.text) is isinstance(codec, Asking)
 
 
 class Watching(gw.Controller):
@@ -269,3 +272,67 @@ def test_a_variable_switches_it_off(off: str, monkeypatch: pytest.MonkeyPatch):
     assert (executor.graphs() is None) is (off == "0")
     monkeypatch.setattr(executor, "_cuda", False)
     executor.close()
+
+
+class Capture:
+    """As torch's CUDAGraph: an end that CUDA refuses leaves the allocator and the random numbers as they were."""
+
+    invalid = draws = False
+    under_way: ClassVar[list[Any]] = []
+
+    def __init__(self) -> None:
+        self.replay = lambda: None
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        assert capture_error_mode == "thread_local"
+        Capture.under_way.append(pool)
+        self.pool, Capture.draws = pool, True
+
+    def capture_end(self) -> None:
+        if Capture.invalid:
+            Capture.invalid = False
+            raise RuntimeError("operation failed due to a previous error during capture")
+        Capture.under_way.remove(self.pool)
+        Capture.draws = False
+        warnings.warn("The CUDA Graph is empty. This usually means that", UserWarning, stacklevel=2)
+
+
+def end_allocation(device: int, pool: Any) -> None:
+    Capture.under_way.remove(pool)
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[CUDAGraphs]:
+    for name, stub in {"graph_pool_handle": lambda: (0, 1), "CUDAGraph": Capture, "current_device": lambda: 0}.items():
+        monkeypatch.setattr(torch.cuda, name, stub)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end_allocation, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda device, pool: None, raising=False)
+    monkeypatch.setattr(Capture, "under_way", [])
+    with pretended_cuda():
+        yield CUDAGraphs()
+
+
+@pytest.mark.parametrize("invalid", [True, False])
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_capture_that_fails_leaves_nothing_under_way(captures: CUDAGraphs, invalid: bool, asks: bool):
+    """The turn waits for the GPU, or another thread does in the meantime."""
+
+    def turn() -> int:
+        Capture.invalid = invalid
+        if asks:
+            raise ValueError("not while a stream is captured")
+        return 7
+
+    if invalid or asks:
+        with pytest.raises(ValueError if asks else RuntimeError, match="captured" if asks else "previous error"):
+            captures.record(turn)
+    else:
+        assert captures.record(turn)[1] == 7
+    assert not Capture.under_way
+    assert not Capture.draws
+
+
+def test_a_turn_that_launches_nothing_is_no_reason_to_warn(captures: CUDAGraphs):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CUDAGraphs().record(lambda: None)
