@@ -21,7 +21,6 @@ class ScatterReduce(SummingCommunicator, recordable=True):
     The error of the second compression goes into the memory of the rank that did it, so that nothing is lost.
     """
 
-    name: ClassVar[str] = "ScatterReduce"
     collectives: ClassVar[int] = 2
 
     def check(self, compressor: Compressor) -> None:
