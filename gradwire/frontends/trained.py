@@ -6,7 +6,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.frontends.owners import check_free
+from gradwire.frontends.owners import check_free, held_by
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
 from gradwire.torch_private.autograd import NO_PASS, backward_pass
@@ -144,11 +144,6 @@ class HeldParameters(nn.Module):
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         yield from self._named.items()
-
-
-def held_by(optimizer: Optimizer) -> Iterable[nn.Parameter]:
-    """The parameters that an optimizer steps."""
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def add_to(optimizer: Optimizer, param_group: dict[str, Any], trained: TrainedParameters) -> Sequence[Tensor]:

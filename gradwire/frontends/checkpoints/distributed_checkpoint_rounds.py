@@ -31,6 +31,7 @@ from gradwire.frontends.checkpoints.saved_tensors import (
 )
 from gradwire.frontends.local_steps.rounds import Rounds
 from gradwire.frontends.model_replica import ModelReplica
+from gradwire.frontends.owners import held_by
 from gradwire.frontends.values import is_sharded, local
 from gradwire.resharding import predecessors
 from gradwire.slots import real, real_shape
@@ -159,7 +160,7 @@ class DistributedRounds:
     def _held(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """The inner or outer optimizer's parameters by name, in its order."""
         names = self._replica.trained.names | {id(anchor): name for name, anchor in self._rounds.anchors.items()}
-        return {names[id(parameter)]: parameter for group in optimizer.param_groups for parameter in group["params"]}
+        return {names[id(parameter)]: parameter for parameter in held_by(optimizer)}
 
     def _optimizer(self, kind: str, state: Mapping[str, Any], held: Iterable[str]) -> Tensors:
         """An optimizer's state: its tensors, and a text of all else."""
