@@ -22,8 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from gradwire.checkpoint import GROUP, SEPARATOR, STEP, StateDict, key_of, pack, split, unpack
-from gradwire.compressors.context import SHARED
+from gradwire.checkpoint import GROUP, SEPARATOR, STEP, StateDict, is_small, key_of, pack, split, unpack
 from gradwire.frontends.checkpoints.saved_tensors import (
     Saved,
     check_known,
@@ -239,7 +238,7 @@ def _kind(key: str) -> str:
 
 
 def _is_small(key: str) -> bool:
-    return _kind(key).startswith((SHARED, GROUP))
+    return is_small(_kind(key))
 
 
 def _is_flat(key: str) -> bool:
