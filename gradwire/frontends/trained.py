@@ -50,6 +50,15 @@ class TrainedParameters:
             self._check(name, self._full[name])
         return names
 
+    def now_or_fail(self, runtime: Runtime) -> list[str]:
+        """Those of `now`; where that raises, the job fails: the other ranks, which may train what they did, would
+        wait."""
+        try:
+            return self.now()
+        except ValueError as error:
+            runtime.fail(error)
+            raise
+
     def following(self) -> Self:
         """Notes that the runtime begins with those of `now`; returns itself."""
         self.followed = self.now()
@@ -57,12 +66,7 @@ class TrainedParameters:
 
     def follow(self, runtime: Runtime) -> bool:
         """Has the runtime reduce those of `now` from the next step on; returns whether there are any."""
-        try:
-            names = self.now()
-        except ValueError as error:
-            # the others, which may train what they did, would wait
-            runtime.fail(error)
-            raise
+        names = self.now_or_fail(runtime)
         # the runtime asks all ranks; a step that trains nothing changes nothing
         if names and names != self.followed:
             runtime.follow(names)

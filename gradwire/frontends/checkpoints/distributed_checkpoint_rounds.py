@@ -24,10 +24,8 @@ from gradwire.frontends.checkpoints.distributed_checkpoint import DistributedSta
 from gradwire.frontends.checkpoints.saved_tensors import (
     Saved,
     check_known,
-    check_no_key,
-    folder_of,
     said_by,
-    tensors_in,
+    state_in,
 )
 from gradwire.frontends.local_steps.rounds import Rounds
 from gradwire.frontends.model_replica import ModelReplica
@@ -244,16 +242,8 @@ def _check(saved: Saved, placed: Mapping[str, ShardSpec]) -> None:
 def rounds_in(checkpoint: str | Path | StorageReader | None, key: str | None) -> dict[str, Saved]:
     """The tensors of a checkpoint's local steps, of several those saved under `key`, by folder; none without a
     checkpoint. Raises ValueError where it has none, or several and no key that fits."""
-    if checkpoint is None:
-        check_no_key(key)
-        return {}
-    # the folder in which the state was saved, under whatever name
-    kinds = tensors_in(checkpoint)
-    roots = {path[:-2] for path in kinds if path[-2:] == (SHARED, ROUND)}
-    root = folder_of(roots, key, "states of local steps", '{"local_steps": optimizer.stateful()}')
-    # its tensors, by the folders inside
+    saved = '{"local_steps": optimizer.stateful()}'
     folders: dict[str, dict[str, TensorStorageMetadata]] = {}
-    for path, kind in kinds.items():
-        if path[:-2] == root:
-            folders.setdefault(path[-2], {})[path[-1]] = kind
+    for (folder, name), kind in state_in(checkpoint, key, (SHARED, ROUND), "states of local steps", saved).items():
+        folders.setdefault(folder, {})[name] = kind
     return dict(folders)

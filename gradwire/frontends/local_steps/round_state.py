@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.frontends.local_steps.fragments import Fragment, Schedule
+from gradwire.torch_private.foreach import copy_each
 
 
 def check_groups(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
@@ -34,14 +35,14 @@ def sent_state(fragment: Fragment, index: int, step: int) -> dict[str, Any]:
 def load_fragments(fragments: Sequence[Fragment], state: Mapping[str, Any]) -> dict[int, int]:
     """Loads a state that was checked; returns, by number, the fragments that are under way, and when they were sent."""
     for fragment, kept in zip(fragments, state.get("eager", []), strict=False):
-        copy_each(fragment.pseudo_gradients, kept["means"])
-        copy_each(fragment.last_own, kept["moved"])
+        copy_by_name(fragment.pseudo_gradients, kept["means"])
+        copy_by_name(fragment.last_own, kept["moved"])
     sent_at: dict[int, int] = {}
     for kept in state.get("under way", []):
         index = kept["fragment"]
         sent_at[index] = kept["sent at"]
-        copy_each(fragments[index].pseudo_gradients, kept["means"])
-        copy_each(fragments[index].sent, kept["sent"])
+        copy_by_name(fragments[index].pseudo_gradients, kept["means"])
+        copy_by_name(fragments[index].sent, kept["sent"])
     return sent_at
 
 
@@ -96,7 +97,6 @@ def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def copy_each(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
+def copy_by_name(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
     """Copies to each target the source of its name."""
-    for name, target in targets.items():
-        target.copy_(sources[name])
+    copy_each([*targets.values()], [sources[name] for name in targets])
