@@ -20,13 +20,14 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gradwire.checkpoint import key_of, split
-from gradwire.frontends.checkpoints.distributed_checkpoint import DistributedState, ShardSpec
+from gradwire.frontends.checkpoints.distributed_checkpoint import DistributedState
 from gradwire.frontends.checkpoints.saved_tensors import (
     Saved,
     check_known,
     said_by,
     state_in,
 )
+from gradwire.frontends.local_steps.round_state import check_shapes
 from gradwire.frontends.local_steps.rounds import Rounds
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.owners import held_by
@@ -63,7 +64,9 @@ class DistributedRounds:
         replicas = sum(folder.startswith(REPLICA) for folder in saved) or rounds.runtime.mesh.replica.world
         self._own = self._folder_among(replicas)
         if saved:
-            _check(saved[SHARED], shared)
+            # by parameter, the shape of its anchor
+            sizes = {split(key)[0]: tuple(kind.size) for key, kind in saved[SHARED].items() if key.endswith(ANCHOR)}
+            check_shapes(sizes, {name: one.shape for name, one in shared.items()})
 
     def state_dict(self) -> dict[str, Tensors]:
         """The tensors to save; or, to load, zeros like the saved ones."""
@@ -224,19 +227,6 @@ def _refuse(value: object) -> NoReturn:
         f"an optimizer keeps a {type(value).__name__} that is neither as large as a parameter nor a plain number, text "
         "or tensor; save state_dict() on every rank instead"
     )
-
-
-def _check(saved: Saved, placed: Mapping[str, ShardSpec]) -> None:
-    """Raises ValueError where a checkpoint has other parameters."""
-    # by parameter, the shape of its anchor
-    there = {split(key)[0]: tuple(kind.size) for key, kind in saved.items() if key.endswith(ANCHOR)}
-    here = {name: one.shape for name, one in placed.items()}
-    for name in here | there:
-        if here.get(name) != there.get(name):
-            raise ValueError(
-                f"parameter {name!r} is {there.get(name, 'not')} in the checkpoint and {here.get(name, 'not')} in the "
-                "model; load what this model saved"
-            )
 
 
 def rounds_in(checkpoint: str | Path | StorageReader | None, key: str | None) -> dict[str, Saved]:

@@ -46,20 +46,23 @@ def load_fragments(fragments: Sequence[Fragment], state: Mapping[str, Any]) -> d
     return sent_at
 
 
+def check_shapes(there: Mapping[str, Sequence[int]], here: Mapping[str, Sequence[int]]) -> None:
+    """Raises ValueError where a state has other parameters, by name and shape, than are here."""
+    for name in {**there, **here}:
+        if there.get(name) != here.get(name):
+            raise ValueError(
+                f"parameter {name!r} is {there.get(name, 'not')} in the state and {here.get(name, 'not')} here; freeze "
+                "and thaw as before, and load what this model saved"
+            )
+
+
 def check_progress(
     state: Mapping[str, Any], anchors: Mapping[str, Tensor], fragments: Sequence[Fragment], schedule: Schedule
 ) -> None:
     """Raises ValueError for what is no state of rounds, and for one of other parameters, fragments or schedules."""
     if not {"step", "anchors", "outer"} <= state.keys():
         raise ValueError("this is no state of local steps; pass what optimizer.state_dict() returned")
-    # the same parameters
-    there, here = ({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (state["anchors"], anchors))
-    for name in there | here:
-        if there.get(name) != here.get(name):
-            raise ValueError(
-                f"parameter {name!r} is {there.get(name, 'not')} in the state, and {here.get(name, 'not')} in the "
-                "rounds; freeze and thaw as before, and load what this model saved"
-            )
+    check_shapes(*({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (state["anchors"], anchors)))
     # what is under way must fit as well
     if schedule.eager != ("eager" in state):
         raise ValueError(f"the state was saved with eager={not schedule.eager}; make LocalSteps with that")
