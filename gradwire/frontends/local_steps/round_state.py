@@ -48,7 +48,7 @@ def load_fragments(fragments: Sequence[Fragment], state: Mapping[str, Any]) -> d
 
 def check_shapes(there: Mapping[str, Sequence[int]], here: Mapping[str, Sequence[int]]) -> None:
     """Raises ValueError where a state has other parameters, by name and shape, than are here."""
-    for name in {**there, **here}:
+    for name in {**here, **there}:
         if there.get(name) != here.get(name):
             raise ValueError(
                 f"parameter {name!r} is {there.get(name, 'not')} in the state and {here.get(name, 'not')} here; freeze "
