@@ -51,7 +51,7 @@ class Unpacked:
         # small tensors and the controller's state are the same on all ranks, and hashed
         common: StateDict = {}
         if not sharded:
-            common |= {key_of(name, key): t for name, key, t in _each(self.exported) if key.startswith(SHARED)}
+            common |= {key_of(name, key): t for name, key, t in each_tensor(self.exported) if key.startswith(SHARED)}
             common |= {SEPARATOR + key: tensor for key, tensor in self.job.items()}
         return {
             "the state's ranks": f"{'all of ' if self.about.gathered else ''}{self.about.ranks}",
@@ -84,10 +84,10 @@ class Unpacked:
         # parameters that the model has, and does not reduce, are left out
         for name in others:
             self.exported.pop(name, None)
-        for name, key, tensor in _each(self.exported):
+        for name, key, tensor in each_tensor(self.exported):
             if name not in shapes:
                 raise ValueError(f"the state has parameter {name!r}, which the model lacks; load what this model saved")
-            if not key.startswith((SHARED, GROUP)) and tuple(tensor.shape) != shapes[name]:
+            if not is_small(key) and tuple(tensor.shape) != shapes[name]:
                 raise ValueError(
                     f"the state's {key} of {name!r} is {tuple(tensor.shape)}, and the parameter {shapes[name]}; "
                     "load what this model saved"
@@ -95,7 +95,7 @@ class Unpacked:
 
     def check_rows(self) -> None:
         """Raises ValueError where a state of all ranks lacks some of them."""
-        for name, key, tensor in _each(self.exported) if self.about.gathered else ():
+        for name, key, tensor in each_tensor(self.exported) if self.about.gathered else ():
             if not key.startswith(SHARED) and (not tensor.dim() or len(tensor) != self.about.ranks):
                 raise ValueError(f"the state's {key} of {name!r} has not a row for each of {self.about.ranks} ranks")
 
@@ -118,7 +118,7 @@ class Unpacked:
 def pack(exported: Exported, job: Mapping[str, Tensor], step: int, about: About) -> StateDict:
     """A copy of all this as a state dict."""
     everything = {**exported, "": job}
-    tensors = {key_of(name, key): tensor.detach().clone() for name, key, tensor in _each(everything)}
+    tensors = {key_of(name, key): tensor.detach().clone() for name, key, tensor in each_tensor(everything)}
     tensors[STEP] = torch.tensor(step, dtype=torch.int64, device="cpu")
     kinds = {key: [sum_of(tensor), *_kind(tensor)] for key, tensor in tensors.items()}
     return tensors | {ABOUT: describe(about, kinds)}
@@ -161,7 +161,7 @@ def gather(states: Sequence[StateDict]) -> StateDict:
             if fact != first[what]:
                 raise ValueError(f"rank {rank} and rank 0 differ in {what}; pass states that were saved together")
     # for every tensor that some rank has, a row of each rank; each state may lie on its rank's GPU
-    likes = {(name, key): tensor.cpu() for one in read[::-1] for name, key, tensor in _each(one.exported)}
+    likes = {(name, key): tensor.cpu() for one in read[::-1] for name, key, tensor in each_tensor(one.exported)}
     exported: dict[str, dict[str, Tensor]] = {}
     for (name, key), like in likes.items():
         # a rank without a memory has zeros; one without small state gets another rank's
@@ -245,7 +245,13 @@ def _kind(tensor: Tensor) -> list[Any]:
     return [dtype_name(tensor.dtype), *tensor.shape]
 
 
-def _each(exported: Exported) -> Iterable[tuple[str, str, Tensor]]:
+def is_small(kind: str) -> bool:
+    """Whether a slot's or a group's tensor is of other than gradient size."""
+    return kind.startswith((SHARED, GROUP))
+
+
+def each_tensor(exported: Exported) -> Iterable[tuple[str, str, Tensor]]:
+    """All tensors, with their parameter and name."""
     return [(name, key, tensor) for name, tensors in exported.items() for key, tensor in tensors.items()]
 
 

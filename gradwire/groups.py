@@ -92,10 +92,13 @@ class Filled(Grouping):
 
     def regroup(self, plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> Plan:
         parts: list[list[Slot]] = [[]]
+        size = 0
         # in order, as long as a group has room
         for slot in _compressed(plan, slots, compressor):
-            if parts[-1] and sum(4 * other.numel for other in [*parts[-1], slot]) > self.megabytes * MB:
+            size += 4 * slot.numel
+            if parts[-1] and size > self.megabytes * MB:
                 parts.append([])
+                size = 4 * slot.numel
             parts[-1].append(slot)
         return _cut(plan, parts, compressor)
 
@@ -133,7 +136,7 @@ class Listed(Grouping):
         # a rule's or a fragment's slots are grouped by themselves
         here = {slot.name for slot in slots}
         groups = [[name for name in group if name in here] for group in self.names]
-        listed = [name for group in groups for name in group]
+        listed = dict.fromkeys(name for group in groups for name in group)
         if unknown := [name for name in listed if name not in mine]:
             raise ValueError(f"the groups name {unknown[0]!r}, which {compressor} does not compress; leave it out")
         if missing := [name for name in mine if name not in listed]:
@@ -168,7 +171,7 @@ class Partial(Grouping):
                 dense += group.slots
                 continue
             # small matrices become dense, and the others send as much less as that costs
-            small = self._small(group.slots, numel, max(_ratios(compressor)))
+            small = dict.fromkeys(self._small(group.slots, numel, max(_ratios(compressor))))
             dense += small
             rest = tuple(name for name in group.slots if name not in small)
             if rest:
@@ -191,7 +194,7 @@ class Partial(Grouping):
             chosen.append(name)
         return chosen
 
-    def _factor(self, names: Sequence[str], small: Sequence[str], numel: dict[str, int], ratio: float) -> float:
+    def _factor(self, names: Sequence[str], small: Collection[str], numel: dict[str, int], ratio: float) -> float:
         """The factor of the others' ratio with which the group sends as many elements as before."""
         if self.threshold is not None:
             return 1.0

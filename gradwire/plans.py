@@ -213,7 +213,8 @@ def uniform(
     memory = memory or default_memory(compressor)
     # small vectors travel uncompressed, in one group
     small = [] if compressor.is_cast else [slot for slot in slots if dense(slot)]
-    large = [slot for slot in slots if slot not in small]
+    apart = {slot.name for slot in small}
+    large = [slot for slot in slots if slot.name not in apart]
     communicator = communicator or default_communicator(compressor, large, ranks)
     # the rest in groups that are worth a collective
     groups = [Group(names, compressor, memory, communicator) for names in _cut(large, bulky(compressor, large), sizes)]

@@ -332,8 +332,8 @@ FAULTS = [
           "        here |= {name: given for name, given in there.items() if given[1]}\n", ""),
     Fault("frontends/checkpoints/elastic_resume.py", "first.about.ranks != ranks and ", ""),
     # front ends
-    Fault("frontends/local_steps/round_state.py", "        copy_each(fragment.last_own, kept[\"moved\"])\n", ""),
-    Fault("frontends/local_steps/round_state.py", "        copy_each(fragments[index].sent, kept[\"sent\"])\n", ""),
+    Fault("frontends/local_steps/round_state.py", "        copy_by_name(fragment.last_own, kept[\"moved\"])\n", ""),
+    Fault("frontends/local_steps/round_state.py", "        copy_by_name(fragments[index].sent, kept[\"sent\"])\n", ""),
     Fault("frontends/local_steps/rounds.py",
           "        self.outer.param_groups[0][\"params\"] += new\n", ""),
     Fault("frontends/local_steps/fragments.py", "        new.anchors |= self.anchors\n", ""),

@@ -3,12 +3,15 @@
 import json
 from dataclasses import replace
 from importlib import metadata
+from typing import cast
 
 import pytest
 import torch
 
 import gradwire as gw
 from gradwire.compressors import FixedSizeCompressor
+from gradwire.frontends.local_steps.fragments import FragmentedModel
+from gradwire.frontends.model_replica import ModelReplica
 from gradwire.plans import SIZES, sizes_follow_from_shapes, uniform
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
@@ -31,6 +34,61 @@ def test_json_round_trip(case: Case):
 
 PLAN_OF_SLOTS = gw.Plan((gw.Group(("SLOTS",), gw.TopK(0.1), gw.Residual(), gw.AllGather()),)).to_json()
 PLAN_OF_SLOTS = json.dumps(json.loads(PLAN_OF_SLOTS)).replace('["SLOTS"]', "SLOTS")
+
+
+class Counted(str):
+    """A name that counts how often it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+class Measured(Slot):
+    """A slot that counts how often it is measured."""
+
+    measured = 0
+
+    @property
+    def numel(self) -> int:
+        Measured.measured += 1
+        return super().numel
+
+
+def in_fragments(plan: gw.Plan, slots: list[Slot]) -> gw.Plan:
+    model = FragmentedModel(torch.nn.Module(), cast(ModelReplica, None), 2, lambda own: uniform(own, TOP_K))
+    model.names[:] = [tuple(slot.name for slot in half) for half in (slots[:500], slots[500:])]
+    made = model.plan(slots)
+    model.check_fits(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda plan, slots: uniform(slots, TOP_K), id="uniform"),
+        pytest.param(lambda plan, slots: gw.groups.of(megabytes=25).regroup(plan, slots, TOP_K), id="of"),
+        pytest.param(lambda plan, slots: gw.groups.partial(1).regroup(plan, slots, TOP_K), id="partial"),
+        pytest.param(
+            lambda plan, slots: gw.groups.listed(
+                [[slot.name for slot in slots if not slot.is_vector]],
+            ).regroup(plan, slots, TOP_K),
+            id="listed",
+        ),
+        pytest.param(in_fragments, id="fragments"),
+    ],
+)
+def test_the_work_of_making_a_plan_grows_with_the_number_of_slots_not_with_its_square(make):
+    shapes = [(2, 2), (2,), (1, 1), (1,)]
+    slots = [Measured(Counted(f"{i}"), shape, (1,) * len(shape), torch.float32) for i, shape in enumerate(250 * shapes)]
+    plan = uniform(slots, TOP_K)
+    Counted.compared = Measured.measured = 0
+    make(plan, slots).check(slots)
+    assert Counted.compared + Measured.measured < 50 * len(slots)
 
 
 @pytest.mark.parametrize(

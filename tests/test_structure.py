@@ -25,6 +25,20 @@ MAY_USE_THE_NETWORK = {
     "transports/process_group.py",
     "transports/torch_store.py",
 }
+CHOOSES_BY_DEVICE = {
+    "frontends/options/choices.py",  # the sizes of groups
+    "runtime/replicas.py",  # which tensors of a state lay on the host, to put them there again
+    "runtime/worker/executor.py",
+    "transports/card.py",
+    "transports/played.py",
+    "transports/process_group.py",
+}
+NAMES_THE_DEVICE = {  # to torch, or to other ranks
+    "frontends/checkpoints/distributed_checkpoint.py",
+    "integrations/torchft_replica.py",
+    "runtime/agreement.py",
+    "tuner/profiler.py",
+}
 MOST_CHOICES_BY_KIND = 6
 MAKES_TENSORS = {
     "Tensor", "arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "logspace",
@@ -60,12 +74,11 @@ def test_no_class_has_the_name_of_another_and_no_file_but_the_implementations_of
     assert [name for name, count in (files | classes).items() if count > 1] == []
 
 
-def test_only_ops_and_the_executor_ask_for_the_kind_of_device():
-    """`runtime/replicas.py` remembers which tensors of a state lay on the host, and puts them there again."""
-    asks = re.compile(r"\.type [!=]=|\.is_cuda\b|\.is_cpu\b|import .*\bon_host\b")
+def test_few_modules_beside_ops_ask_for_the_kind_of_device():
+    asks = re.compile(r"\.type\b|\.is_cuda\b|\.is_cpu\b|[!=]= CPU\b|import .*\b(on_host|kind_of)\b")
     askers = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if asks.search(path.read_text())}
-    outside = {path for path in askers if not path.startswith(("ops/", "lab/"))}
-    assert outside == {"runtime/worker/executor.py", "runtime/replicas.py"}
+    outside = {path for path in askers if not path.startswith(("ops/", "lab/", "cli/"))}
+    assert outside == CHOOSES_BY_DEVICE | NAMES_THE_DEVICE
 
 
 def test_files_name_one_version_and_it_has_a_section_of_the_changelog_or_is_unreleased():

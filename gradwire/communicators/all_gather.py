@@ -20,7 +20,6 @@ class AllGather(SummingCommunicator, recordable=True):
     """Divides an element's sum, or a coefficient's, by the number of ranks that sent it, as the reference code of
     SparseLoCo and DeMo does, not by that of all ranks, as the papers' formulas do: up to N times as much, where
     selections do not overlap."""
-    name: ClassVar[str] = "AllGather"
     sends_levels: ClassVar[bool] = True
 
     def check(self, compressor: Compressor) -> None:

@@ -21,12 +21,11 @@ class AllReduce(SummingCommunicator, recordable=True):
     """Sums payloads in flight: 2·(N-1)/N payloads sent per rank. For casts, low rank, and values at coordinates that
     all ranks share."""
 
-    name: ClassVar[str] = "AllReduce"
     sends_levels: ClassVar[bool] = True
 
     def check(self, compressor: Compressor) -> None:
         if not compressor.summable:
-            others = " or ".join(f"{way.name}()" for way in (AllGather(), ScatterReduce()) if way.takes(compressor))
+            others = " or ".join(f"{way.called}()" for way in (AllGather(), ScatterReduce()) if way.takes(compressor))
             raise ValueError(f"the payloads of {compressor} cannot be added by an all-reduce; pair it with {others}")
 
     def dense_dtype(self, compressor: Compressor) -> torch.dtype | None:

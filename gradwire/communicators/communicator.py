@@ -19,8 +19,6 @@ class Communicator(Options, Recordable, ABC):
     """An algorithm that reduces a group over the ranks: a frozen dataclass of its options. Gradients come divided by
     the number of ranks, so that the sum over the ranks is the mean."""
 
-    name: ClassVar[str]
-    """The class's name, for errors."""
     sends_levels: ClassVar[bool] = False
     """Sends `MultiLevel`'s payloads."""
 
@@ -28,7 +26,7 @@ class Communicator(Options, Recordable, ABC):
         """Raises ValueError, naming a pairing that works, for a compressor that this one cannot reduce."""
         if compressor.own_collectives and compressor.summable:
             raise ValueError(
-                f"{type(compressor).__name__} sums its own factors; pair it with AllReduce(), not {self.name}()"
+                f"{type(compressor).__name__} sums its own factors; pair it with AllReduce(), not {self.called}()"
             )
 
     def takes(self, compressor: Compressor) -> bool:
@@ -113,13 +111,13 @@ class SparseCommunicator(Communicator):
         if compressor.sparse and compressor.summable:
             raise ValueError(
                 f"{type(compressor).__name__}'s ranks share their indices already; pair it with AllReduce(), not "
-                f"{self.name}()"
+                f"{self.called}()"
             )
         # sums of codes are no codes
         bits = self._sparse(compressor).value_bits
         if self.sums_values and bits != 32:
             raise ValueError(
-                f"{self.name}() adds up values in flight, which value_bits={bits} are not; "
+                f"{self.called}() adds up values in flight, which value_bits={bits} are not; "
                 "use value_bits=32, or e.g. SplitGather()"
             )
 
@@ -134,8 +132,8 @@ class SparseCommunicator(Communicator):
         if not isinstance(compressor, Sparse):
             other = "AllReduce" if compressor.summable else "AllGather"
             raise ValueError(
-                f"{self.name}() moves elements by their indices, and {type(compressor).__name__} shows none; "
-                f"pair it with {other}(), or {self.name}() with TopK()"
+                f"{self.called}() moves elements by their indices, and {type(compressor).__name__} shows none; "
+                f"pair it with {other}(), or {self.called}() with TopK()"
             )
         return compressor
 

@@ -30,7 +30,6 @@ class Exclusive(SparseCommunicator, recordable=True):
     coordinates each has, so that no message depends on the data.
     """
 
-    name: ClassVar[str] = "Exclusive"
     sums_values: ClassVar[bool] = True
 
     def check(self, compressor: Compressor) -> None:

@@ -1,7 +1,6 @@
 """Global top-k: selections merge up a tree of ranks, and the k largest sums come back down."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,8 +23,6 @@ class GlobalTopK(SparseCommunicator, recordable=True):
     A sum that a merge drops, or the error of codes in one, goes into the memory of the rank that merged: so none is
     lost, even where the other branch of the tree brings the same coordinate up to the root.
     """
-
-    name: ClassVar[str] = "GlobalTopK"
 
     def rounds(self, compressor: Compressor, world: int) -> int:
         return depth(world) + 1

@@ -22,7 +22,6 @@ class LeaderIndices(SparseCommunicator, recordable=True):
     Bytes do not grow with the ranks, and the mean is exact at k coordinates. The others wait for their turn.
     """
 
-    name: ClassVar[str] = "LeaderIndices"
     sums_values: ClassVar[bool] = True
 
     def phase(self, step: int, world: int) -> int:

@@ -1,7 +1,6 @@
 """Ok-Topk: ranks sum regions that hold equally many selected elements, and share sums above a global threshold."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -44,7 +43,6 @@ class OkTopk(SparseCommunicator):
     """The bounds move every so many steps."""
     reuse: int = 32
     """The threshold is exact every so many steps."""
-    name: ClassVar[str] = "OkTopk"
 
     def __post_init__(self) -> None:
         super().__post_init__()

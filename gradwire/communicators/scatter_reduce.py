@@ -13,6 +13,8 @@ from gradwire.ops.mean import Mean
 from gradwire.slots import Layout
 from gradwire.wire import Wire, all_gather, all_to_all
 
+ALIGN = 4096
+
 
 @dataclass(frozen=True)
 class ScatterReduce(SummingCommunicator, recordable=True):
@@ -21,7 +23,6 @@ class ScatterReduce(SummingCommunicator, recordable=True):
     The error of the second compression goes into the memory of the rank that did it, so that nothing is lost.
     """
 
-    name: ClassVar[str] = "ScatterReduce"
     collectives: ClassVar[int] = 2
 
     def check(self, compressor: Compressor) -> None:
@@ -74,8 +75,8 @@ def _sizes(codec: Codec, layout: Layout, bounds: Sequence[int], step: int) -> li
     return [codec.group_bytes(layout.cut(a, b), step) if a < b else 0 for a, b in pairwise(bounds)]
 
 
-def part_bounds(n: int, world: int, align: int = 4096) -> list[int]:
-    """The bounds (world + 1,) of near-equal parts of n elements, on multiples of `align` unless parts are smaller."""
+def part_bounds(n: int, world: int) -> list[int]:
+    """The bounds (world + 1,) of near-equal parts of n elements, on multiples of ALIGN unless parts are smaller."""
     size = -(-n // world)
-    size = -(-size // align) * align if size >= align else size
+    size = -(-size // ALIGN) * ALIGN if size >= ALIGN else size
     return [min(n, rank * size) for rank in range(world + 1)]

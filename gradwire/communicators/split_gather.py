@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,7 +34,6 @@ class SplitGather(SparseCommunicator, recordable=True):
     """The capacity on the way out over k / N entries."""
     growth: float = 2.0
     """The capacity on the way back over k / N entries; `slack` times the ranks is enough for any union."""
-    name: ClassVar[str] = "SplitGather"
 
     def __post_init__(self) -> None:
         super().__post_init__()

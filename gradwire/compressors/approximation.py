@@ -15,6 +15,7 @@ from gradwire.compressors.low_rank import LowRank
 from gradwire.ops.formats import nearest
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
+from gradwire.ops.ranges import even
 from gradwire.slots import Layout, Slot
 
 
@@ -58,7 +59,7 @@ class LowRankEstimate(LowRank):
 
     def messages(self, layout: Layout, step: int) -> Sequence[tuple[Codec, Layout]]:
         if step < self.start_step:
-            return [(FP32(), layout.cut(start, end)) for start, end in self._equal_parts(layout.numel)]
+            return [(FP32(), layout.cut(start, end)) for start, end in pairwise(even(layout.numel, self.rounds))]
         return super().messages(layout, step)
 
     def slot_bytes(self, slot: Slot) -> float:
@@ -78,9 +79,6 @@ class LowRankEstimate(LowRank):
         """`reduce` of a step before `start_step`, in as many rounds as later: the sequence of collectives must not
         depend on the step."""
         out = context.buffers.tensor("dense sums", (len(x),))
-        for start, end in self._equal_parts(len(x)):
+        for start, end in pairwise(even(len(x), self.rounds)):
             yield from reduce_codec(FP32(), LazySum.of(x[start:end]), Mean.of(out[start:end]), context.part(start, end))
         mean.vector().copy_(out)
-
-    def _equal_parts(self, n: int) -> list[tuple[int, int]]:
-        return list(pairwise(n * part // self.rounds for part in range(self.rounds + 1)))

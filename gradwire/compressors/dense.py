@@ -49,8 +49,6 @@ class Cast(Codec):
 class FP32(Cast, recordable=True):
     """No compression: float32, summed by all-reduce."""
 
-    wire_dtype: ClassVar[torch.dtype] = torch.float32
-
 
 @dataclass(frozen=True)
 class FP16(Cast, recordable=True):

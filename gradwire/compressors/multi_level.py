@@ -78,10 +78,6 @@ class MultiLevel(MultiRound):
         return self.min_share > 0
 
     @property
-    def flat_state(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.codec.flat_state
-
-    @property
     def second(self) -> Sparsifier:
         """The second level's codec."""
         codec: Any = self.codec
@@ -90,10 +86,6 @@ class MultiLevel(MultiRound):
     @property
     def local_arithmetic(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.codec.local_arithmetic
-
-    @property
-    def multiplies(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.codec.multiplies
 
     def init_group(self) -> dict[str, Tensor]:
         return self.codec.init_group() | {NORMS: torch.full((TAIL,), torch.nan, dtype=torch.float32, device="cpu")}

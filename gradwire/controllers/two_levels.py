@@ -61,5 +61,5 @@ def check_levels(plan: Plan, controller: str, defaults: Defaults, least: float) 
                 "use memory=Residual()"
             )
         if not group.communicator.sends_levels and group in named:
-            name = group.communicator.name
+            name = group.communicator.called
             raise ValueError(f"{controller}'s levels are gathered, not sent by {name}(); leave communicator= out")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -27,6 +27,11 @@ def check_free(parameters: Mapping[str, Tensor], beside: str = "") -> None:
                 f"parameter {name!r} is averaged by {kind} already; call detach() of its handle first, or where a "
                 "model has several optimizers, wrap each of them with parameters of its own"
             )
+
+
+def held_by(optimizer: Optimizer) -> Iterable[nn.Parameter]:
+    """The parameters that an optimizer steps."""
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def is_owned(parameter: Tensor) -> bool:
@@ -78,5 +83,4 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], options: dict
 
 
 def _owns(job: Runtime, optimizer: Optimizer) -> bool:
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    return any(parameter in job.owned for parameter in parameters)
+    return any(parameter in job.owned for parameter in held_by(optimizer))

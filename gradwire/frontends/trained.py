@@ -6,7 +6,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.frontends.owners import check_free
+from gradwire.frontends.owners import check_free, held_by
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
 from gradwire.torch_private.autograd import NO_PASS, backward_pass
@@ -50,6 +50,15 @@ class TrainedParameters:
             self._check(name, self._full[name])
         return names
 
+    def now_or_fail(self, runtime: Runtime) -> list[str]:
+        """Those of `now`; where that raises, the job fails: the other ranks, which may train what they did, would
+        wait."""
+        try:
+            return self.now()
+        except ValueError as error:
+            runtime.fail(error)
+            raise
+
     def following(self) -> Self:
         """Notes that the runtime begins with those of `now`; returns itself."""
         self.followed = self.now()
@@ -57,12 +66,7 @@ class TrainedParameters:
 
     def follow(self, runtime: Runtime) -> bool:
         """Has the runtime reduce those of `now` from the next step on; returns whether there are any."""
-        try:
-            names = self.now()
-        except ValueError as error:
-            # the others, which may train what they did, would wait
-            runtime.fail(error)
-            raise
+        names = self.now_or_fail(runtime)
         # the runtime asks all ranks; a step that trains nothing changes nothing
         if names and names != self.followed:
             runtime.follow(names)
@@ -144,11 +148,6 @@ class HeldParameters(nn.Module):
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         yield from self._named.items()
-
-
-def held_by(optimizer: Optimizer) -> Iterable[nn.Parameter]:
-    """The parameters that an optimizer steps."""
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def add_to(optimizer: Optimizer, param_group: dict[str, Any], trained: TrainedParameters) -> Sequence[Tensor]:

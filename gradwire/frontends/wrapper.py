@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from gradwire.frontends.trained import held_by
+from gradwire.frontends.owners import held_by
 from gradwire.frontends.values import is_sharded
 from gradwire.options import check_type
 from gradwire.torch_private.reducer import is_ddp

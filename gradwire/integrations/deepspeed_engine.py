@@ -5,12 +5,12 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial, wraps
 from importlib import import_module
 from inspect import signature
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gradwire.frontends.owners import held_by
 from gradwire.frontends.trained import on_one_device
 from gradwire.integrations.framework import Replacements, check_fits, check_has
 from gradwire.options import check_type
@@ -81,7 +81,7 @@ class TrainingEngine:
 
     def stepped(self) -> Iterable[Tensor]:
         """The tensors that the innermost optimizer steps: under ZeRO, this rank's partitions."""
-        return chain.from_iterable(group["params"] for group in self._engine.optimizer.param_groups)
+        return held_by(self._engine.optimizer)
 
     def reduce_by(self, reduce: Callable[[], None]) -> None:
         """Has `reduce` put means into `p.grad`, where the engine would sum it over the ranks. ZeRO then takes this

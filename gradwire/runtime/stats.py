@@ -52,8 +52,8 @@ class Stats:
 
     steps: int
     wire_bytes: int
-    """Bytes of gradients, and of a controller's numbers, handed to the network between hosts; without the few of other
-    sums, such as the verdict's."""
+    """Bytes of gradients, and of a controller's numbers, handed to the network between hosts by this rank, which in a
+    tree, as GlobalTopK's, is not what another rank sends; without the few of other sums, such as the verdict's."""
     dense_bytes: int
     """Bytes that plain DDP would have sent, in a ring over all ranks; where ranks share hosts, between hosts, for the
     groups that this rank leads."""

@@ -7,7 +7,7 @@ from threading import Lock
 
 from gradwire.plans import Plan
 from gradwire.runtime.failures.job_errors import BETWEEN
-from gradwire.runtime.worker.events import EPOCH, Event, elapsed_s, is_over
+from gradwire.runtime.worker.events import EPOCH, Event, elapsed_s
 from gradwire.runtime.worker.executor import Executor
 from gradwire.schedule.timeline import Span, Timeline
 
@@ -44,14 +44,14 @@ class Clock:
         with self._reading:
             self._open.append((name, start, end, step))
             # waits for nothing
-            if len(self._open) >= BATCH and is_over(self._open[BATCH - 1][2]):
+            if len(self._open) >= BATCH and self._open[BATCH - 1][2].query():
                 for _ in range(BATCH):
                     self._close()
 
     def so_far(self, name: str) -> float:
         """Seconds of a name's spans that are known to be over, without waiting for a GPU."""
         with self._reading:
-            while self._open and is_over(self._open[0][2]):
+            while self._open and self._open[0][2].query():
                 self._close()
             return self._total(name)
 

@@ -71,7 +71,7 @@ class Profile:
                 f"the profile's objective {self.objective!r} is neither 'progress', per second, nor 'step'"
             )
         # every collective that a candidate uses has a cost
-        names = {candidate.way.communicator.name for candidate in self.candidates}
+        names = {candidate.way.communicator.called for candidate in self.candidates}
         needed = {"collectives": names, "local": LOCAL if self.gpus_per_host > 1 else ()}
         for part, names in needed.items():
             if missing := set(names) - set(getattr(self, part)):
@@ -173,7 +173,7 @@ class Profile:
     def _option(self, candidate: Candidate) -> Option:
         # on the wire: bytes follow from elements, or slot by slot
         way = candidate.way
-        wire = self.collectives[candidate.way.communicator.name]
+        wire = self.collectives[candidate.way.communicator.called]
         units = None
         shapes = [slot.shape for slot in self.slots]
         if way.compressor.sized_by_elements:
@@ -249,7 +249,7 @@ def over_link(
     costs: dict[str, Affine | CostTable] = {}
     for way in (candidate.way for candidate in candidates):
         messages = way.communicator.wire(way.compressor, layout_of([(64, 64)]), hosts, STEADY).messages
-        costs[way.communicator.name] = Affine(messages / way.compressor.rounds * latency_s, 1 / bytes_per_s)
+        costs[way.communicator.called] = Affine(messages / way.compressor.rounds * latency_s, 1 / bytes_per_s)
     return costs
 
 

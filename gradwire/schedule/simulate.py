@@ -262,7 +262,7 @@ def candidate_names(candidates: Sequence[Candidate]) -> list[str]:
     rules = [f" for {candidate.way.rule!r}" if candidate.way.rule else "" for candidate in candidates]
     short = [_name(each.way.compressor) + rule for each, rule in zip(candidates, rules, strict=True)]
     return [
-        f"{name} by {candidate.way.communicator.name}" if short.count(name) > 1 else name
+        f"{name} by {candidate.way.communicator.called}" if short.count(name) > 1 else name
         for name, candidate in zip(short, candidates, strict=True)
     ]
 
@@ -281,6 +281,6 @@ def _name(compressor: Compressor) -> str:
 
 
 def _decoding(candidate: Candidate, times: float) -> Candidate:
-    if candidate.way.communicator.name != "AllGather":
+    if candidate.way.communicator.called != "AllGather":
         return candidate
     return dataclasses.replace(candidate, decode=candidate.decode.times(times))

@@ -60,17 +60,12 @@ def options_of(like: dist.ProcessGroup, few: bool) -> Any:
     return options
 
 
-def new_group_of_members(name: str, ranks: list[int], like: dist.ProcessGroup, few: bool = False) -> Any:
-    """A group of these ranks, this one among them, with the backends and the timeout of `like`; only its members call
-    this. `dist.new_group` either wants all ranks, or makes up a name from how many groups each rank has, which comes
-    again after a group was destroyed and may differ between ranks."""
-    return new_group_over(default_store(), name, ranks.index(dist.get_rank()), ranks, like, few)
-
-
 def new_group_over(
     store: Any, name: str, rank: int, ranks: list[int], like: dist.ProcessGroup, few: bool = False
 ) -> Any:
-    """A group as `new_group_of_members` makes it, whose ranks meet in any `store`; needs no default group."""
+    """A group of these ranks, in which this one has number `rank`, with the backends and the timeout of `like`; its
+    members alone call this, and meet in any `store`. `dist.new_group` either wants all ranks, or makes up a name from
+    how many groups each rank has, which comes again after a group was destroyed and may differ between ranks."""
     store = dist.distributed_c10d.PrefixStore(name, store)
     group: Any = dist.ProcessGroup(store, rank, len(ranks))
     # a backend for each type of device that `like` has; one may serve several

@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from math import prod
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -92,10 +93,7 @@ class Mesh:
     @property
     def ranks(self) -> int:
         """The number of all ranks."""
-        total = 1
-        for transport in self.axes.values():
-            total *= transport.world
-        return total
+        return prod(transport.world for transport in self.axes.values())
 
     @property
     def averaged(self) -> int:

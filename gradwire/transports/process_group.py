@@ -16,8 +16,8 @@ from gradwire.torch_private.process_groups import (
     all_gather_single,
     backend_of,
     close_group,
+    default_store,
     error_of,
-    new_group_of_members,
     new_group_over,
     options_of,
     store_of,
@@ -136,7 +136,7 @@ class ProcessGroup(Transport):
             if len(ranks) == dist.get_world_size() and parent is dist.group.WORLD:
                 group = dist.new_group(ranks, timeout=timeout, pg_options=options_of(parent, few))
             else:
-                group = new_group_of_members(name, ranks, parent, few)
+                group = new_group_over(default_store(), name, ranks.index(dist.get_rank()), ranks, parent, few)
         # keep the connections, to shut them down by name
         made = cls(group, name)
         made._connections = connections

@@ -252,9 +252,9 @@ def _candidate(way: Group, samples: Sequence[ReductionTimes], efficiency: float)
 def _collectives(ways: Sequence[Group], samples: Sequence[Sequence[ReductionTimes]]) -> dict[str, Affine | CostTable]:
     """Seconds against bytes sent, by communicator: from codecs, whose messages are large and small, where there are."""
     costs: dict[str, Affine | CostTable] = {}
-    for name in dict.fromkeys(way.communicator.name for way in ways):
+    for name in dict.fromkeys(way.communicator.called for way in ways):
         # codecs have payloads of all sizes; others' sizes are few
-        own = [(way, row) for way, row in zip(ways, samples, strict=True) if way.communicator.name == name]
+        own = [(way, row) for way, row in zip(ways, samples, strict=True) if way.communicator.called == name]
         codecs = [(way, row) for way, row in own if not way.compressor.own_collectives]
         # the cost of one round
         costs[name] = _line([

@@ -4,6 +4,9 @@ import pytest
 import torch
 
 import gradwire as gw
+from gradwire.schedule.costs import Affine
+from gradwire.schedule.profiled import Candidate
+from gradwire.schedule.simulate import candidate_names
 from tests.support.harness import SMALL, draw, job, plan_of, slots_of, total
 from tests.support.outside import Counting, Halving, InTurns, Momentum, SharedScale, Truncated
 
@@ -73,6 +76,18 @@ def test_a_plan_with_parts_of_their_own_is_described_and_compared():
     plan = plan_of(SLOTS, SharedScale(64), Momentum(0.5), gw.AllReduce())
     assert "SharedScale(levels=64)" in plan.describe()
     assert plan != plan_of(SLOTS, SharedScale(65), Momentum(0.5), gw.AllReduce())
+
+
+def test_a_pairing_that_cannot_be_names_their_communicator():
+    with pytest.raises(ValueError, match=r"PowerSGD sums its own factors; pair it with AllReduce\(\), not InTurns\(\)"):
+        gw.Group(("weight",), gw.PowerSGD(4), gw.Residual(), InTurns())
+
+
+def test_a_communicator_of_their_own_is_a_candidate():
+    ways = [gw.Group(("weight",), gw.TopK(0.01), gw.Residual(), each) for each in (gw.AllGather(), InTurns())]
+    candidates = [Candidate(way, Affine(), Affine(), 1.0) for way in ways]
+    names = candidate_names(candidates)
+    assert names == ["TopK(ratio=0.01) by AllGather", "TopK(ratio=0.01) by InTurns"]
 
 
 def test_the_beginning_of_names_that_docstrings_demand_is_offered():

@@ -684,7 +684,7 @@ def a_distributed_checkpoint_that_does_not_fit_is_one_clear_line() -> None:
     refused(ValueError, "use dcp.load({...: optimizer.stateful(path)})",
             lambda: loads({"local_steps": optimizer.stateful()}))  # fmt: skip
     small = nn.Linear(20, 5)
-    refused(ValueError, "parameter 'weight' is not in the checkpoint and (5, 20) in the model",
+    refused(ValueError, "parameter 'weight' is not in the state and (5, 20) here",
             lambda: gw.LocalSteps(inner(small), small).stateful(path))  # fmt: skip
     one = network()
     other = gw.LocalSteps(inner(one), one, gw.TopK(0.1), inner_steps=8)

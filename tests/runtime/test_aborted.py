@@ -12,7 +12,7 @@ import torch
 
 import gradwire as gw
 from gradwire.runtime.failures.job_errors import PeerFailed
-from gradwire.runtime.worker.events import elapsed_s, is_over
+from gradwire.runtime.worker.events import elapsed_s
 from gradwire.runtime.worker.executor import Executor
 from tests.support import harness
 from tests.support.harness import CPU, SMALL, draw, plan_of, raising, slots_of, together
@@ -175,7 +175,7 @@ def test_whichever_thread_asks_a_gpu_something_it_makes_no_context_on_another_on
     for name in ("device", "current_stream", "Event"):
         monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
     value, start, end = executor.on_host(torch.ones(1)), executor.record_event(), executor.record_event()
-    assert (value(), elapsed_s(start, end), is_over(end)) == (torch.ones(1), 2.0, True)
+    assert (value(), elapsed_s(start, end), end.query()) == (torch.ones(1), 2.0, True)
     assert {*cuda.asked} == {3}
     assert len(cuda.asked) == 4
     executor.close()

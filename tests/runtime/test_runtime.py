@@ -514,9 +514,7 @@ def test_steps_of_some_groups():
             members = {SLOTS.index(slot) for slot in SLOTS for g in groups if slot.name in plan.groups[g].slots}
             before, handed = running.states(), len(running.transports[0].started)
             for rank, runtime in enumerate(running.runtimes):
-                runtime.open_step(groups)
-                for slot in members:
-                    runtime.submit(slot, grads[rank][slot])
+                runtime.reduce({SLOTS[slot].name: grads[rank][slot] for slot in members}, groups)
             running.finish()
             assert len(running.transports[0].started) - handed == len(groups)
             for old, new in zip(before, running.states(), strict=True):
@@ -535,10 +533,10 @@ def test_state_follows_its_slots_where_groups_took_other_steps():
     with job(plan, SLOTS, 2) as running:
         for groups in ([0, 1, 2], [1]):
             grads = draw(SLOTS, 2, len(groups))
-            for rank, runtime in enumerate(running.runtimes):
-                runtime.open_step(groups)
-                for slot in runtime.missing():
-                    runtime.submit(slot, grads[rank][slot])
+            members = {name for group in groups for name in plan.groups[group].slots}
+            for own, runtime in zip(grads, running.runtimes, strict=True):
+                given = {slot.name: gradient for slot, gradient in zip(SLOTS, own, strict=True)}
+                runtime.reduce({name: given[name] for name in members}, groups)
             running.finish()
         before = running.states()
         for order, groups in ((SLOTS, 2), (SLOTS[::-1], 1), (SLOTS, 7)):

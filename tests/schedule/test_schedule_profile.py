@@ -221,7 +221,7 @@ def test_what_the_search_prices_is_what_is_sent(case: Case):
     way = gw.Group((), case.compressor, case.memory, case.communicator)
     slots = tuple(SlotTime(str(i), shape, 0.0) for i, shape in enumerate(shapes))
     job = Profile(
-        slots, 0.0, 0.0, (Candidate(way, Affine(), Affine(), 1.0),), {case.communicator.name: Affine(0, 1)}, 2
+        slots, 0.0, 0.0, (Candidate(way, Affine(), Affine(), 1.0),), {case.communicator.called: Affine(0, 1)}, 2
     )
     option, together = job.problem().options[0], (0, 1, 2, 3)
     units = job.problem().elements if option.units is None else option.units

@@ -72,8 +72,6 @@ class Momentum(gw.Memory):
 class InTurns(gw.Communicator):
     """A communicator: the ranks broadcast their payloads, one after another."""
 
-    name: ClassVar[str] = "InTurns"
-
     def rounds(self, compressor: gw.Compressor, world: int) -> int:
         return world
 

@@ -179,7 +179,7 @@ def test_only_axes_between_hosts_of_several_ranks_wait_for_a_slow_link(local: in
         asked.append((ranks, pg_options))
         return Group(1, 4)
 
-    def new_group_of_members(name: str, ranks: list[int], like: Group, few: bool) -> Group:
+    def new_group_over(store: object, name: str, rank: int, ranks: list[int], like: Group, few: bool) -> Group:
         return new_group(ranks, timeout=timedelta(), pg_options=process_groups.options_of(like, few))
 
     monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=Options), raising=False)
@@ -188,7 +188,8 @@ def test_only_axes_between_hosts_of_several_ranks_wait_for_a_slow_link(local: in
     monkeypatch.setattr(process_group, "world_or", lambda group: Group(1, 4))
     for name, value in {"get_rank": 1, "get_world_size": 4, "get_process_group_ranks": [0, 1, 2, 3]}.items():
         monkeypatch.setattr(dist, name, lambda *given, value=value: value)
-    monkeypatch.setattr(process_group, "new_group_of_members", new_group_of_members)
+    monkeypatch.setattr(process_group, "new_group_over", new_group_over)
+    monkeypatch.setattr(process_group, "default_store", dist.HashStore)
     monkeypatch.setattr(connections, "in_batch", no_threads)
     monkeypatch.setattr(process_group, "meet", lambda rank, ranks, timeout_s: f"gradwire/{len(asked)}")
     gw.ProcessGroup.by_host(local)

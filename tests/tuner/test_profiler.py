@@ -73,7 +73,7 @@ def test_seconds_grow_with_elements_whatever_the_models_matrices(monkeypatch: py
         sizes = np.array([1e6, 1e8])
         for cost, truth in (
             (candidate.encode, ENCODE_S * sizes),
-            (profile.collectives[candidate.way.communicator.name], WIRE_S * per_element * sizes),
+            (profile.collectives[candidate.way.communicator.called], WIRE_S * per_element * sizes),
         ):
             size = sizes if cost is candidate.encode else per_element * sizes
             assert np.all(cost(size) >= 0.9 * truth)

@@ -22,15 +22,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from gradwire.checkpoint import GROUP, SEPARATOR, STEP, StateDict, key_of, pack, split, unpack
-from gradwire.compressors.context import SHARED
+from gradwire.checkpoint import GROUP, SEPARATOR, STEP, StateDict, is_small, key_of, pack, split, unpack
 from gradwire.frontends.checkpoints.saved_tensors import (
     Saved,
     check_known,
-    check_no_key,
-    folder_of,
     said_by,
-    tensors_in,
+    state_in,
 )
 from gradwire.frontends.null_job import NullRuntime
 from gradwire.frontends.values import is_sharded, or_zero
@@ -239,7 +236,7 @@ def _kind(key: str) -> str:
 
 
 def _is_small(key: str) -> bool:
-    return _kind(key).startswith((SHARED, GROUP))
+    return is_small(_kind(key))
 
 
 def _is_flat(key: str) -> bool:
@@ -250,11 +247,6 @@ def _is_flat(key: str) -> bool:
 def saved_in(checkpoint: str | Path | StorageReader | None, key: str | None) -> Saved:
     """The tensors of a checkpoint's Gradwire state, of several the one saved under `key`; none without a checkpoint.
     Raises ValueError where it has none, or several and no key that fits."""
-    if checkpoint is None:
-        check_no_key(key)
-        return {}
-    kinds = tensors_in(checkpoint)
     # a state is known by its description
-    folders = {path[:-1] for path in kinds if path[-1] == ABOUT}
-    folder = folder_of(folders, key, "Gradwire states", '{"gradwire": handle.stateful()}')
-    return {path[-1]: kind for path, kind in kinds.items() if path[:-1] == folder}
+    found = state_in(checkpoint, key, (ABOUT,), "Gradwire states", '{"gradwire": handle.stateful()}')
+    return {name: kind for (name,), kind in found.items()}

@@ -20,17 +20,17 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gradwire.checkpoint import key_of, split
-from gradwire.frontends.checkpoints.distributed_checkpoint import DistributedState, ShardSpec
+from gradwire.frontends.checkpoints.distributed_checkpoint import DistributedState
 from gradwire.frontends.checkpoints.saved_tensors import (
     Saved,
     check_known,
-    check_no_key,
-    folder_of,
     said_by,
-    tensors_in,
+    state_in,
 )
+from gradwire.frontends.local_steps.round_state import check_shapes
 from gradwire.frontends.local_steps.rounds import Rounds
 from gradwire.frontends.model_replica import ModelReplica
+from gradwire.frontends.owners import held_by
 from gradwire.frontends.values import is_sharded, local
 from gradwire.resharding import predecessors
 from gradwire.slots import real, real_shape
@@ -64,7 +64,9 @@ class DistributedRounds:
         replicas = sum(folder.startswith(REPLICA) for folder in saved) or rounds.runtime.mesh.replica.world
         self._own = self._folder_among(replicas)
         if saved:
-            _check(saved[SHARED], shared)
+            # by parameter, the shape of its anchor
+            sizes = {split(key)[0]: tuple(kind.size) for key, kind in saved[SHARED].items() if key.endswith(ANCHOR)}
+            check_shapes(sizes, {name: one.shape for name, one in shared.items()})
 
     def state_dict(self) -> dict[str, Tensors]:
         """The tensors to save; or, to load, zeros like the saved ones."""
@@ -159,7 +161,7 @@ class DistributedRounds:
     def _held(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """The inner or outer optimizer's parameters by name, in its order."""
         names = self._replica.trained.names | {id(anchor): name for name, anchor in self._rounds.anchors.items()}
-        return {names[id(parameter)]: parameter for group in optimizer.param_groups for parameter in group["params"]}
+        return {names[id(parameter)]: parameter for parameter in held_by(optimizer)}
 
     def _optimizer(self, kind: str, state: Mapping[str, Any], held: Iterable[str]) -> Tensors:
         """An optimizer's state: its tensors, and a text of all else."""
@@ -227,32 +229,11 @@ def _refuse(value: object) -> NoReturn:
     )
 
 
-def _check(saved: Saved, placed: Mapping[str, ShardSpec]) -> None:
-    """Raises ValueError where a checkpoint has other parameters."""
-    # by parameter, the shape of its anchor
-    there = {split(key)[0]: tuple(kind.size) for key, kind in saved.items() if key.endswith(ANCHOR)}
-    here = {name: one.shape for name, one in placed.items()}
-    for name in here | there:
-        if here.get(name) != there.get(name):
-            raise ValueError(
-                f"parameter {name!r} is {there.get(name, 'not')} in the checkpoint and {here.get(name, 'not')} in the "
-                "model; load what this model saved"
-            )
-
-
 def rounds_in(checkpoint: str | Path | StorageReader | None, key: str | None) -> dict[str, Saved]:
     """The tensors of a checkpoint's local steps, of several those saved under `key`, by folder; none without a
     checkpoint. Raises ValueError where it has none, or several and no key that fits."""
-    if checkpoint is None:
-        check_no_key(key)
-        return {}
-    # the folder in which the state was saved, under whatever name
-    kinds = tensors_in(checkpoint)
-    roots = {path[:-2] for path in kinds if path[-2:] == (SHARED, ROUND)}
-    root = folder_of(roots, key, "states of local steps", '{"local_steps": optimizer.stateful()}')
-    # its tensors, by the folders inside
+    saved = '{"local_steps": optimizer.stateful()}'
     folders: dict[str, dict[str, TensorStorageMetadata]] = {}
-    for path, kind in kinds.items():
-        if path[:-2] == root:
-            folders.setdefault(path[-2], {})[path[-1]] = kind
+    for (folder, name), kind in state_in(checkpoint, key, (SHARED, ROUND), "states of local steps", saved).items():
+        folders.setdefault(folder, {})[name] = kind
     return dict(folders)

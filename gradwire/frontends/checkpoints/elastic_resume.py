@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gradwire.checkpoint import GROUP, Exported, StateDict, Unpacked, pack, unpack
+from gradwire.checkpoint import Exported, StateDict, Unpacked, is_small, pack, unpack
 from gradwire.compressors.context import SHARED
 from gradwire.frontends.handle import Handle
 from gradwire.plans import Plan
@@ -12,19 +12,20 @@ from gradwire.runtime.plan.controller_state import origin_of
 
 def without_memories(state: StateDict) -> StateDict:
     """A state's small tensors: equal on all ranks, or with a default for newcomers."""
-    return _only(state, lambda key: key.startswith((SHARED, GROUP)))
+    return _only(state, small=True)
 
 
 def memories_alone(state: StateDict) -> StateDict:
     """A state's memories: all that a rank keeps where others have gone on without it."""
-    return _only(state, lambda key: not key.startswith((SHARED, GROUP)))
+    return _only(state, small=False)
 
 
-def _only(state: StateDict, kept: Callable[[str], bool]) -> StateDict:
-    """A state with those tensors of slots and groups whose keys are `kept`."""
+def _only(state: StateDict, small: bool) -> StateDict:
+    """A state with the `small` tensors of slots and groups, or with the others alone."""
     whole = unpack(state)
     exported = {
-        name: {key: tensor for key, tensor in tensors.items() if kept(key)} for name, tensors in whole.exported.items()
+        name: {key: tensor for key, tensor in tensors.items() if is_small(key) == small}
+        for name, tensors in whole.exported.items()
     }
     return pack(exported, whole.job, whole.step, whole.about)
 

@@ -16,7 +16,24 @@ Saved = Mapping[str, TensorStorageMetadata]
 """The tensors of a state in a checkpoint, by key."""
 
 
-def folder_of(folders: Collection[tuple[str, ...]], key: str | None, states: str, saved: str) -> tuple[str, ...]:
+def state_in(
+    checkpoint: str | Path | StorageReader | None, key: str | None, marker: tuple[str, ...], states: str, saved: str
+) -> dict[tuple[str, ...], TensorStorageMetadata]:
+    """The tensors of a checkpoint's only state, or of the one saved under `key`, by their keys inside of its folder,
+    among which the `marker` is; none without a checkpoint. Raises ValueError as `_folder_of`."""
+    if checkpoint is None and key is not None:
+        raise ValueError(
+            "key= says which state of a checkpoint to load; pass the checkpoint's path too: stateful(path, key=...)"
+        )
+    if checkpoint is None:
+        return {}
+    kinds, depth = _tensors_in(checkpoint), len(marker)
+    # the folder in which the state was saved, under whatever name
+    folder = _folder_of({path[:-depth] for path in kinds if path[-depth:] == marker}, key, states, saved)
+    return {path[-depth:]: kind for path, kind in kinds.items() if path[:-depth] == folder}
+
+
+def _folder_of(folders: Collection[tuple[str, ...]], key: str | None, states: str, saved: str) -> tuple[str, ...]:
     """The folder of a checkpoint's only state, or of the one that was saved under `key`. Raises ValueError where there
     is none, or several and no key that fits. Errors call them `states`, and show how one is `saved`."""
     # lists have numbers in place of names
@@ -31,15 +48,7 @@ def folder_of(folders: Collection[tuple[str, ...]], key: str | None, states: str
     return keys[key]
 
 
-def check_no_key(key: str | None) -> None:
-    """Raises ValueError for a key without a checkpoint."""
-    if key is not None:
-        raise ValueError(
-            "key= says which state of a checkpoint to load; pass the checkpoint's path too: stateful(path, key=...)"
-        )
-
-
-def tensors_in(checkpoint: str | Path | StorageReader) -> dict[tuple[str, ...], TensorStorageMetadata]:
+def _tensors_in(checkpoint: str | Path | StorageReader) -> dict[tuple[str, ...], TensorStorageMetadata]:
     """The tensors of a checkpoint, by their keys from the outermost dictionary on."""
     reader = checkpoint if isinstance(checkpoint, StorageReader) else FileSystemReader(checkpoint)
     try:

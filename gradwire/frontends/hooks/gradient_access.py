@@ -1,7 +1,8 @@
 """Access to the gradients of parameters, for the hooks that reduce them."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
-from typing import Any, Protocol
+from typing import Any
 from weakref import ref
 
 import torch
@@ -11,40 +12,39 @@ from gradwire.frontends.hooks.sparse_gradients import no_rows
 from gradwire.torch_private.autograd import is_shared
 
 
-class GradientAccess(Protocol):
+class GradientAccess(ABC):
     """Access to the gradients of parameters, whole or sharded."""
 
+    @abstractmethod
     def hook_in(self, parameters: Iterable[Tensor]) -> Iterable[Any]:
         """Has the framework prepare gradients for the exchange; returns hooks, whose `remove()` ends that."""
-        ...
 
-    def note(self, parameters: Iterable[Tensor]) -> None:
+    def note(self, parameters: Iterable[Tensor]) -> None:  # noqa: B027
         """Notes the gradients that are there before a backward pass, which may add to them in place."""
-        ...
 
+    @abstractmethod
     def gradient(self, parameter: Tensor) -> Tensor | None:
         """The tensor to reduce in place; None where the parameter has no gradient."""
-        ...
 
+    @abstractmethod
     def left(self, parameter: Tensor) -> Tensor:
         """A new tensor for a parameter that got no gradient in this step: a copy of the gradient that an earlier pass
         has left there, which DDP would send, or zeros."""
-        ...
 
+    @abstractmethod
     def put(self, parameter: Tensor, gradient: Tensor) -> None:
         """Makes a tensor from `left` the parameter's gradient."""
-        ...
 
     def accumulates(self, parameter: Tensor) -> bool:
         """Whether this backward pass only accumulates, by the framework's own setting."""
-        ...
+        return False
 
     def only_accumulates(self) -> bool:
         """Whether the next backward pass only accumulates, by the framework's own setting, and no hook sees it."""
-        ...
+        return False
 
 
-class FullGradients:
+class FullGradients(GradientAccess):
     """Access to gradients of whole parameters, `p.grad`; those of some parameters are `sparse`."""
 
     def __init__(self, sparse: Collection[Tensor] = ()) -> None:
@@ -91,9 +91,3 @@ class FullGradients:
     def put(self, parameter: Tensor, gradient: Tensor) -> None:
         parameter.grad = gradient
         self._noted[parameter] = ref(gradient)
-
-    def accumulates(self, parameter: Tensor) -> bool:
-        return False
-
-    def only_accumulates(self) -> bool:
-        return False

@@ -1,5 +1,6 @@
 """Fragments of local steps: the parts of a model that are sent one at a time, and their schedule."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -28,12 +29,12 @@ def cut(model: nn.Module, parameters: Mapping[str, nn.Parameter], fragments: Fra
     # modules: each has some parameters, all of them cover the model, no two overlap
     names = {id(p): name for name, p in parameters.items()}
     parts = [tuple(names[id(p)] for p in module.parameters() if id(p) in names) for module in fragments]
-    covered = [name for part in parts for name in part]
+    covered = Counter(name for part in parts for name in part)
     if missing := [name for name in parameters if name not in covered]:
         raise ValueError(
             f"no fragment has parameter {missing[0]!r}; fragments=[...] must cover the model, or pass a count"
         )
-    if twice := [name for name in covered if covered.count(name) > 1]:
+    if twice := [name for name, count in covered.items() if count > 1]:
         raise ValueError(
             f"two fragments have parameter {twice[0]!r}; each belongs in one, or pass a count: fragments=4"
         )
@@ -89,24 +90,26 @@ class FragmentedModel:
             return False
         # a count of fragments: to the smallest; modules: to the one that has it
         if isinstance(self._wanted, int):
+            sizes = [sum(parameters[own].numel() for own in part) for part in self.names]
             for name in new:
-                sizes = [sum(parameters[own].numel() for own in part) for part in self.names]
-                self.names[sizes.index(min(sizes))] += (name,)
+                smallest = sizes.index(min(sizes))
+                self.names[smallest] += (name,)
+                sizes[smallest] += parameters[name].numel()
         else:
-            self.names[:] = cut(
-                self._model, {n: p for n, p in parameters.items() if n in known or n in new}, self._wanted
-            )
+            wanted = known.union(new)
+            self.names[:] = cut(self._model, {n: p for n, p in parameters.items() if n in wanted}, self._wanted)
         return True
 
     def plan(self, slots: list[Slot]) -> Plan:
         """One plan, of the groups of each fragment planned by itself."""
-        groups = [g for part in self.names for g in self._plan([slot for slot in slots if slot.name in part]).groups]
+        parts = map(set, self.names)
+        groups = [g for part in parts for g in self._plan([slot for slot in slots if slot.name in part]).groups]
         # a user's plan is the same for all fragments
         return Plan(tuple(dict.fromkeys(groups)))
 
     def check_fits(self, plan: Plan) -> None:
         """Raises ValueError for a plan with a group of several fragments."""
-        for part in self.names:
+        for part in map(set, self.names):
             groups_of(plan, part)
 
     def fragments(self, plan: Plan, schedule: "Schedule") -> "list[Fragment]":

@@ -202,13 +202,7 @@ class LocalSteps(Wrapper):
                 "the model was moved after LocalSteps() took its shards, by to(), cpu() or to_empty(); call "
                 "handle.detach() before that, and wrap the optimizer anew after it"
             )
-        try:
-            names = self._replica.trained.now()
-        except ValueError as error:
-            # the others, which may train what they did, would wait
-            self._rounds.runtime.fail(error)
-            raise
-        if self._fragments.grow(names):
+        if self._fragments.grow(self._replica.trained.now_or_fail(self._rounds.runtime)):
             self._rounds.join(self._fragments.names, self._replica.local)
 
     @contextmanager

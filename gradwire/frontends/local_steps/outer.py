@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.frontends.local_steps.fragments import Fragment
+from gradwire.frontends.owners import held_by
 
 OuterOptimizer = Callable[[list[Tensor]], Optimizer]
 """Makes the optimizer of the anchors: a class of torch's, or a function."""
@@ -59,4 +60,4 @@ def outer_facts(outer: Optimizer) -> dict[str, str]:
 
 def _names(outer: Optimizer, anchors: Mapping[str, Tensor]) -> list[str]:
     names = {id(anchor): name for name, anchor in anchors.items()}
-    return [names[id(anchor)] for group in outer.param_groups for anchor in group["params"]]
+    return [names[id(anchor)] for anchor in held_by(outer)]

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.frontends.local_steps.fragments import Fragment, Schedule
+from gradwire.torch_private.foreach import copy_each
 
 
 def check_groups(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
@@ -34,15 +35,25 @@ def sent_state(fragment: Fragment, index: int, step: int) -> dict[str, Any]:
 def load_fragments(fragments: Sequence[Fragment], state: Mapping[str, Any]) -> dict[int, int]:
     """Loads a state that was checked; returns, by number, the fragments that are under way, and when they were sent."""
     for fragment, kept in zip(fragments, state.get("eager", []), strict=False):
-        copy_each(fragment.pseudo_gradients, kept["means"])
-        copy_each(fragment.last_own, kept["moved"])
+        copy_by_name(fragment.pseudo_gradients, kept["means"])
+        copy_by_name(fragment.last_own, kept["moved"])
     sent_at: dict[int, int] = {}
     for kept in state.get("under way", []):
         index = kept["fragment"]
         sent_at[index] = kept["sent at"]
-        copy_each(fragments[index].pseudo_gradients, kept["means"])
-        copy_each(fragments[index].sent, kept["sent"])
+        copy_by_name(fragments[index].pseudo_gradients, kept["means"])
+        copy_by_name(fragments[index].sent, kept["sent"])
     return sent_at
+
+
+def check_shapes(there: Mapping[str, Sequence[int]], here: Mapping[str, Sequence[int]]) -> None:
+    """Raises ValueError where a state has other parameters, by name and shape, than are here."""
+    for name in {**here, **there}:
+        if there.get(name) != here.get(name):
+            raise ValueError(
+                f"parameter {name!r} is {there.get(name, 'not')} in the state and {here.get(name, 'not')} here; freeze "
+                "and thaw as before, and load what this model saved"
+            )
 
 
 def check_progress(
@@ -51,14 +62,7 @@ def check_progress(
     """Raises ValueError for what is no state of rounds, and for one of other parameters, fragments or schedules."""
     if not {"step", "anchors", "outer"} <= state.keys():
         raise ValueError("this is no state of local steps; pass what optimizer.state_dict() returned")
-    # the same parameters
-    there, here = ({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (state["anchors"], anchors))
-    for name in there | here:
-        if there.get(name) != here.get(name):
-            raise ValueError(
-                f"parameter {name!r} is {there.get(name, 'not')} in the state, and {here.get(name, 'not')} in the "
-                "rounds; freeze and thaw as before, and load what this model saved"
-            )
+    check_shapes(*({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (state["anchors"], anchors)))
     # what is under way must fit as well
     if schedule.eager != ("eager" in state):
         raise ValueError(f"the state was saved with eager={not schedule.eager}; make LocalSteps with that")
@@ -96,7 +100,6 @@ def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def copy_each(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
+def copy_by_name(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
     """Copies to each target the source of its name."""
-    for name, target in targets.items():
-        target.copy_(sources[name])
+    copy_each([*targets.values()], [sources[name] for name in targets])

@@ -27,7 +27,7 @@ from gradwire.frontends.local_steps.round_state import (
     check_groups,
     check_progress,
     copies,
-    copy_each,
+    copy_by_name,
     eager_state,
     load_fragments,
     sent_state,
@@ -279,7 +279,7 @@ class Rounds:
         self.outer.load_state_dict(outer_of(state, self.outer, self.anchors))
         self.inner.load_state_dict(inner)
         # anchors; then what each schedule has under way
-        copy_each(self.anchors, state["anchors"])
+        copy_by_name(self.anchors, state["anchors"])
         sent_at = load_fragments(self.fragments, state)
         self.under_way = {index: Sent(step, None) for index, step in sent_at.items()}
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -109,7 +109,7 @@ class Choices:
         """The plan that the user gave in place of a compressor."""
         return self.compressor if isinstance(self.compressor, Plan) else None
 
-    @property
+    @cached_property
     def by_layer(self) -> tuple[Rule, ...]:
         """The user's rules, the last of which has the compressor for what none of them matches."""
         if not self.rules:
@@ -175,7 +175,7 @@ class StepChoices(Choices):
     rows: Compressor | str | None = None
     finds_plans: ClassVar[bool] = True
 
-    @property
+    @cached_property
     def automatic(self) -> bool:
         """Whether the plan is found while training."""
         rules = self.by_layer

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from gradwire.frontends.hooks.gradient_access import GradientAccess
 from gradwire.frontends.values import is_sharded, local, or_zero
 from gradwire.torch_private.fully_shard import (
     TimesReplicas,
@@ -20,7 +21,7 @@ from gradwire.torch_private.fully_shard import (
 )
 
 
-class ShardedGradients:
+class ShardedGradients(GradientAccess):
     """Access to this rank's shards of gradients. FSDP averages over shards, or sums where the user gave it a factor;
     then replicas are summed, too. An empty shard is a single zero."""
 
@@ -37,9 +38,6 @@ class ShardedGradients:
         # or none: hooked ones end on a stream of their own, and an exchange waits for that of its last gradient alone
         hooked = self._summed or any(fsdp_is_hooked(group) for group in self._groups)
         return [TimesReplicas(group, self._replicas) for group in self._groups] if hooked else []
-
-    def note(self, parameters: Iterable[Tensor]) -> None:
-        """Shards are tensors of their own."""
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         if fsdp_sums(group := self._group[parameter]) and group not in self._summed:

@@ -14,7 +14,7 @@ from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.failures.job_errors import AbsentRanks
 from gradwire.runtime.job_options import ONLY_SPARSE, JobOptions
 from gradwire.runtime.plan.controller_runner import ControllerRunner
-from gradwire.runtime.plan.controller_state import native_of, origin_of
+from gradwire.runtime.plan.controller_state import change_of, origin_of
 from gradwire.runtime.plan.gradient_order import GradientOrder
 from gradwire.runtime.state.momenta import Momenta
 from gradwire.runtime.steps.pipeline import Pipeline
@@ -221,7 +221,7 @@ class ActivePlan:
             job = self._control.for_these_ranks(job, own)
         saved = self._load_saved(job or self._fresh)
         if job and (origin.native or same):
-            return saved, native_of(job)
+            return saved, change_of(job, "native")
         # the user names another compressor, or trains other parameters: as after a replan
         self._control.begin_anew()
         return self._begin(own)[1], None

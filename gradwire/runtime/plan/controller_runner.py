@@ -33,8 +33,8 @@ from gradwire.ops.vectors import Scalar
 from gradwire.plans import Group, Plan
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.plan.controller_state import (
+    change_of,
     controller_state,
-    decided_of,
     load_controller,
     origin_of,
     plan_of,
@@ -218,7 +218,7 @@ class ControllerRunner:
         was in force."""
         assert self.controller is not None
         load_controller(self.controller, state)
-        self.decided, self._ranks_of_defaults = decided_of(state), ranks_of(state) or self._mesh.replica.world
+        self.decided, self._ranks_of_defaults = change_of(state, "decided"), ranks_of(state) or self._mesh.replica.world
         # a rank that decides otherwise after the resume reads rank 0's decision from here
         if self.decided is not None and self._mesh.rank == 0:
             self._mesh.store.set(self._key(), change_to_json(self.decided))

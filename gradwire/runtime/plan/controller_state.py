@@ -3,6 +3,7 @@ ranks and the requests that belong to it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Literal
 
 from torch import Tensor
 
@@ -52,21 +53,16 @@ def ranks_of(state: ControllerState) -> int | None:
     return int(text_of(state["replicas"])) if "replicas" in state else None
 
 
-def native_of(state: ControllerState) -> Change | None:
-    """The request by which the plan was native, if it was."""
-    return change_from_json(text_of(state["native"])) if "native" in state else None
-
-
-def decided_of(state: ControllerState) -> Change | None:
-    """The decision that was not in force yet, if there was one."""
-    return change_from_json(text_of(state["decided"])) if "decided" in state else None
+def change_of(state: ControllerState, key: Literal["native", "decided"]) -> Change | None:
+    """The request by which the plan was native, or the decision that was not in force yet, if there was one."""
+    return change_from_json(text_of(state[key])) if key in state else None
 
 
 def with_plans(state: ControllerState, replaced: Callable[[Plan], Plan], replicas: int) -> ControllerState:
     """The state with another plan, for so many ranks, in place of each that it has, that of a decision included."""
     texts = {"plan": replaced(plan_of(state)).to_json(), "origin": replaced(origin_of(state)).to_json()}
     texts["replicas"] = str(replicas)
-    match decided_of(state):
+    match change_of(state, "decided"):
         case Plan() as plan:
             texts["decided"] = change_to_json(replaced(plan))
         case ProfileRequest() as request:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire import checkpoint
-from gradwire.checkpoint import GROUP, SHARDED, StateDict, Unpacked, pack, sum_of
+from gradwire.checkpoint import GROUP, SHARDED, StateDict, Unpacked, each_tensor, is_small, pack, sum_of
 from gradwire.collective import HOST, REPLICA, SHARD
 from gradwire.compressors import COMMON
 from gradwire.compressors.context import SHARED
@@ -18,12 +18,10 @@ from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.failures.job_errors import AbsentRanks
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.plan.active_plan import ActivePlan
+from gradwire.runtime.state.store import Exported, Held
 from gradwire.runtime.steps.steps import Steps
 from gradwire.slots import Slot
 from gradwire.transports import Mesh
-
-Held = Mapping[str, Collection[str]]
-"""By parameter, the kinds of gradient-sized state that at least one rank loads."""
 
 
 class States:
@@ -139,8 +137,6 @@ class States:
 PIECE = 1 << 22
 """Elements that are gathered at a time, so that a GPU needs little scratch memory."""
 
-Kept = dict[str, dict[str, Tensor]]
-
 
 def check(mesh: Mesh) -> None:
     """Raises ValueError where ranks keep different shards."""
@@ -151,16 +147,16 @@ def check(mesh: Mesh) -> None:
 def gather(own: Unpacked, slots: Sequence[Slot], mesh: Mesh, agreement: Agreement, device: torch.device) -> StateDict:
     """The state of all ranks, on rank 0; the others get the part that is equal on all. All ranks call this together,
     with their `own`."""
-    # over the store: which kinds of state each rank has, and which small tensors
-    small = json.dumps(_small(own))
-    facts = agreement.gather("state_dict(all_ranks=True)", {"kinds": json.dumps(_kinds(own)), "small": small})
-    kinds = sorted({kind for its in facts for kind in json.loads(its["kinds"])})
+    # over the store: which state each rank has, and which small tensors
+    kept, small = json.dumps(_kept(own, slots)), json.dumps(_small(own))
+    facts = agreement.gather("state_dict(all_ranks=True)", {"kept": kept, "small": small})
+    held = _held({its["kept"] for its in facts}, slots)
     # what is equal on all ranks is this rank's own
     exported = {
         name: {key: t.cpu() for key, t in tensors.items() if key.startswith(SHARED)}
         for name, tensors in own.exported.items()
     }
-    _gather_flat(own, slots, kinds, mesh, device, exported)
+    _gather_flat(own, slots, held, mesh, device, exported)
     _gather_small(own, [json.loads(its["small"]) for its in facts], mesh, device, exported)
     job = {name: tensor.cpu() for name, tensor in own.job.items()}
     return pack(exported, job, own.step, replace(own.about, gathered=True))
@@ -168,19 +164,14 @@ def gather(own: Unpacked, slots: Sequence[Slot], mesh: Mesh, agreement: Agreemen
 
 def _common(own: Unpacked) -> list[tuple[str, str, str]]:
     """By parameter and name the checksums of what ranks that reduce a group together have in common."""
-    return [
-        (name, key, sum_of(tensor))
-        for name, tensors in own.exported.items()
-        for key, tensor in tensors.items()
-        if key.startswith(GROUP + COMMON)
-    ]
+    everything = each_tensor(own.exported)
+    return [(name, key, sum_of(tensor)) for name, key, tensor in everything if key.startswith(GROUP + COMMON)]
 
 
 def _kept(own: Unpacked, slots: Sequence[Slot]) -> dict[str, str]:
     """By kind of state of gradient size a 1 or 0 for each slot: whether this rank has it."""
-    return {
-        kind: "".join("01"[kind in own.exported.get(slot.name, {})] for slot in slots) for kind in sorted(_kinds(own))
-    }
+    kinds = sorted({key for _, key, _ in each_tensor(own.exported) if not is_small(key)})
+    return {kind: "".join("01"[kind in own.exported.get(slot.name, {})] for slot in slots) for kind in kinds}
 
 
 def _held(kept: Collection[str], slots: Sequence[Slot]) -> Held:
@@ -191,23 +182,12 @@ def _held(kept: Collection[str], slots: Sequence[Slot]) -> Held:
     }
 
 
-def _kinds(own: Unpacked) -> list[str]:
-    """The kinds of state of gradient size that this rank keeps."""
-    return list({key for tensors in own.exported.values() for key in tensors if not key.startswith((SHARED, GROUP))})
-
-
 def _gather_flat(
-    own: Unpacked, slots: Sequence[Slot], kinds: Sequence[str], mesh: Mesh, device: torch.device, exported: Kept
+    own: Unpacked, slots: Sequence[Slot], held: Held, mesh: Mesh, device: torch.device, exported: Exported
 ) -> None:
     """Adds the state of gradient size to rank 0's `exported`: all ranks' rows of what some rank has."""
-    pairs = [(slot, kind) for slot in slots for kind in kinds]
-    has = torch.tensor(
-        [float(kind in own.exported.get(slot.name, {})) for slot, kind in pairs], dtype=torch.float32, device=device
-    )
-    # all ranks learn which slots have a state on some rank: they gather the same ones
-    if pairs:
-        mesh.sum(has)
-    for slot, kind in (pair for pair, ranks in zip(pairs, has.tolist(), strict=True) if ranks):
+    wanted = [(slot, kind) for slot in slots for kind in sorted(held[slot.name])]
+    for slot, kind in wanted:
         # a rank that has none sends zeros
         mine = own.exported.get(slot.name, {}).get(kind)
         rows = _rows(torch.zeros(slot.numel, dtype=torch.float32, device=device) if mine is None else mine, slot, mesh)
@@ -229,13 +209,12 @@ def _small(own: Unpacked) -> Small:
     """The small tensors that this rank keeps."""
     return [
         (name, key, dtype_name(tensor.dtype), [*tensor.shape])
-        for name, tensors in own.exported.items()
-        for key, tensor in tensors.items()
+        for name, key, tensor in each_tensor(own.exported)
         if key.startswith(GROUP)
     ]
 
 
-def _gather_small(own: Unpacked, small: Sequence[Small], mesh: Mesh, device: torch.device, exported: Kept) -> None:
+def _gather_small(own: Unpacked, small: Sequence[Small], mesh: Mesh, device: torch.device, exported: Exported) -> None:
     """Adds to rank 0's `exported` a row per rank of what some rank has; a rank that has none gets another's."""
     # of each the type and shape of the first rank that has it
     likes = {(name, key): (dtype, shape) for its in reversed(small) for name, key, dtype, shape in its}

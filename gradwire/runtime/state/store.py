@@ -28,6 +28,9 @@ Exported = dict[str, dict[str, Tensor]]
 """By parameter and name: "residual" and others of gradient size, float32 in the parameter's shape, which may be views;
 small tensors of a slot are "shared/...", those of a group "group/..."."""
 
+Held = Mapping[str, Collection[str]]
+"""By parameter, the kinds of state of gradient size that at least one rank has."""
+
 
 class Store:
     """The state of all `slots`, arranged for the `groups` of a plan. It belongs to the worker; any other thread holds
@@ -98,10 +101,10 @@ class Store:
         }
         return {slot.name: self._export_slot(i, padded, *now.get(i, ((), {}, {}))) for i, slot in enumerate(self.slots)}
 
-    def load(self, exported: Exported, held: Mapping[str, Collection[str]]) -> None:
-        """Takes over what `export` returned; `held`: by parameter the kinds of state of gradient size that some rank
-        loads. What it lacks is as it was at first: no memory, and small tensors as a compressor begins with. A slot's
-        small tensor of another size takes the rows that both have."""
+    def load(self, exported: Exported, held: Held) -> None:
+        """Takes over what `export` returned; some rank loads what is `held`. What it lacks is as it was at first: no
+        memory, and small tensors as a compressor begins with. A slot's small tensor of another size takes the rows that
+        both have."""
         self.keeps_state = True
         loaded = [self._load_rows(i, exported.get(slot.name, {})) for i, slot in enumerate(self.slots)]
         for slot, written in zip(self.slots, self._written, strict=True):

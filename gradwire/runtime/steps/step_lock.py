@@ -12,6 +12,7 @@ wait for a step that another rank cannot begin, for that one waits in a call.
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from threading import Lock
 from typing import Protocol, TypeVar
 
@@ -51,16 +52,6 @@ class Job(Protocol):
         ...
 
 
-class _Backward:
-    """A token of a backward pass, which autograd calls at the pass's end and drops where the pass fails."""
-
-    def __init__(self, ended: Callable[[], None]) -> None:
-        self._ended = ended
-
-    def __call__(self) -> None:
-        self._ended()
-
-
 class StepLock:
     """The lock that a job's steps and calls hold, one at a time. The next one gives up a step whose backward pass
     failed, on all ranks."""
@@ -69,18 +60,18 @@ class StepLock:
         self._job, self._collector = job, collector
         self._one = Lock()
         self._lost = False
-        self._backward: weakref.ref[_Backward] | None = None
+        self._backward: weakref.ref[Callable[[], None]] | None = None
 
-    def open_step(self, groups: Sequence[int] | None = None, until_backward_ends: bool = False) -> bool:
-        """Opens a step of all groups or of some, at its first gradient; `until_backward_ends` if `backward_done`
-        will say when that is. Returns False, and opens none, where a call of another thread has just put a native
-        plan in force: the framework reduces this step."""
+    def open_step(self, until_backward_ends: bool = False) -> bool:
+        """Opens a step of all groups at its first gradient; `until_backward_ends` if `backward_done` will say when that
+        is. Returns False, and opens none, where a call of another thread has just put a native plan in force: the
+        framework reduces this step."""
         self.give_up()
         # no call of all ranks is under way from here on
         with self._one:
             if self._collector.is_native:
                 return False
-            self._open(groups, until_backward_ends=until_backward_ends)
+            self._open(until_backward_ends=until_backward_ends)
             return True
 
     def reduce(
@@ -155,18 +146,16 @@ class StepLock:
             pass
 
     def _open(
-        self, groups: Sequence[int] | None, times_sent: int | None = None, until_backward_ends: bool = False
+        self, groups: Sequence[int] | None = None, times_sent: int | None = None, until_backward_ends: bool = False
     ) -> None:
         """Opens a step, and follows the backward pass that it belongs to, if any."""
         self._collector.open(groups, times_sent, until_backward_ends)
         self._backward = None
         if in_backward():
-            backward = _Backward(self._backward_over)
+            # autograd calls it at the pass's end, and drops it where the pass fails
+            backward = partial(setattr, self, "_backward", None)
             when_backward_ends(backward)
             self._backward = weakref.ref(backward)
-
-    def _backward_over(self) -> None:
-        self._backward = None
 
     def _abandon(self) -> None:
         """Completes a step whose backward pass failed, with zeros."""

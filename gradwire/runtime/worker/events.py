@@ -63,8 +63,3 @@ def elapsed_s(start: Event, end: Event) -> float:
     """Seconds between two marks; waits for a GPU."""
     end.synchronize()
     return start.elapsed_time(end) / 1e3
-
-
-def is_over(mark: Event) -> bool:
-    """Whether a GPU has come to a mark."""
-    return mark.query()
