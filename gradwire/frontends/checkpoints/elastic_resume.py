@@ -1,6 +1,6 @@
 """Going on after ranks were lost or came: each loads one rank's common state, and the memories that it kept itself."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gradwire.checkpoint import Exported, StateDict, Unpacked, is_small, pack, unpack
