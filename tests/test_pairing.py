@@ -4,9 +4,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
+import torch
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.plans import default_communicator
+from gradwire.tuner.candidate_plans import ways_of
+from tests.support.harness import slots_of
 from tests.support.outside import Momentum, Truncated
 
 
@@ -70,3 +74,21 @@ def test_what_makes_no_group_is_refused(parts: tuple, why: str):
 def test_state_of_ones_own_beside_a_memory_is_taken():
     gw.Group(("w",), Keeping(), R, GATHER)
     gw.Group(("w",), Bare(), Momentum(), GATHER)
+
+
+@dataclass(frozen=True)
+class WithThreshold(gw.TopK):
+    def init_group(self) -> dict[str, Tensor]:
+        return {"threshold": torch.zeros((), device="cpu")}
+
+
+@pytest.mark.parametrize("codec", [Keeping(), WithThreshold()], ids=str)
+def test_a_codec_with_state_encodes_whole_groups_alone(codec: gw.Compressor):
+    """ScatterReduce encodes parts of a group, and their sum again; the state is the whole group's."""
+    slots = slots_of({"w": torch.empty(100, 100)})
+    assert default_communicator(codec, slots, 1000) == GATHER
+    assert {way.communicator for way in ways_of(codec, 8)} == {GATHER}
+    for parts in [gw.ScatterReduce(), *([gw.Exclusive()] if isinstance(codec, gw.TopK) else [])]:
+        with pytest.raises(ValueError, match=r"parts of (a group|them); pair it with"):
+            gw.Group(("w",), codec, R, parts)
+    assert default_communicator(Truncated(), slots, 1000) == gw.ScatterReduce()

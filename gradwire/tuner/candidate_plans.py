@@ -150,7 +150,7 @@ def ways_of(candidate: Way, world: int) -> list[Group]:
         return [Group((), compressor, memory, AllReduce())]
     communicators: list[Communicator] = [AllGather()]
     # else it depends on the network which of two is faster
-    if world > 2 and compressor.divisible:
+    if world > 2 and compressor.takes_parts:
         communicators.append(ScatterReduce())
     return [Group((), compressor, memory, communicator) for communicator in communicators]
 
