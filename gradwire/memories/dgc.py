@@ -73,11 +73,8 @@ class DGCMemory(Memory, recordable=True):
         if self.clip is not None:
             gradient = gradient.onto(None, velocity.write)
             self._clip(gradient.total(), layout, ranks)
-        # accumulate momentum
-        corrected = gradient.onto(*velocity, self.momentum)
-        corrected.total()
-        # accumulate it in the residual
-        return corrected.onto(*flat[RESIDUAL])
+        # accumulate momentum, and that in the residual
+        return gradient.onto(*velocity, self.momentum).onto(*flat[RESIDUAL])
 
     def sent(self, flat: Mapping[str, DoubleBuffer]) -> None:
         # mask what was sent, which is zero in the residual

@@ -63,9 +63,7 @@ class Momentum(gw.Memory):
     def add(
         self, flat: Mapping[str, gw.DoubleBuffer], gradient: gw.LazySum, layout: gw.Layout, ranks: int
     ) -> gw.LazySum:
-        momentum = gradient.onto(*flat["velocity"], self.momentum)
-        momentum.total()
-        return momentum.onto(*flat["residual"])
+        return gradient.onto(*flat["velocity"], self.momentum).onto(*flat["residual"])
 
 
 @dataclass(frozen=True)
