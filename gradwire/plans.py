@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
+from gradwire.codec_trial import try_codec
 from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
 from gradwire.compressors import FP32, Compressor, FixedSizeCompressor
 from gradwire.memories import Memory, NoMemory, Residual
@@ -159,6 +160,9 @@ class Plan:
         numel = {slot.name: slot.numel for slot in slots}
         for group in self.groups:
             check_length({name: numel[name] for name in group.slots}, group.compressor)
+        for group in {id(group.compressor): group for group in self.groups}.values():
+            if sizes_follow_from_shapes(group.compressor):
+                try_codec(group.compressor, group.memory.error_feedback)
 
 
 NATIVE = Plan(())
