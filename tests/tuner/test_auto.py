@@ -400,10 +400,10 @@ def test_an_own_way_to_send_is_a_candidate_too():
     assert [each.communicator for each in ways_of(gw.PowerSGD(4), 4)] == [gw.AllReduce()]
 
 
-@pytest.mark.parametrize("compressor", [gw.MultiLevel(), SharedScale()], ids=str)
-def test_a_compressor_whose_cost_nobody_knows_is_no_candidate(compressor: gw.Compressor):
+def test_a_compressor_whose_cost_nobody_knows_is_no_candidate():
     with pytest.raises(ValueError, match=r"is no gw\.FixedSizeCompressor, which says its bytes before a step; name"):
-        Auto([compressor])
+        Auto([gw.MultiLevel()])
+    Auto([SharedScale()])  # one of a user's that says its messages
 
 
 @pytest.mark.parametrize("compressor", [gw.Dion(), gw.SignSGD(), gw.Signum()], ids=str)
