@@ -10,11 +10,9 @@ from itertools import pairwise
 from math import inf
 from typing import Any
 
-from gradwire.communicators import AllReduce
-from gradwire.compressors import FP32, Compressor
-from gradwire.memories import NoMemory
+from gradwire.compressors import Compressor
 from gradwire.options import called_as, check_type
-from gradwire.plans import MB, Group, Plan
+from gradwire.plans import MB, Group, Plan, dense_group
 from gradwire.slots import Slot
 
 
@@ -178,7 +176,7 @@ class Partial(Grouping):
                 factor = self._factor(group.slots, small, numel, max(_ratios(compressor)))
                 groups.append(replace(group, slots=rest, compressor=_scaled(compressor, factor)))
         # what is dense travels together, last
-        last = [Group(tuple(dense), FP32(), NoMemory(), AllReduce())] if dense else []
+        last = [dense_group(tuple(dense), plan.groups[0].memory)] if dense else []
         return Plan((*groups, *last))
 
     def _small(self, names: Sequence[str], numel: dict[str, int], ratio: float) -> list[str]:

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
+from gradwire.codec_trial import try_codec
 from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
 from gradwire.compressors import FP32, Compressor, FixedSizeCompressor
 from gradwire.memories import Memory, NoMemory, Residual
 from gradwire.ops.vectors import LONGEST
 from gradwire.options import Options, check_type, names
+from gradwire.pairing import check_parts
 from gradwire.plan_parts import as_json, check_length, from_dict, json_of
 from gradwire.slots import Layout, Slot
 
@@ -39,8 +41,8 @@ SIZES = {"cpu": GroupSizes(8, 4, 1, 8), "cuda": GroupSizes(32, 16, 8, 4)}
 
 @dataclass(frozen=True)
 class Group(Options):
-    """Slots, by name, that are compressed and sent together. Raises ValueError when the compressor cannot work with the
-    memory or the communicator, for both where it is both."""
+    """Slots, by name, that are compressed and sent together. Raises ValueError where the three parts do not work
+    together."""
 
     slots: tuple[str, ...]
     """Their names, in the order of the group's buffer."""
@@ -54,20 +56,10 @@ class Group(Options):
     """The pattern that its parameters match, where a user gave rules by layer."""
 
     def __post_init__(self) -> None:
-        check_type("compressor", self.compressor, (Compressor,), "gw.TopK(0.01)", optional=False)
-        check_type("memory", self.memory, (Memory,), "gw.Residual()", optional=False)
-        check_type("communicator", self.communicator, (Communicator,), "gw.AllGather()", optional=False)
+        check_parts(self.compressor, self.memory, self.communicator)
         check_type("slots", self.slots, (tuple, list), '("weight",)', optional=False)
         object.__setattr__(self, "slots", tuple(self.slots))
         super().__post_init__()
-        refusals: list[str] = []
-        for part in (self.communicator, self.memory):
-            try:
-                part.check(self.compressor)
-            except ValueError as error:
-                refusals.append(str(error))
-        if refusals:
-            raise ValueError("; besides, ".join(refusals))
 
 
 @dataclass(frozen=True)
@@ -168,6 +160,9 @@ class Plan:
         numel = {slot.name: slot.numel for slot in slots}
         for group in self.groups:
             check_length({name: numel[name] for name in group.slots}, group.compressor)
+        for group in {id(group.compressor): group for group in self.groups}.values():
+            if sizes_follow_from_shapes(group.compressor):
+                try_codec(group.compressor, group.memory.error_feedback)
 
 
 NATIVE = Plan(())
@@ -206,10 +201,10 @@ def uniform(
     where the wire sets the pace of the `bulky` one or more, the first of them smaller.
 
     Slots for which `dense` holds travel uncompressed in a group of their own, sent last: their bytes do not
-    matter, their accuracy does. By default these are the vectors, unless the compressor carries them itself.
-    The default communicator is chosen for so many `ranks`.
+    matter, their accuracy does. By default these are the vectors, unless the compressor carries them itself, or votes:
+    their means would be no votes. The default communicator is chosen for so many `ranks`.
     """
-    dense = dense or (lambda slot: slot.is_vector and not compressor.carries_dense)
+    dense = dense or (lambda slot: slot.is_vector and not (compressor.carries_dense or compressor.sign_vote))
     memory = memory or default_memory(compressor)
     # small vectors travel uncompressed, in one group
     small = [] if compressor.is_cast else [slot for slot in slots if dense(slot)]
@@ -219,8 +214,14 @@ def uniform(
     # the rest in groups that are worth a collective
     groups = [Group(names, compressor, memory, communicator) for names in _cut(large, bulky(compressor, large), sizes)]
     if small:
-        groups.append(Group(tuple(slot.name for slot in small), FP32(), NoMemory(), AllReduce()))
+        groups.append(dense_group(tuple(slot.name for slot in small), memory))
     return Plan(tuple(groups))
+
+
+def dense_group(names: tuple[str, ...], memory: Memory) -> Group:
+    """A group that travels uncompressed beside others that have this memory, with the same momentum, if they have
+    any."""
+    return Group(names, FP32(), memory.for_dense() or NoMemory(), AllReduce())
 
 
 def default_memory(compressor: Compressor) -> Memory:

@@ -34,7 +34,7 @@ class Exclusive(SparseCommunicator, recordable=True):
 
     def check(self, compressor: Compressor) -> None:
         super().check(compressor)
-        if not compressor.divisible:
+        if not compressor.takes_parts:
             raise ValueError(
                 f"{type(compressor).__name__} selects in whole groups and Exclusive() in parts of them; "
                 "pair it with LeaderIndices()"

@@ -33,7 +33,7 @@ class ScatterReduce(SummingCommunicator, recordable=True):
                 f"{type(compressor).__name__}'s vote may be a tie, which a second compression would make a plus; "
                 "pair it with AllGather()"
             )
-        if not compressor.divisible:
+        if not compressor.takes_parts:
             raise ValueError(f"{type(compressor).__name__} cannot encode parts of a group; pair it with AllGather()")
         if not compressor.biased and compressor.sparse:
             raise ValueError(f"{compressor} would multiply what it sends a second time; pair it with AllReduce()")

@@ -15,7 +15,8 @@ from gradwire.slots import Layout, Slot
 
 @dataclass(frozen=True)
 class AllDimensionTopK(SimpleCodec, recordable=True):
-    """The largest elements of every row of each gradient as a matrix, so that every output is updated
+    """The largest elements of every row of each gradient as a matrix, or of every column where columns are longer, as
+    of weights with more outputs than inputs; with `axis=1` of every row, so that every output is updated
     (ADTopk, HPDC 2024, https://doi.org/10.1145/3625549.3658678).
 
     The matrix is `Slot.matrix`: a weight's outputs by all the rest, (out, in·kh·kw). A vector is one row. A slice of

@@ -92,6 +92,17 @@ class Compressor(Options, Recordable, ABC):
         equal on all ranks has a name that begins with `COMMON`."""
         return {}
 
+    @property
+    def state_names(self) -> set[str]:
+        """The names of all state that it keeps."""
+        of_slot = self.init_slot(2, 2, torch.Generator().manual_seed(0))
+        return {*self.flat_state, *of_slot, *self.init_group()}
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether parts of a group can be encoded by themselves: a part of the state is nobody's."""
+        return self.divisible and (self.own_collectives or not self.state_names)
+
     def phase(self, step: int) -> int:
         """The phase of a step: where this is `recordable`, steps of one phase launch the same work."""
         return step % self.period

@@ -47,7 +47,7 @@ class Interleaved(Codec):
                     "interleave two others, e.g. Interleaved(AllDimensionTopK(), TopK(), period=3)"
                 )
         # and state of their own
-        if shared := _state_of(self.first) & _state_of(self.second):
+        if shared := self.first.state_names & self.second.state_names:
             raise ValueError(
                 f"{self.first} and {self.second} would both keep {', '.join(sorted(shared))}, of which there is one; "
                 "interleave two of other classes, e.g. Interleaved(AllDimensionTopK(), TopK())"
@@ -120,9 +120,3 @@ class Interleaved(Codec):
     def _used(self, payloads: Tensor, parts: Parts) -> Tensor:
         """The bytes of payloads (..., ≥ bytes) that this step fills."""
         return payloads[..., : self.group_bytes(parts.context.layout, parts.context.step)]
-
-
-def _state_of(codec: Codec) -> set[str]:
-    """The names of the state that a codec keeps."""
-    of_slot = codec.init_slot(2, 2, torch.Generator().manual_seed(0))
-    return {*codec.flat_state, *codec.init_group(), *of_slot}

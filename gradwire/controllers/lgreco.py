@@ -52,7 +52,8 @@ class LGreCo(Controller):
     interval: int = 500
     """In steps."""
     choices: tuple[FixedSizeCompressor, ...] | None = field(default=None, metadata={"code": True})
-    """Of each layer; by default the ratio times 1/8 to 8, the rank times 1/4 to 4, for quantisers 2, 8 and 16 bits."""
+    """Of each layer; by default the ratio times 1/8 to 8, or the rank times 1/4 to 4. In place of a compressor that has
+    neither, be it a quantiser, `ChunkTopK` or your own, by default `TernGrad`, `QSGD` and `FP16`: 2, 8 and 16 bits."""
     numbers: ClassVar[int] = MESSAGE_NUMBERS
     looks: ClassVar[bool] = True
     times: ClassVar[bool] = True
@@ -258,7 +259,7 @@ def _check_choice(compressor: Compressor) -> None:
 def _around(given: FixedSizeCompressor) -> list[FixedSizeCompressor]:
     """The default choices of a layer, given its compressor."""
     setting = setting_of(given)
-    # quantisers have no setting that scales
+    # no setting that scales
     if setting not in SCALES:
         return [TernGrad(), QSGD(), FP16()]
     value: Any = getattr(given, setting)

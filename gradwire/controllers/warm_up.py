@@ -80,7 +80,7 @@ class WarmUp(Controller):
                 "use e.g. attach(ddp, TopK(0.01), controller=WarmUp())"
             )
         for group in plan.groups if self.dense else ():
-            if self._warms(group) and group.memory.wants_sparse:
+            if self._warms(group) and group.memory.masks_sent:
                 raise ValueError(
                     f"the first dense={self.dense} steps send all, of which DGCMemory keeps no momentum; "
                     "use WarmUp(dense=0)"

@@ -1,7 +1,7 @@
 """Deep Gradient Compression's memory."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import ClassVar
 
@@ -21,7 +21,7 @@ VELOCITY = "velocity"
 class DGCMemory(Memory, recordable=True):
     """Deep Gradient Compression's memory: momentum is accumulated before compressing (momentum correction), and
     that of coordinates that were sent is zeroed (factor masking) (Lin et al., ICLR 2018,
-    https://arxiv.org/abs/1712.01887).
+    https://arxiv.org/abs/1712.01887). What travels dense beside the rest has the momentum too, and nothing masks it.
 
     Use a plain optimizer with it: its own momentum would count twice.
     """
@@ -47,9 +47,16 @@ class DGCMemory(Memory, recordable=True):
     def masks_sent(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.masking
 
+    def for_dense(self) -> "DGCMemory":
+        return replace(self, masking=False)
+
     def check(self, compressor: Compressor) -> None:
         super().check(compressor)
-        if not compressor.sparse:
+        if compressor.is_cast and self.masks_sent:
+            raise ValueError(
+                f"{compressor} sends all, of which DGCMemory keeps no momentum; use masking=False, or Residual()"
+            )
+        if not (compressor.sparse or compressor.is_cast):
             raise ValueError(
                 f"DGCMemory masks the coordinates that were sent whole, and {compressor} sends none so; "
                 "pair it with DGC(), TopK() or RandomK(), or use Residual()"
@@ -66,11 +73,8 @@ class DGCMemory(Memory, recordable=True):
         if self.clip is not None:
             gradient = gradient.onto(None, velocity.write)
             self._clip(gradient.total(), layout, ranks)
-        # accumulate momentum
-        corrected = gradient.onto(*velocity, self.momentum)
-        corrected.total()
-        # accumulate it in the residual
-        return corrected.onto(*flat[RESIDUAL])
+        # accumulate momentum, and that in the residual
+        return gradient.onto(*velocity, self.momentum).onto(*flat[RESIDUAL])
 
     def sent(self, flat: Mapping[str, DoubleBuffer]) -> None:
         # mask what was sent, which is zero in the residual

@@ -42,6 +42,17 @@ class Memory(Options, Recordable, ABC):
         """Whether it keeps what was not sent."""
         return bool(self.flat_state)
 
+    @property
+    def keeps_momentum(self) -> bool:
+        """Whether it keeps more than the residual: what it sends is then momentum, or the like, in place of gradients,
+        for an optimizer that has none."""
+        return not {*self.flat_state} <= {RESIDUAL}
+
+    def for_dense(self) -> "Memory | None":
+        """The memory of what travels dense beside the rest, such as biases, so that momentum moves all parameters; None
+        where these need none."""
+        return self if self.keeps_momentum else None
+
     def check(self, compressor: Compressor) -> None:
         """Raises ValueError, naming a pairing that works, for a compressor whose error this memory cannot keep."""
         # a vote estimates no gradient

@@ -38,8 +38,10 @@ class LazySum:
         return cls(x, x, None)
 
     def onto(self, old: Tensor | None, next: Tensor, decay: float = 1.0) -> "LazySum":
-        """The sum of decay·old (n,) and this one, into `next`; this one is added up first only if `total` was
-        called."""
+        """The sum of decay·old (n,) and this one, into `next`; this one is added up first where it has an `old` of its
+        own."""
+        if self.old is not None:
+            self.total()
         gradient, weight = (self.next, 1.0) if self._is_added else (self.gradient, self.weight)
         return LazySum(next, old, gradient, decay, weight, self.nonfinite)
 

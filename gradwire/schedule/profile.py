@@ -100,7 +100,9 @@ class Profile:
     def problem(self) -> Problem:
         """The search's problem; its slots are this profile's, in this order."""
         # a slot counts as ready once all before it are, as groups are runs of neighbours
-        small = np.array([slot.dim < 2 for slot in self.slots])
+        # vectors travel dense, but beside votes, of which dense ones are none
+        votes = any(candidate.way.compressor.sign_vote for candidate in self.candidates)
+        small = np.array([slot.dim < 2 and not votes for slot in self.slots])
         options = tuple(self._option(candidate) for candidate in self.candidates)
         if self.objective == "step":
             options = tuple(dataclasses.replace(option, efficiency=1.0) for option in options)

@@ -64,14 +64,24 @@ def check_wanted(candidates: Sequence[Way], fidelity: float | None, objective: O
         )
     if objective not in get_args(Objective):
         raise ValueError(f"objective={objective!r} is neither 'progress', per second, nor 'step', the shortest one")
-    for compressor in map(compressor_of, candidates):
+    ways = [ways_of(candidate, 1)[0] for candidate in candidates]
+    # of votes alone the shortest step may be asked for, where no progress is compared
+    only_votes = objective == "step" and all(way.compressor.sign_vote for way in ways)
+    for compressor, memory in ((way.compressor, way.memory) for way in ways):
         if not sizes_follow_from_shapes(compressor):
-            raise ValueError(f"{type(compressor).__name__}() costs what the gradient makes it; name e.g. TopK(0.1)")
-        # of votes the shortest step may be asked for, where no progress is compared
-        if compressor.is_update or (compressor.sign_vote and objective == "progress"):
+            raise ValueError(
+                f"{type(compressor).__name__}() is no gw.FixedSizeCompressor, which says its bytes before a step; "
+                "name e.g. TopK(0.1)"
+            )
+        if compressor.is_update or (compressor.sign_vote and not only_votes):
             raise ValueError(
                 f"{compressor} makes no mean of gradients, which the dense steps beside it do; "
                 "name e.g. PowerSGD(1 / 6) or EFSignSGD(), or attach it alone"
+            )
+        if memory.keeps_momentum:
+            raise ValueError(
+                f"{memory} sends momentum, which the dense steps beside it have not; name the candidate with "
+                f"Residual(), or attach {compressor} with its memory alone"
             )
 
 
@@ -140,7 +150,7 @@ def ways_of(candidate: Way, world: int) -> list[Group]:
         return [Group((), compressor, memory, AllReduce())]
     communicators: list[Communicator] = [AllGather()]
     # else it depends on the network which of two is faster
-    if world > 2 and compressor.divisible:
+    if world > 2 and compressor.takes_parts:
         communicators.append(ScatterReduce())
     return [Group((), compressor, memory, communicator) for communicator in communicators]
 

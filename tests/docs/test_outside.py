@@ -8,7 +8,7 @@ from gradwire.schedule.costs import Affine
 from gradwire.schedule.profiled import Candidate
 from gradwire.schedule.simulate import candidate_names
 from tests.support.harness import SMALL, draw, job, plan_of, slots_of, total
-from tests.support.outside import Counting, Halving, InTurns, Momentum, SharedScale, Truncated
+from tests.support.outside import Counting, Halving, InTurns, Largest, Momentum, SharedScale, Truncated
 
 SLOTS = slots_of(SMALL)
 PAIRINGS = [
@@ -17,6 +17,9 @@ PAIRINGS = [
     (gw.TopK(0.1), gw.Residual(), InTurns()),
     (SharedScale(), gw.Residual(), gw.AllReduce()),
     (gw.TopK(0.1), Momentum(), gw.AllGather()),
+    (Largest(0.1), gw.Residual(), gw.SplitGather()),
+    (Largest(0.1), gw.Residual(), gw.OkTopk()),
+    (Largest(0.1, value_bits=4), gw.Residual(), gw.AllGather()),
 ]
 
 
@@ -70,6 +73,24 @@ def test_a_transport_of_their_own_counts_what_is_declared():
         running.step(draw(SLOTS, 2, 0))
         declared = running.runtimes[0].stats().wire_bytes
     assert transports[0].bytes == declared > 0
+
+
+def test_what_a_compressor_of_rounds_says_is_what_it_sends():
+    layout, plan = gw.Layout(tuple(SLOTS)), plan_of(SLOTS, SharedScale(), gw.Residual(), gw.AllReduce(), groups=1)
+    with job(plan, SLOTS, 2) as running:
+        running.step(draw(SLOTS, 2, 0))
+        sent = running.runtimes[0].stats().wire_bytes
+    assert sent == gw.AllReduce().wire(SharedScale(), layout, 2).wire_bytes
+
+
+def test_a_sparsifier_of_their_own_takes_what_gradwires_take():
+    gw.GraVAC().check(plan_of(SLOTS, Largest(0.1), gw.Residual(), gw.AllGather()))
+    gw.Group(("w",), Largest(0.1), gw.DGCMemory(), gw.AllGather(over_senders=True))
+
+
+def test_a_communicator_of_their_own_refuses_what_it_cannot_send():
+    with pytest.raises(ValueError, match=r"^InTurns\(\) sends one payload"):
+        gw.Group(("w",), gw.PowerSGD(4, bits=4), gw.Residual(), InTurns())
 
 
 def test_a_plan_with_parts_of_their_own_is_described_and_compared():

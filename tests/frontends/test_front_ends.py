@@ -350,7 +350,7 @@ def test_a_group_of_its_own_has_the_backends_of_the_one_that_it_is_like():
 
 
 def test_what_auto_refuses_is_refused_before_anything_is_opened():
-    with pytest.raises(ValueError, match="costs what the gradient makes it"):
+    with pytest.raises(ValueError, match="says its bytes before a step"):
         StepChoices.of(None, candidates=[gw.MultiLevel()]).check()
 
 

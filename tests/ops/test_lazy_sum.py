@@ -46,3 +46,12 @@ def test_a_sum_that_is_dropped_is_zero_and_flagged():
     assert not vector.total().any()
     assert vector.nonfinite is not None
     assert vector.nonfinite.isnan().all()
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_a_sum_goes_onto_another_with_all_that_it_is(old: bool):
+    vector, x = made(old)
+    more, into = torch.randn(N, generator=torch.Generator().manual_seed(2)), torch.empty(N)
+    assert torch.allclose(vector.onto(more, into, 0.9).total(), 0.9 * more + x)
+    if old:  # a state of its own, such as a velocity, which is written
+        assert torch.allclose(vector.next, x)

@@ -233,6 +233,18 @@ def test_what_the_search_prices_is_what_is_sent(case: Case):
 
 
 @pytest.mark.parametrize("regime", REGIMES, ids=str)
+def test_votes_are_planned_for_vectors_too(regime):
+    """A dense one would be a mean among votes."""
+    asked = gw.Group((), gw.SignSGD(), gw.NoMemory(), gw.AllGather())
+    dense = replace(profile().candidates[0], unasked=True)
+    both = (dense, replace(dense, way=asked, unasked=False))
+    job = replace(profile(), candidates=both, collectives=over_link(both, 4, 1e-4, 1.25e7), objective="step")
+    plan = job.plan(search(job.problem(), regime).groups)
+    assert {group.compressor for group in plan.groups} == {gw.SignSGD()}
+    plan.check(SLOTS)
+
+
+@pytest.mark.parametrize("regime", REGIMES, ids=str)
 def test_lanes_carry_one_thing_at_a_time(regime):
     job = profile()
     drawn = timeline(job, job.plan(baselines.layer_wise(job.problem(), regime, 2).groups), regime)

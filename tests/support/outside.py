@@ -1,8 +1,8 @@
 """One part of each kind as a user would write it in a package of their own: nothing but torch and what `gw` exports."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +29,18 @@ class Truncated(gw.SimpleCodec):
 
 
 @dataclass(frozen=True)
-class SharedScale(gw.MultiRound):
+class Largest(gw.Sparse):
+    """A sparsifier: the elements of largest magnitude."""
+
+    ratio: float = 0.01
+    value_bits: Literal[32, 4] = 32
+
+    def select(self, x: Tensor, k: int, context: gw.GroupContext) -> Tensor:
+        return x.abs().topk(k).indices.sort().values
+
+
+@dataclass(frozen=True)
+class SharedScale(gw.MultiRound, gw.FixedSizeCompressor):
     """A compressor with rounds of its own: all ranks agree on a scale, then add up integers.
 
     Mishchenko et al., IntSGD, ICLR 2022, https://arxiv.org/abs/2102.08374.
@@ -38,6 +49,13 @@ class SharedScale(gw.MultiRound):
     levels: int = 1 << 12
     rounds: ClassVar[int] = 2
     summable: ClassVar[bool] = True
+
+    def messages(self, layout: gw.Layout, step: int) -> Sequence[tuple[gw.Codec, gw.Layout]]:
+        return [(gw.FP32(), gw.Layout.vector(1)), (gw.FP32(), layout)]
+
+    @classmethod
+    def square_errors(cls, x: Tensor, slot: gw.Slot, choices: "Sequence[SharedScale]") -> list[float]:
+        return [len(x) / 12 * float(x.square().sum()) / choice.levels**2 for choice in choices]
 
     def reduce(
         self, vector: gw.LazySum, mean: gw.Mean, context: gw.GroupContext, reduce_codec: gw.ReduceCodec
@@ -63,14 +81,17 @@ class Momentum(gw.Memory):
     def add(
         self, flat: Mapping[str, gw.DoubleBuffer], gradient: gw.LazySum, layout: gw.Layout, ranks: int
     ) -> gw.LazySum:
-        momentum = gradient.onto(*flat["velocity"], self.momentum)
-        momentum.total()
-        return momentum.onto(*flat["residual"])
+        return gradient.onto(*flat["velocity"], self.momentum).onto(*flat["residual"])
 
 
 @dataclass(frozen=True)
 class InTurns(gw.Communicator):
     """A communicator: the ranks broadcast their payloads, one after another."""
+
+    def check(self, compressor: gw.Compressor) -> None:
+        super().check(compressor)
+        if not isinstance(compressor, gw.Codec):
+            raise ValueError(f"InTurns() sends one payload, and {compressor} has rounds; pair it with AllGather()")
 
     def rounds(self, compressor: gw.Compressor, world: int) -> int:
         return world

@@ -31,7 +31,7 @@ from gradwire.tuner.profiler import ReductionTimes, _collectives
 from gradwire.tuner.trials import SETTLE, TRIED, Trials
 from gradwire.tuner.watch import PATIENCE, WINDOW, StepTimeMonitor
 from tests.support.harness import SMALL, Job, draw, hand_over, hosts, raising, slots_of, together, total
-from tests.support.outside import SharedScale
+from tests.support.outside import Momentum, SharedScale
 
 SLOTS = slots_of(SMALL)
 DENSE = uniform(SLOTS, gw.FP32())
@@ -400,10 +400,10 @@ def test_an_own_way_to_send_is_a_candidate_too():
     assert [each.communicator for each in ways_of(gw.PowerSGD(4), 4)] == [gw.AllReduce()]
 
 
-@pytest.mark.parametrize("compressor", [gw.MultiLevel(), SharedScale()], ids=str)
-def test_a_compressor_whose_cost_nobody_knows_is_no_candidate(compressor: gw.Compressor):
-    with pytest.raises(ValueError, match="costs what the gradient makes it; name"):
-        Auto([compressor])
+def test_a_compressor_whose_cost_nobody_knows_is_no_candidate():
+    with pytest.raises(ValueError, match=r"is no gw\.FixedSizeCompressor, which says its bytes before a step; name"):
+        Auto([gw.MultiLevel()])
+    Auto([SharedScale()])  # one of a user's that says its messages
 
 
 @pytest.mark.parametrize("compressor", [gw.Dion(), gw.SignSGD(), gw.Signum()], ids=str)
@@ -416,9 +416,23 @@ def test_what_makes_no_mean_of_gradients_is_no_candidate(compressor: gw.Compress
 
 def test_of_votes_the_shortest_step_may_be_asked_for():
     """As the suite of Cupcake does: no progress is compared."""
-    Auto([gw.SignSGD()], objective="step")
-    with pytest.raises(ValueError, match="makes no mean"):
-        Auto([gw.Dion()], objective="step")
+    Auto([gw.SignSGD(), gw.Signum()], objective="step")
+    for others in ([gw.Dion()], [gw.SignSGD(), gw.TopK(0.1)]):
+        with pytest.raises(ValueError, match="makes no mean"):
+            Auto(others, objective="step")
+
+
+@pytest.mark.parametrize("memory", [gw.DGCMemory(), gw.DGCMemory(masking=False), Momentum()], ids=str)
+def test_what_sends_momentum_is_no_candidate(memory: gw.Memory):
+    """Its optimizer has none, with which dense steps and candidates beside it would be trained."""
+    way = gw.Group((), gw.DGC(0.1), memory, gw.AllGather())
+    for given in (
+        {"candidates": [way]},
+        {"rules": [Rule("*", (gw.FP32(), way))]},
+        {"candidates": [way], "objective": "step"},
+    ):
+        with pytest.raises(ValueError, match=r"sends momentum.* name the candidate with Residual\(\)"):
+            Auto(**given)
 
 
 def test_a_dense_candidate_is_always_there():

@@ -14,7 +14,8 @@ ROWS = (
     Row(
         "all-dimension top-k: each row's largest",
         attached("gw.AllDimensionTopK(0.01)"),
-        "convolutions as (outputs, all else): along input channels alone a first layer sends a third",
+        "by columns where these are longer, which `axis=1` forbids; convolutions as (outputs, all else): along input "
+        "channels alone a first layer sends a third",
     ),
     Row("by columns instead", attached("gw.AllDimensionTopK(0.01, axis=0)")),
     Row(

@@ -1,7 +1,8 @@
 """Errors that end a job, and how far a rank is when one does."""
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 
@@ -33,7 +34,17 @@ class RankStatus(NamedTuple):
 
 
 class ReductionError(RuntimeError):
-    """A group could not be reduced; the message names the group and the rank at fault."""
+    """A group could not be reduced, or a controller failed; the message names it, and the rank at fault."""
+
+
+@contextmanager
+def failing_in(part: object, method: str, rank: int) -> Iterator[None]:
+    """A context whose errors say that a method of a user's part has failed, on this rank."""
+    try:
+        yield
+    except Exception as error:
+        what = f"{type(part).__name__}.{method}()"
+        raise ReductionError(f"{what} failed on rank {rank}: {type(error).__name__}: {error}") from error
 
 
 class PeerFailed(ReductionError):

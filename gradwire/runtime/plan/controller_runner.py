@@ -31,6 +31,7 @@ from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.sample import sampled
 from gradwire.ops.vectors import Scalar
 from gradwire.plans import Group, Plan
+from gradwire.runtime.failures.job_errors import failing_in
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.plan.controller_state import (
     change_of,
@@ -139,10 +140,10 @@ class ControllerRunner:
         if not self.controller or self.paused:
             return
         self._taken = taken
-        # this rank's numbers
         wire_s = self._pipeline.recorder.so_far("wire")
         seen = StepView(step, groups, self._pipeline.wire_bytes, wire_s, unrecorded)
-        self.controller.observe(seen, self._numbers[:-1])
+        with failing_in(self.controller, "observe", self._mesh.rank):
+            self.controller.observe(seen, self._numbers[:-1])
         # rank 0's decision of an earlier step, if there is one, as a fingerprint
         if self.decided is not None and self._mesh.rank == 0:
             self._numbers[-1] = fingerprint(self.decided)
@@ -152,7 +153,8 @@ class ControllerRunner:
     def reduced(self, means: Callable[[], Mapping[str, Tensor]], nonfinite: Tensor, scale: Scalar) -> None:
         """Shows the controller the step's means, which are times the loss's `scale`."""
         if self.controller and self.controller.reduces and not self.paused:
-            self.controller.reduced(means(), nonfinite, scale)
+            with failing_in(self.controller, "reduced", self._mesh.rank):
+                self.controller.reduced(means(), nonfinite, scale)
         if self._tracing:
             self._tracing.gradients.append(sampled(means()))
 
@@ -200,7 +202,6 @@ class ControllerRunner:
         numbers = torch.tensor([seconds], dtype=torch.float32, device=self._executor.device)
         self._pipeline.agree(partial(self._mesh.sum, numbers))
         nothing = torch.zeros(self.controller.numbers, dtype=torch.float32, device="cpu")
-        # each decides from it
         self._decide(self._observation(step, step + 1, plan, nothing, seconds=float(numbers) / self._mesh.ranks))
         # all carry out rank 0's decision at once
         mark = fingerprint(self.decided) if self.decided is not None and self._mesh.rank == 0 else 0.0
@@ -242,7 +243,6 @@ class ControllerRunner:
     def _answer(self, step: int, plan: Plan) -> None:
         """Hands the controller the profile that it asked for."""
         assert self._tracing is not None
-        # the answer, with what was measured on all ranks
         assert self._profiler is not None
         profiled = self._profiler(self._tracing.request, self._tracing.trace, self._tracing.gradients)
         self._tracing = None
@@ -261,15 +261,15 @@ class ControllerRunner:
         answer: Profiled | None = None,
         taken: int = 0,
     ) -> Observation:
-        mesh = self._mesh
         return Observation(
-            step, next_step, plan, self.slots, mesh.rank, mesh.ranks, mesh.replica.world, sums, self._can_be_native,
-            seconds, answer, taken,
+            step, next_step, plan, self.slots, self._mesh.rank, self._mesh.ranks, self._mesh.replica.world, sums,
+            self._can_be_native, seconds, answer, taken,
         )  # fmt: skip
 
     def _decide(self, seen: Observation) -> None:
         assert self.controller is not None
-        self.decided = self.controller.decide(seen)
+        with failing_in(self.controller, "decide", self._mesh.rank):
+            self.decided = self.controller.decide(seen)
         if self.decided is not None and self._mesh.rank == 0:
             self._mesh.store.set(self._key(), change_to_json(self.decided))
 

@@ -1,0 +1,55 @@
+"""A trial of a user's codec on a few numbers, before gradients go through it."""
+
+from numbers import Integral
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors import Codec, FixedSizeCompressor, context_for
+from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
+from gradwire.slots import Layout, Slot
+
+LAYOUT = Layout((Slot("tried", (32, 48), (48, 1), torch.float32),))
+TOLERANCE = 0.05
+"""Of numbers of size 1: whatever type of numbers a codec computes in."""
+
+
+def try_codec(compressor: FixedSizeCompressor, error_feedback: bool) -> None:
+    """Raises ValueError for a user's codec whose size is no whole number, and for one whose memory, with
+    `error_feedback`, would be wrong, because what it sends and what it leaves do not add up to what it was given."""
+    if type(compressor).__module__.partition(".")[0] == "gradwire":
+        return
+    # the codecs of several rounds are the compressor's own affair
+    for codec, _ in compressor.messages(LAYOUT, 0):
+        if codec is compressor:
+            _try(codec, error_feedback and codec.decodes_means)
+
+
+def _try(codec: Codec, error_feedback: bool) -> None:
+    name, size = type(codec).__name__, codec.group_bytes(LAYOUT, 0)
+    if not isinstance(size, Integral):
+        raise ValueError(f"{name}.payload_bytes() returns {size!r}, no whole number of bytes; write e.g. -(-n // 8)")
+    if not error_feedback:
+        return
+    x = torch.randn(LAYOUT.numel, dtype=torch.float32, device="cpu", generator=torch.Generator().manual_seed(0))
+    try:
+        total = _sent_and_left(codec, x, int(size))
+    except Exception:  # it may need other gradients than these; where it does not, steps say what is wrong
+        return
+    if not torch.allclose(total, x, rtol=0, atol=TOLERANCE):
+        raise ValueError(
+            f"{name} loses or adds gradients: what it sends and what it leaves in x do not add up to x; change x and "
+            "out in place, as by x.sub_(sent) and out.copy_(sent), or use memory=gw.NoMemory()"
+        )
+
+
+def _sent_and_left(codec: Codec, x: Tensor, size: int) -> Tensor:
+    """What a rank alone decodes of x (n,), and what it leaves of it, in one sum."""
+    context, vector, sent = context_for(LAYOUT, codec, x.device), LazySum.of(x.clone()), torch.full_like(x, torch.nan)
+    payload = torch.zeros(size, dtype=torch.uint8, device=x.device)
+    # random numbers of the training stay as they are
+    with torch.random.fork_rng(devices=[]):
+        codec.encode(vector, payload[None], context.whole)
+        codec.decode(payload[None, None], Mean.of(sent), context.whole)
+    return vector.total() + sent

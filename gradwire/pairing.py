@@ -1,0 +1,47 @@
+"""Whether a compressor, a memory and a communicator work together, as the three parts of a group."""
+
+from dataclasses import is_dataclass
+
+from gradwire.communicators import Communicator
+from gradwire.compressors import Compressor
+from gradwire.memories import RESIDUAL, Memory
+from gradwire.options import check_type
+
+
+def check_parts(compressor: Compressor, memory: Memory, communicator: Communicator) -> None:
+    """Raises ValueError, naming it, for what is no such part, for a class of a user's that is not complete, and when
+    the compressor cannot work with the memory or the communicator, for both where it is both."""
+    check_type("compressor", compressor, (Compressor,), "gw.TopK(0.01)", optional=False)
+    check_type("memory", memory, (Memory,), "gw.Residual()", optional=False)
+    check_type("communicator", communicator, (Communicator,), "gw.AllGather()", optional=False)
+    # a user's own may lack something
+    for part in (compressor, memory, communicator):
+        if not is_dataclass(part):
+            name = type(part).__name__
+            raise ValueError(
+                f"{name} is no dataclass, which plans are written by; put @dataclass(frozen=True) above it"
+            )
+    if memory.error_feedback and RESIDUAL not in memory.flat_state:
+        raise ValueError(
+            f"{type(memory).__name__}.flat_state has no {RESIDUAL!r}, in which what was not sent is kept; "
+            f"write flat_state = {(RESIDUAL, *memory.flat_state)}"
+        )
+    # do they work together?
+    refusals: list[str] = []
+    for part in (communicator, memory):
+        try:
+            part.check(compressor)
+        except ValueError as error:
+            refusals.append(str(error))
+    if refusals:
+        raise ValueError("; besides, ".join(refusals))
+    # each has state of its own
+    for other, kept in (
+        (memory, {RESIDUAL, *memory.flat_state}.intersection(compressor.flat_state)),
+        (communicator, communicator.init_group().keys() & compressor.init_group().keys()),
+    ):
+        if kept:
+            raise ValueError(
+                f"{type(compressor).__name__} and {type(other).__name__} would both keep {min(kept)!r}, of which a "
+                "group has one; give the compressor's another name"
+            )

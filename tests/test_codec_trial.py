@@ -1,0 +1,68 @@
+"""A user's codec is tried before the first step: its mistakes would make gradients wrong in silence."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.plans import uniform
+from tests.support.harness import slots_of
+from tests.support.outside import Truncated
+
+SLOTS = slots_of({"w": torch.empty(13, 5)})
+
+
+@dataclass(frozen=True)
+class LeavesAll(Truncated):
+    def compress(self, x: Tensor, payload: Tensor, context: gw.GroupContext) -> None:
+        payload.view(torch.bfloat16).copy_(x)
+        x = x - payload.view(torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class WritesNothing(Truncated):
+    def decompress(self, rows: Tensor, out: Tensor, context: gw.GroupContext) -> None:
+        out = rows.view(torch.bfloat16).float().sum(0)  # noqa: F841
+
+
+@dataclass(frozen=True)
+class HalfABytes(Truncated):
+    def payload_bytes(self, n: int) -> int:
+        return 2.0 * n  # pyright: ignore[reportReturnType]
+
+
+@dataclass(frozen=True)
+class WantsMore(Truncated):
+    """Works on larger groups than the one that it is tried on."""
+
+    def compress(self, x: Tensor, payload: Tensor, context: gw.GroupContext) -> None:
+        x.topk(1_000_000)
+        super().compress(x, payload, context)
+
+
+@pytest.mark.parametrize(
+    ("codec", "why"),
+    [
+        (LeavesAll(), r"^LeavesAll loses or adds gradients: .*x\.sub_\(sent\)"),
+        (WritesNothing(), "^WritesNothing loses or adds gradients"),
+        (HalfABytes(), r"^HalfABytes\.payload_bytes\(\) returns 3072\.0, no whole number of bytes"),
+    ],
+    ids=str,
+)
+def test_a_codec_that_loses_gradients_is_refused(codec: gw.Compressor, why: str):
+    with pytest.raises(ValueError, match=why) as refusal:
+        uniform(SLOTS, codec).check(SLOTS)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("codec", [Truncated(), WantsMore()], ids=str)
+def test_others_are_not_and_random_numbers_stay_as_they_are(codec: gw.Compressor):
+    before = torch.get_rng_state()
+    uniform(SLOTS, codec).check(SLOTS)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_without_a_memory_nothing_needs_to_be_left():
+    uniform(SLOTS, LeavesAll(), gw.NoMemory()).check(SLOTS)

@@ -1,0 +1,94 @@
+"""Parts of a user's own that are not complete, or do not go together, are refused in one line that names them."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.plans import default_communicator
+from gradwire.tuner.candidate_plans import ways_of
+from tests.support.harness import slots_of
+from tests.support.outside import Momentum, Truncated
+
+
+class Bare(Truncated):
+    pass
+
+
+class Undecorated(gw.SimpleCodec):
+    """All of `Truncated`, without being a dataclass."""
+
+    payload_bytes, compress, decompress = Truncated.payload_bytes, Truncated.compress, Truncated.decompress
+
+
+@dataclass(frozen=True)
+class Keeping(Truncated):
+    """A codec with state of its own."""
+
+    flat_state: ClassVar[tuple[str, ...]] = ("velocity",)
+
+
+@dataclass(frozen=True)
+class KeepingResidual(Truncated):
+    flat_state: ClassVar[tuple[str, ...]] = ("residual",)
+
+
+@dataclass(frozen=True)
+class WithQuantiles(gw.TopK):
+    """Has a tensor of the name of OkTopk's."""
+
+    def init_group(self) -> dict[str, Tensor]:
+        return gw.OkTopk().init_group()
+
+
+@dataclass(frozen=True)
+class WithoutResidual(Momentum):
+    flat_state: ClassVar[tuple[str, ...]] = ("velocity",)
+
+
+GATHER, R = gw.AllGather(), gw.Residual()
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        ((Undecorated(), R, GATHER), r"Undecorated is no dataclass.*put @dataclass\(frozen=True\) above it"),
+        ((Truncated(), WithoutResidual(), GATHER), r"write flat_state = \('residual', 'velocity'\)"),
+        ((Keeping(), gw.DGCMemory(masking=False), GATHER), "Residual"),
+        ((Keeping(), Momentum(), GATHER), "Keeping and Momentum would both keep 'velocity'"),
+        ((KeepingResidual(), R, GATHER), "KeepingResidual and Residual would both keep 'residual'"),
+        ((KeepingResidual(), gw.NoMemory(), GATHER), "would both keep 'residual'"),
+        ((WithQuantiles(), R, gw.OkTopk()), "WithQuantiles and OkTopk would both keep"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_group_is_refused(parts: tuple, why: str):
+    with pytest.raises(ValueError, match=why) as refusal:
+        gw.Group(("w",), *parts)
+    assert "\n" not in str(refusal.value)
+
+
+def test_state_of_ones_own_beside_a_memory_is_taken():
+    gw.Group(("w",), Keeping(), R, GATHER)
+    gw.Group(("w",), Bare(), Momentum(), GATHER)
+
+
+@dataclass(frozen=True)
+class WithThreshold(gw.TopK):
+    def init_group(self) -> dict[str, Tensor]:
+        return {"threshold": torch.zeros((), device="cpu")}
+
+
+@pytest.mark.parametrize("codec", [Keeping(), WithThreshold()], ids=str)
+def test_a_codec_with_state_encodes_whole_groups_alone(codec: gw.Compressor):
+    """ScatterReduce encodes parts of a group, and their sum again; the state is the whole group's."""
+    slots = slots_of({"w": torch.empty(100, 100)})
+    assert default_communicator(codec, slots, 1000) == GATHER
+    assert {way.communicator for way in ways_of(codec, 8)} == {GATHER}
+    for parts in [gw.ScatterReduce(), *([gw.Exclusive()] if isinstance(codec, gw.TopK) else [])]:
+        with pytest.raises(ValueError, match=r"parts of (a group|them); pair it with"):
+            gw.Group(("w",), codec, R, parts)
+    assert default_communicator(Truncated(), slots, 1000) == gw.ScatterReduce()
