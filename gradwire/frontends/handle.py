@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.storage import StorageReader
 
 from gradwire.checkpoint import StateDict
-from gradwire.frontends.checkpoints.distributed_checkpoint import DistributedState, ShardSpec, saved_in
+from gradwire.frontends.checkpoints.distributed_checkpoint import DistributedState, ShardSpec, job_of, saved_in
 from gradwire.frontends.null_job import NOTHING, NullRuntime
 from gradwire.frontends.summary import table
 from gradwire.options import check_type
@@ -191,7 +191,8 @@ class Handle:
         GAN's two models, it is the one that was saved under `key`.
 
         Raises ValueError after `detach()`, where the checkpoint has no such state, and for a key without `saved`."""
-        return DistributedState(self._runtime, self._attached.placed(), saved_in(saved, key))
+        placed = self._attached.placed()
+        return DistributedState(self._runtime, placed, saved_in(saved, key, job_of(placed)))
 
     def leave(self) -> list[StateDict]:
         """Ends the job at once, in whatever step it is; the other ranks' calls raise. For `gradwire.Rendezvous`.

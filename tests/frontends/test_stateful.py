@@ -31,7 +31,7 @@ def alone() -> Iterator[None]:
 def state_of(runtime: Runtime, path: Path | None = None) -> DistributedState:
     assert dist.group.WORLD is not None
     placed = replicated_specs(dist.group.WORLD, {slot.name: torch.zeros(slot.shape) for slot in SLOTS})
-    return DistributedState(runtime, placed, saved_in(path, None))
+    return DistributedState(runtime, placed, saved_in(path, None, ""))
 
 
 def check_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
@@ -119,5 +119,5 @@ def test_states_in_lists_have_keys_with_numbers(tmp_path: Path):
         states = [state_of(running.runtimes[0]).state_dict() for _ in range(2)]
         dcp.save({"models": states}, checkpoint_id=tmp_path)
         with pytest.raises(ValueError, match=r"2 Gradwire states, 'models.0', 'models.1'; load stateful\(path, key='m"):
-            saved_in(tmp_path, None)
-        assert saved_in(tmp_path, "models.1").keys() == states[1].keys()
+            saved_in(tmp_path, None, "")
+        assert saved_in(tmp_path, "models.1", "").keys() == states[1].keys()
