@@ -1,7 +1,7 @@
 """`Handle`: a user's access to a job's runtime."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -204,15 +204,14 @@ class Handle:
         return states
 
     def _let_go(self) -> None:
-        """Keeps the job's figures, and nothing else of it."""
+        """Keeps the job's figures, where they can be had, and nothing else of it."""
         front_end, last = self._front_end, NOTHING
-        try:
+        with suppress(Exception):  # memories, which the caller has, matter more
             self._last_table, last = self._table(), self.stats()
-        finally:
-            self._runtime, self._front_end = NullRuntime(last), None
-            self._remark, self._inner_steps = str, None
-            if front_end:
-                front_end.unhook()
+        self._runtime, self._front_end = NullRuntime(last), None
+        self._remark, self._inner_steps = str, None
+        if front_end:
+            front_end.unhook()
 
     def from_first(self, state: Any) -> Any:
         """Rank 0's `state`, on all ranks, which ask together, between backward passes. Raises ValueError where it has
