@@ -278,8 +278,7 @@ class DDPFrontEnd:
         runtime.native_begins()
         self._gradient_hooks.remove()
         with trainable(self._managed):
-            managed = {name: p for name, p in self._named.items() if p in self._managed}
-            without_hook(self.ddp, managed, runtime.sparse)
+            without_hook(self.ddp, {n: p for n, p in self._named.items() if p in self._managed}, runtime.sparse)
         # one parameter's gradient shows that DDP made a step; where some may be unused, any of them
         seen = self._slot if self.ddp.find_unused_parameters else dict([*self._slot.items()][:1])
         ready = partial(self._native_gradient_ready, runtime, self._buckets)

@@ -29,12 +29,13 @@ def controller_state(
     return controller.state_dict() | {name: letters(text) for name, text in texts.items()}
 
 
-def check_names(controller: Controller) -> None:
-    """Raises ValueError where the controller's own part has a name that `controller_state` uses."""
+def begin(controller: Controller, plan: Plan) -> Plan:
+    """The plan that the controller begins with. Raises ValueError where its own part of a state has a name that
+    `controller_state` uses."""
+    first = controller.begin(plan)
     if taken := [name for name in controller.state_dict() if name in _TEXTS]:
-        raise ValueError(
-            f"{type(controller).__name__} saves {taken[0]!r}, a name of Gradwire's own; give it another one"
-        )
+        raise ValueError(f"{type(controller).__name__} saves {taken[0]!r}, a name of Gradwire's own; give it another")
+    return first
 
 
 def load_controller(controller: Controller, state: ControllerState) -> None:
