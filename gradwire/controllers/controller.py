@@ -221,7 +221,8 @@ class Controller(Options, ABC):
         """The plan or request for `seen.next_step` and after; None to go on as before."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The state that the next decision depends on, equal on all ranks."""
+        """The state that the next decision depends on, equal on all ranks; not under Gradwire's own names: "plan",
+        "origin", "replicas", "kept replicas", "native" and "decided"."""
         return {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

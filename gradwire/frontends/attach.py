@@ -29,6 +29,7 @@ from gradwire.torch_private.reducer import (
     managed_by,
     module_in,
     reduces_in_python,
+    shard_in,
     skips_unused,
     wait_for_delayed,
 )  # fmt: skip
@@ -116,7 +117,12 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
     # the parameters in DDP's buckets, which it chose when it was made
     managed, module = managed_by(ddp), module_in(ddp)
     front_end = DDPFrontEnd.of(ddp)
-    if not managed <= {*module.parameters()}:
+    if not (present := {*module.parameters()}):
+        raise ValueError(
+            "the model has had no parameters since its first forward pass, for it has tensors of tensor parallelism in "
+            "their place; attach() before the first forward pass, and replan() in place of attaching again"
+        )
+    if not managed <= present:
         raise ValueError("DDP reduces a parameter that the model has no more; make DDP anew, after the last change")
     parameters, others = parameters_of(module, managed.__contains__)
     # an earlier DDP of the same module may not be collected yet
@@ -133,7 +139,7 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
     # the ranks meet over the store: they compare model, plan and options, or all of them raise
     runtime = choices.runtime(
         "DDP", parameters, slots_of(parameters), mesh, others=others, no_native=no_native,
-        weight=asked_in_backward(choices.weight), sparse=sparse,
+        shard=shard_in(parameters.values()), weight=asked_in_backward(choices.weight), sparse=sparse,
     )  # fmt: skip
     # from here on gradients go to the runtime
     front_end.hook_in(runtime, parameters, managed)

@@ -1,7 +1,7 @@
 """`Handle`: a user's access to a job's runtime."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.storage import StorageReader
 
 from gradwire.checkpoint import StateDict
-from gradwire.frontends.checkpoints.distributed_checkpoint import DistributedState, ShardSpec, saved_in
+from gradwire.frontends.checkpoints.distributed_checkpoint import DistributedState, ShardSpec, job_of, saved_in
 from gradwire.frontends.null_job import NOTHING, NullRuntime
 from gradwire.frontends.summary import table
 from gradwire.options import check_type
@@ -196,7 +196,8 @@ class Handle:
         GAN's two models, it is the one that was saved under `key`.
 
         Raises ValueError after `detach()`, where the checkpoint has no such state, and for a key without `saved`."""
-        return DistributedState(self._runtime, self._attached.placed(), saved_in(saved, key))
+        placed = self._attached.placed()
+        return DistributedState(self._runtime, placed, saved_in(saved, key, job_of(placed)))
 
     def leave(self) -> list[StateDict]:
         """Ends the job at once, in whatever step it is; the other ranks' calls raise. For `gradwire.Rendezvous`.
@@ -208,15 +209,14 @@ class Handle:
         return states
 
     def _let_go(self) -> None:
-        """Keeps the job's figures, and nothing else of it."""
+        """Keeps the job's figures, where they can be had, and nothing else of it."""
         front_end, last = self._front_end, NOTHING
-        try:
+        with suppress(Exception):  # memories, which the caller has, matter more
             self._last_table, last = self._table(), self.stats()
-        finally:
-            self._runtime, self._front_end = NullRuntime(last), None
-            self._remark, self._inner_steps = str, None
-            if front_end:
-                front_end.unhook()
+        self._runtime, self._front_end = NullRuntime(last), None
+        self._remark, self._inner_steps = str, None
+        if front_end:
+            front_end.unhook()
 
     def from_first(self, state: Any) -> Any:
         """Rank 0's `state`, on all ranks, which ask together, between backward passes. Raises ValueError where it has

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import accelerate
 from accelerate import Accelerator
 from torch import nn
 
@@ -9,8 +10,10 @@ from gradwire.checkpoint import StateDict
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
 from gradwire.integrations.first_rank import load_first
-from gradwire.integrations.framework import attach_whole
+from gradwire.integrations.framework import attach_whole, check_has
 from gradwire.plans import Plan
+
+REGISTERED, TRIED = "_custom_objects", "1.15.0"
 
 
 def compress(
@@ -19,8 +22,9 @@ def compress(
     """Compresses the gradients of a model from `accelerator.prepare`; `save_state` and `load_state` include its state,
     in the place of a detached handle's, if there is one. The `options` are those of `gradwire.attach`, which says what
     it raises."""
+    check_has(accelerator, (REGISTERED,), f"accelerate {accelerate.__version__}", TRIED)
     handle = attach_whole(model, compressor, options, accelerator.scaler)
-    registered: list[Any] = accelerator._custom_objects  # pyright: ignore[reportPrivateUsage]
+    registered: list[Any] = getattr(accelerator, REGISTERED)
     # Accelerate knows objects by their places: a script that compresses once loads what one has saved that did so twice
     ended = (each for each in registered if type(each) is CheckpointedHandle and each.handle.detached)
     if kept := next(ended, None):

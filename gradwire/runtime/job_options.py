@@ -53,6 +53,8 @@ class JobOptions:
     """The weight of this rank's gradients in a step's mean, asked when a step opens; None where all have the same."""
     others: Collection[str] = ()
     """The model's parameters that are not reduced; a state may have them."""
+    shard: str = ""
+    """Which shard of a model all of the job's ranks have, where tensor parallelism has cut it; "" where it is whole."""
     values: Mapping[str, str] = field(default_factory=dict)
     """Types and shapes, by name, of all that ranks share before the first step."""
     facts: Mapping[str, str] = field(default_factory=dict)

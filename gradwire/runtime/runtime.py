@@ -229,7 +229,7 @@ class Runtime:
         With `all_ranks`, which they call together, rank 0 gets all, on the CPU; raises ValueError for shards."""
         if not all_ranks:
             return self._states.save(padded)
-        check(self.mesh)
+        check(self.mesh, self._options.shard)
         with self.between_steps("state_dict(all_ranks=True)"):
             return self._call(partial(self._pipeline.agree, self._states.gather))
 

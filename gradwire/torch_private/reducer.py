@@ -1,6 +1,6 @@
 """DistributedDataParallel: its hook, its buckets, and which parameters it reduces."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeGuard
 
 import torch.distributed as dist
@@ -83,6 +83,14 @@ def _trained_since_made(ddp: Any) -> set[Tensor]:
     return parameters
 
 
+def shard_in(parameters: Iterable[Any]) -> str:
+    """Which shard of a model this rank's DDP has, where tensor parallelism has cut its parameters; else ""."""
+    # DDP itself has plain tensors, on which torch notes how they were cut
+    specs = [parameter._st_info for parameter in parameters if hasattr(parameter, "_st_info")]
+    meshes = [spec.mesh.mesh.flatten().tolist() for spec in specs]
+    return next((f"shard {ranks.index(dist.get_rank())} of {len(ranks)}" for ranks in meshes if len(ranks) > 1), "")
+
+
 def delayed_by(ddp: DistributedDataParallel) -> list[Tensor]:
     """The parameters of `delay_all_reduce_named_params`, which it reduces by itself, outside of its buckets."""
     return ddp._delay_all_reduce_params
@@ -110,13 +118,11 @@ def wait_for_delayed(ddp: DistributedDataParallel) -> None:
                 hooks[key] = reduce
 
 
-def without_hook(ddp: DistributedDataParallel, managed: Collection[Tensor]) -> None:
-    """Gives it a new reducer, without a hook, as it gets one when it is unpickled; of the same parameters, all of which
-    need a gradient now."""
+def without_hook(ddp: DistributedDataParallel, named: Mapping[str, Tensor], sparse: Collection[str]) -> None:
+    """Gives it a new reducer, without a hook, as it gets one when it is unpickled; of these parameters, all of which
+    need a gradient now, `sparse` ones by name."""
     it: Any = ddp
-    named = {name: p for name, p in it.module.named_parameters() if p in managed}
-    sparse = dict(zip(*it._build_params_for_reducer(), strict=True))
-    flags = [sparse.get(parameter, False) for parameter in named.values()]
+    flags = [name in sparse for name in named]
     it._ddp_init_helper([*named.values()], flags, dict(enumerate(named)), it.static_graph)
 
 

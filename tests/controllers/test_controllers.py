@@ -243,6 +243,19 @@ def test_a_decision_is_in_force_from_the_step_that_the_controller_was_told(lag: 
         assert controller.seen == [0, 1, *range(first, 8 - lag)]
 
 
+class Keeps(Once):
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"replicas": torch.tensor(3)}
+
+
+def test_a_controllers_state_under_a_name_that_gradwire_uses_is_refused():
+    with (
+        pytest.raises(ValueError, match=r"Keeps saves 'replicas', a name of Gradwire's own; give it another"),
+        job(plan_with(SPARSE), SLOTS, 2, controllers=[Keeps(), Keeps()]),
+    ):
+        pass
+
+
 def test_a_decision_that_is_not_in_force_yet_is_saved():
     with job(plan_with(SPARSE), SLOTS, 2, controllers=[Once(), Once()]) as running:
         for number in range(2):

@@ -430,6 +430,10 @@ def test_accelerate_keeps_a_place_for_what_was_detached(monkeypatch: pytest.Monk
     # beside one that is attached, another has a place of its own
     compress(accelerator, nn.Linear(2, 2), gw.TopK(0.5))
     assert len(accelerator._custom_objects) == 3
+    # an Accelerate that keeps them elsewhere is refused before anything is attached
+    monkeypatch.setattr(framework, "attach", lambda *_, **__: pytest.fail("attached"))
+    with pytest.raises(ValueError, match=r"accelerate 1.* has no '_custom_objects'; install version 1.15.0"):
+        compress(SimpleNamespace(scaler=None), model, gw.TopK(0.5))
 
 
 @pytest.mark.parametrize("name", ["lightning", "huggingface"])

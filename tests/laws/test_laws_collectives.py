@@ -144,6 +144,24 @@ def test_bounds_by_which_entries_are_split_are_kept_until_they_move():
         assert kept[1:] == [kept[1]] * 5
 
 
+def test_what_another_collective_needed_is_not_kept():
+    slots = slots_of(SMALL)
+    gathers, scatters = (
+        plan_of(slots, gw.Quantized(bits=8), gw.Residual(), communicator, groups=1)
+        for communicator in (gw.AllGather(), gw.ScatterReduce())
+    )
+
+    def nbytes(*plans: gw.Plan) -> int:
+        with job(plans[0], slots, 2) as running:
+            for plan in plans:
+                running.install(plan)
+                running.step(draw(slots, 2, 0))
+            return running.runtimes[0]._steps.store.nbytes
+
+    assert nbytes(gathers, scatters) == nbytes(scatters)
+    assert nbytes(scatters, gathers) == nbytes(gathers)
+
+
 @pytest.mark.parametrize("gradient", [normal, crowded])
 @pytest.mark.parametrize("collective", [gw.OkTopk(slack=4), gw.GlobalTopK()], ids=str)
 def test_the_k_largest_sums(collective: SparseCommunicator, gradient):

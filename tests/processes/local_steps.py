@@ -227,7 +227,7 @@ def streaming_is_the_papers_however_many_fragments_travel() -> None:
         model = network()
         optimizer = gw.LocalSteps(
             inner(model), model, inner_steps=9, outer=gw.Outer(0.4, momentum=0),
-            fragments=[model[0], model[2], model[4]], delay=delay, mix=mix,
+            fragments=iter([model[0], model[2], model[4]]), delay=delay, mix=mix,
         )  # fmt: skip
         losses = train(model, 60, optimizer=optimizer)
         sends = {3: 0, 6: 2, 9: 4}

@@ -4,6 +4,7 @@
 """
 
 import tempfile
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise, product
@@ -644,8 +645,7 @@ def of_two_states_in_a_distributed_checkpoint_the_key_says_which() -> None:
 @scenario(2)
 def ddp_beside_tensor_parallelism_keeps_its_parameters_names() -> None:
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "tp"))
-    model = parallelize_module(Columns(), mesh["tp"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
-    ddp = DistributedDataParallel(model, device_mesh=mesh["replicate"])
+    ddp = beside_tensor_parallelism(mesh, ["second.bias"])
     parameters = [*ddp.parameters()]
     handle = gw.attach(ddp, gw.TopK(0.3))
     names = [*handle.stateful().state_dict()]
@@ -659,6 +659,38 @@ def ddp_beside_tensor_parallelism_keeps_its_parameters_names() -> None:
         ddp(torch.ones(4, 6)).square().mean().backward()
         assert all(p.grad is not None for p in parameters)
     assert all(map(torch.equal, before, (p.grad for p in parameters)))
+    handle.replan(gw.NATIVE)
+    column_steps(ddp, dist.get_rank(), count=2)
+    reduced = [p.grad.reshape(-1) for p in parameters[:-1] if p.grad is not None]
+    assert len(reduced) == 3
+    assert same_on_all_ranks(torch.cat(reduced))
+    assert handle.status().endswith("DDP does not reduce 'second.bias'")
+    handle.detach()
+    refused(ValueError, "attach() before the first forward pass", lambda: gw.attach(ddp, gw.TopK(0.3)))
+
+
+def beside_tensor_parallelism(mesh: DeviceMesh, ignored: Sequence[str] = ()) -> DistributedDataParallel:
+    torch.manual_seed(0)
+    model = parallelize_module(Columns(), mesh["tp"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+    return DistributedDataParallel(model, device_mesh=mesh["replicate"])
+
+
+@scenario(4)
+def a_checkpoint_has_the_memories_of_all_shards_of_tensor_parallelism_beside_ddp() -> None:
+    mesh, path = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "tp")), folder()
+    ddp, other = (beside_tensor_parallelism(mesh) for _ in range(2))
+    handle, resumed = gw.attach(ddp, gw.TopK(0.3)), gw.attach(other, gw.TopK(0.3))
+    column_steps(ddp, mesh.get_local_rank(0))
+    dcp.save({"gradwire": handle.stateful()}, checkpoint_id=path)
+    dcp.load({"gradwire": resumed.stateful(path)}, checkpoint_id=path)
+    mine, want = resumed.state_dict(), handle.state_dict()
+    residuals = [key for key in want if key.endswith("residual")]
+    assert mine.keys() == want.keys()
+    assert any(want[key].any() for key in residuals)
+    assert all(torch.equal(mine[key], want[key]) for key in residuals)
+    own = f"this job has shard {mesh.get_local_rank(1)} of 2, and other ranks have"
+    refused(ValueError, own, lambda: handle.state_dict(all_ranks=True))
 
 
 class Columns(nn.Module):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,6 +38,7 @@ from gradwire.runtime.runtime import Runtime
 from gradwire.slots import real_shape
 from gradwire.text_tensors import letters
 from gradwire.torch_private.fully_shard import behind_rows, cuts_of
+from gradwire.torch_private.reducer import shard_in
 
 ABOUT = "gradwire"
 """The key by which a state is found in a checkpoint; its description."""
@@ -61,6 +63,8 @@ class ShardSpec:
     """The parameter's."""
     cuts: tuple[Placement, ...] = ()
     """How it is cut along the mesh's other dimensions."""
+    job: str = ""
+    """Which shard all of the mesh's ranks have, where tensor parallelism beside DDP has cut the model; else ""."""
 
     def row(self, tensor: Tensor) -> DTensor:
         """This rank's state, in its slot's shape, as its part of (replicas, *shape)."""
@@ -104,7 +108,13 @@ class ShardSpec:
 def replicated_specs(group: dist.ProcessGroup, parameters: Mapping[str, Tensor]) -> dict[str, ShardSpec]:
     """The placement of parameters of which every rank of a group has a replica."""
     mesh = DeviceMesh.from_group(group, kind_of(next(iter(parameters.values())).device))
-    return {name: ShardSpec(mesh, real_shape(p), real_shape(p), p.device) for name, p in parameters.items()}
+    shape, job = real_shape, shard_in(parameters.values())
+    return {name: ShardSpec(mesh, shape(p), shape(p), p.device, job=job) for name, p in parameters.items()}
+
+
+def job_of(placed: Mapping[str, ShardSpec]) -> str:
+    """The shard of the model that a job has whose parameters lie there: several jobs have parameters of one name."""
+    return next(iter(placed.values())).job
 
 
 def sharded_specs(mesh: DeviceMesh, parameters: Mapping[str, Tensor]) -> dict[str, ShardSpec]:
@@ -145,19 +155,23 @@ class DistributedState:
     that the model lacks.
 
     Small tensors have keys of their own for each shard, and for each replica where these differ in them; replicas load
-    them by the rule of `gradwire.resharding`. For shards of another size they are made anew."""
+    them by the rule of `gradwire.resharding`. For shards of another size they are made anew. Of several jobs that
+    each have a shard, each has a folder in the state."""
 
     def __init__(self, job: Runtime | NullRuntime, placed: Mapping[str, ShardSpec], saved: Saved) -> None:
         self._job = job
         self._placed = placed
         self._saved: Saved | None = saved
         first = next(iter(placed.values()))
-        self._shard = first.shard
+        self._folder, self._shard = first.job, first.shard
         self._replica = first.mesh.get_local_rank(0)
         self._replicas = first.mesh.size(0)
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Any]:
         """The tensors to save; or, to load, zeros like the saved ones."""
+        return {self._folder: self._tensors()} if self._folder else self._tensors()
+
+    def _tensors(self) -> dict[str, Tensor]:
         if self._saved:
             return {key: self._empty(key, kind) for key, kind in self._saved.items() if self._is_for_me(key)}
         # this rank's state: tensors of parameters become rows, small ones get names of their own
@@ -172,11 +186,11 @@ class DistributedState:
         rows = {self._key(key): self._row(key, tensor) for key, tensor in tensors.items()}
         return {ABOUT: letters(json.dumps(about)), STEP: torch.tensor(own.step, dtype=torch.int64, device="cpu")} | rows
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over a state that was loaded into `state_dict`. Raises ValueError without a checkpoint's tensors, by
         which some of the state may have been left out."""
         check_known(self._saved, "handle")
-        self._job.load_state_dict(self.part(state))
+        self._job.load_state_dict(self.part(state[self._folder] if self._folder else state))
         self.loaded()
 
     def loaded(self) -> None:
@@ -244,9 +258,11 @@ def _is_flat(key: str) -> bool:
     return bool(_name(key)) and SEPARATOR in key and not _is_small(key)
 
 
-def saved_in(checkpoint: str | Path | StorageReader | None, key: str | None) -> Saved:
-    """The tensors of a checkpoint's Gradwire state, of several the one saved under `key`; none without a checkpoint.
-    Raises ValueError where it has none, or several and no key that fits."""
+def saved_in(checkpoint: str | Path | StorageReader | None, key: str | None, job: str) -> Saved:
+    """The tensors of a checkpoint's Gradwire state, of several the one saved under `key`, in the folder of a `job` if
+    that has one; none without a checkpoint. Raises ValueError where it has none, or several and no key that fits."""
+    own = (job,) if job else ()
+    states = f"Gradwire states of {job}" if job else "Gradwire states"
     # a state is known by its description
-    found = state_in(checkpoint, key, (ABOUT,), "Gradwire states", '{"gradwire": handle.stateful()}')
-    return {name: kind for (name,), kind in found.items()}
+    found = state_in(checkpoint, key, (*own, ABOUT), states, '{"gradwire": handle.stateful()}')
+    return {path[-1]: kind for path, kind in found.items() if path[:-1] == own}

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.frontends.paused import Accumulated
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private.autograd import in_backward
-from gradwire.torch_private.reducer import copies_together, delayed_by, is_joining, module_in, parts_of
+from gradwire.torch_private.reducer import copies_together, delayed_by, is_joining, parts_of
 
 
 @dataclass(frozen=True)
@@ -188,12 +188,12 @@ def reduce_dense(bucket: GradBucket, group: dist.ProcessGroup) -> Future[Tensor]
     return work.get_future().then(lambda future: future.value()[0])
 
 
-def left_alone(ddp: DistributedDataParallel | None, managed: Collection[Tensor]) -> str:
-    """A remark about parameters that need a gradient and are not in DDP's buckets, which have the `managed` ones;
-    or that the DDP is gone."""
+def left_alone(ddp: DistributedDataParallel | None, named: Mapping[str, Tensor], managed: Collection[Tensor]) -> str:
+    """A remark about parameters, of those `named`, that need a gradient and are not in DDP's buckets, which have the
+    `managed` ones; or that the DDP is gone."""
     if ddp is None:
         return "its DDP was garbage collected"
-    others = {n: p for n, p in module_in(ddp).named_parameters() if p.requires_grad and p not in managed}
+    others = {n: p for n, p in named.items() if p.requires_grad and p not in managed}
     delayed = {*delayed_by(ddp)}
     # two kinds: DDP sends some itself, later; the others stay this rank's own
     late = [repr(name) for name, p in others.items() if p in delayed]

@@ -145,7 +145,7 @@ class DDPFrontEnd:
 
     def left_alone(self) -> str:
         """A remark about parameters whose gradients do not go to the runtime."""
-        return left_alone(self._module(), self._managed) if self.runtime or not self._module() else ""
+        return left_alone(self._module(), self._named, self._managed) if self.runtime or not self._module() else ""
 
     # Gradients
 
@@ -278,7 +278,7 @@ class DDPFrontEnd:
         runtime.native_begins()
         self._gradient_hooks.remove()
         with trainable(self._managed):
-            without_hook(self.ddp, self._managed)
+            without_hook(self.ddp, {n: p for n, p in self._named.items() if p in self._managed}, runtime.sparse)
         # one parameter's gradient shows that DDP made a step; where some may be unused, any of them
         seen = self._slot if self.ddp.find_unused_parameters else dict([*self._slot.items()][:1])
         ready = partial(self._native_gradient_ready, runtime, self._buckets)

@@ -49,7 +49,7 @@ class FullGradients(GradientAccess):
 
     def __init__(self, sparse: Collection[Tensor] = ()) -> None:
         self._sparse = sparse
-        self._noted: dict[Tensor, ref[Tensor]] = {}
+        self._noted: dict[int, ref[Tensor]] = {}  # by the parameter's id, for a tensor's hash is computed in Python
 
     def hook_in(self, parameters: Iterable[Tensor]) -> Iterable[Any]:
         self.note(parameters)
@@ -60,11 +60,7 @@ class FullGradients(GradientAccess):
         self._noted.clear()
 
     def note(self, parameters: Iterable[Tensor]) -> None:
-        self._noted.update((p, ref(gradient)) for p in parameters if (gradient := p.grad) is not None)
-
-    def _is_noted(self, parameter: Tensor, gradient: Tensor) -> bool:
-        noted = self._noted.get(parameter)
-        return noted is not None and noted() is gradient
+        self._noted.update((id(p), ref(gradient)) for p in parameters if (gradient := p.grad) is not None)
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         gradient = parameter.grad
@@ -73,12 +69,14 @@ class FullGradients(GradientAccess):
         if gradient.is_conj() or gradient.is_neg():
             # its memory has the conjugates, or the negatives
             self.put(parameter, gradient.resolve_conj().resolve_neg())
-        elif is_shared(gradient) and not self._is_noted(parameter, gradient):
-            # autograd may have made another gradient there, as of a sum of views, and each becomes a mean by itself.
-            # One that was there before may have views of the user's, or lie in a buffer of theirs
+        elif (noted := self._noted.get(id(parameter))) and noted() is gradient:
+            return gradient  # it was there before: it may have views of the user's, or lie in a buffer of theirs
+        elif is_shared(gradient):
+            # autograd may have made another gradient there, as of a sum of views, and each becomes a mean by itself
             self.put(parameter, gradient.clone())
         else:
-            self._noted[parameter] = ref(gradient)
+            self._noted[id(parameter)] = ref(gradient)
+            return gradient
         return parameter.grad
 
     def left(self, parameter: Tensor) -> Tensor:
@@ -90,4 +88,4 @@ class FullGradients(GradientAccess):
 
     def put(self, parameter: Tensor, gradient: Tensor) -> None:
         parameter.grad = gradient
-        self._noted[parameter] = ref(gradient)
+        self._noted[id(parameter)] = ref(gradient)

@@ -14,7 +14,7 @@ from gradwire.options import Options, check_type
 from gradwire.plans import Plan
 from gradwire.slots import Layout, Slot
 
-Fragments = int | Sequence[nn.Module]
+Fragments = int | Iterable[nn.Module]
 """A number of about equal parts, or the module of each, which may be an `nn.ModuleList`."""
 
 
@@ -73,7 +73,7 @@ class FragmentedModel:
     ) -> None:
         self._model = model
         self._replica = replica
-        self._wanted = fragments
+        self._wanted = tuple(fragments) if isinstance(fragments, Iterable) else fragments  # an iterator ends
         self._plan = plan
         self.names: list[tuple[str, ...]] = []
         """The names of each fragment's parameters."""

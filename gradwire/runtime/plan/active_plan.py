@@ -14,7 +14,7 @@ from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.failures.job_errors import AbsentRanks
 from gradwire.runtime.job_options import ONLY_SPARSE, JobOptions
 from gradwire.runtime.plan.controller_runner import ControllerRunner
-from gradwire.runtime.plan.controller_state import change_of, origin_of
+from gradwire.runtime.plan.controller_state import begin, change_of, origin_of
 from gradwire.runtime.plan.gradient_order import GradientOrder
 from gradwire.runtime.state.momenta import Momenta
 from gradwire.runtime.steps.pipeline import Pipeline
@@ -266,7 +266,7 @@ class ActivePlan:
             controller.check(self._with_frozen(plan, asked))
         # the controller may begin with another plan than the user's
         self.origin = plan
-        return plan, controller.begin(plan) if controller else plan
+        return plan, begin(controller, plan) if controller else plan
 
     def _with_frozen(self, plan: Plan, asked: Plan | None) -> Plan:
         """The plan, with the groups that frozen parameters would have: what a controller is for may be among them."""

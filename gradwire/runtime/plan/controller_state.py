@@ -30,6 +30,15 @@ def controller_state(
     return controller.state_dict() | {name: letters(text) for name, text in texts.items()}
 
 
+def begin(controller: Controller, plan: Plan) -> Plan:
+    """The plan that the controller begins with. Raises ValueError where its own part of a state has a name that
+    `controller_state` uses."""
+    first = controller.begin(plan)
+    if taken := [name for name in controller.state_dict() if name in _TEXTS]:
+        raise ValueError(f"{type(controller).__name__} saves {taken[0]!r}, a name of Gradwire's own; give it another")
+    return first
+
+
 def load_controller(controller: Controller, state: ControllerState) -> None:
     """Loads the controller's own part. Raises ValueError where such a controller would not save what it was given."""
     own = {name: tensor for name, tensor in state.items() if name not in _TEXTS}

@@ -138,10 +138,12 @@ PIECE = 1 << 22
 """Elements that are gathered at a time, so that a GPU needs little scratch memory."""
 
 
-def check(mesh: Mesh) -> None:
-    """Raises ValueError where ranks keep different shards."""
+def check(mesh: Mesh, shard: str) -> None:
+    """Raises ValueError where ranks keep different shards, or all of them one `shard` of several."""
     if other := mesh.axes.keys() - {REPLICA, HOST}:
         raise ValueError(f"along {min(other)!r} {SHARDED}")
+    if shard:
+        raise ValueError(f"this job has {shard}, and other {SHARDED}")
 
 
 def gather(own: Unpacked, slots: Sequence[Slot], mesh: Mesh, agreement: Agreement, device: torch.device) -> StateDict:

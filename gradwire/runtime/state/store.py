@@ -138,9 +138,10 @@ class Store:
         own.load(self._group_tensors[members[0]])
         if before:  # the same slots
             before.forget_views()
-            # what another compressor needs is not this one's
+            # what another compressor or communicator needs is not this one's
             old, new = before.group.compressor, group.compressor
-            if old != new and not (new.shares_buffers and type(old) is type(new)):
+            alike = old == new or (new.shares_buffers and type(old) is type(new))
+            if not alike or before.group.communicator != group.communicator:
                 before.buffers.clear()
             return replace(before, group=group, kinds=kinds, parts=parts, slot_state=small, group_state=own)
         split = GradientSplit.by_slot(Layout(tuple(self.slots[i] for i in members)))
