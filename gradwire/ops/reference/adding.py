@@ -13,7 +13,7 @@ from gradwire.ops.reference.entries import move_entries
 from gradwire.ops.reference.finite import Finite, both, finite_in, reported
 from gradwire.ops.reference.selecting import top_k
 from gradwire.ops.tiles import tile_bounds
-from gradwire.ops.vectors import Gradient, Scalar, placed_parts, together
+from gradwire.ops.vectors import Gradient, Scalar, leave_out, placed_parts, together
 from gradwire.torch_private.foreach import copy_each
 
 
@@ -22,7 +22,7 @@ def add_in(
     nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
     """Writes next (n,) = decay·old + weight·gradient, each operation rounded to float32; returns whether all of it is
-    finite. On a GPU it returns True without a host sync, and `nonfinite` (1,), which was 0, becomes NaN where it is
+    finite. A weight of 0 leaves the gradient out, also where it is NaN. On a GPU it returns True without a host sync, and `nonfinite` (1,), which was 0, becomes NaN where it is
     not.
 
     next: (n,) float32; old: (n,) float32 or bfloat16; None for a zero `old` or gradient. `next` may be the gradient, or
@@ -76,6 +76,7 @@ def _add(part: Tensor, old: Tensor | None, gradient: Tensor | None, decay: float
         return
     # weight·gradient, and then the residual
     torch.mul(gradient, weight, out=part)
+    leave_out([part], weight)
     if old is None:
         return
     # add the residual

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.ops.vectors import Scalar
+from gradwire.ops.vectors import Scalar, leave_out
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class GroupInput:
     lost: bool = False
     """Backward failed: no rank takes the step."""
     share: Scalar | None = None
-    """This rank's part of the mean over all ranks; None where each has the same."""
+    """This rank's part of the mean over all ranks; None where each has the same. Where it is 0, the gradients may be
+    NaN."""
     float_residual: Tensor | None = None
     """(n,) float32, to compute the next residual in where it is kept in another type: see `FloatResiduals`."""
 
@@ -62,3 +63,4 @@ class GroupInput:
         parts = self.gradients.split.layout.views(x)
         for slot in self.absent:
             torch.mul(self.gradients.slot(slot), weight, out=parts[slot])
+            leave_out([parts[slot]], weight)

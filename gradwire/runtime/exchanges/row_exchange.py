@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradwire.collective import ALIGNED, Gather, Message, aligned
 from gradwire.compressors import Reduction
+from gradwire.ops.vectors import leave_out
 from gradwire.plans import Group
 from gradwire.runtime.exchanges.exchange import GroupExchange, JobContext
 from gradwire.runtime.exchanges.group_input import GroupInput
@@ -103,11 +104,11 @@ class RowExchange(GroupExchange):
     def _weighted(self, i: int, gradient: Tensor, given: GroupInput) -> Rows:
         """The rows of a slot that this rank sends: its part of the mean, and with a memory their errors before."""
         indices, rows = _rows(gradient)
-        if not self._feeds_back:
-            rows = rows * given.part(self._world)
-        else:
-            residual = self._memory.read(self.stored.slots[i], indices)
-            rows = residual.add_(rows.to(torch.float32) * given.weight(self._world))
+        weight = given.weight(self._world) if self._feeds_back else given.part(self._world)
+        rows = (rows.to(torch.float32) if self._feeds_back else rows) * weight
+        leave_out([rows], weight)
+        if self._feeds_back:
+            rows = self._memory.read(self.stored.slots[i], indices).add_(rows)
         # codes would hide what is not finite
         self.nonfinite.masked_fill_(~rows.isfinite().all(), torch.nan)
         return indices, rows
