@@ -65,7 +65,7 @@ class ReplicaExchange(GroupExchange):
         dense_dtype = self.group.communicator.dense_dtype(self.group.compressor)
         if dense_dtype and not self.group.memory.error_feedback:
             return self._reduce_dense(dense_dtype, given)
-        return self.reduce(given)
+        return self.reduce(given.sent_by(self.group))
 
     def commit(self) -> None:
         assert self.input is not None
@@ -81,7 +81,8 @@ class ReplicaExchange(GroupExchange):
         flat = self._computed_state(given)
         x = self._accumulate(given, flat)
         if self._job.look:
-            self._job.look(self.context, x)
+            scale = given.sent_scale
+            self._job.look(self.context, x if scale is None else LazySum.of(x.total() / scale))
         # compress and exchange
         mean = Mean(self._scratch(x), given.gradients)
         yield from flagged(self.group.communicator.reduce(self.group.compressor, x, mean, self.context), self.nonfinite)
@@ -91,6 +92,8 @@ class ReplicaExchange(GroupExchange):
             self.nonfinite.add_(nonfinite)
         self.group.memory.sent(flat)
         self._keep(flat)
+        if given.sent_scale is not None and self._job.keeps_state():
+            self._note_unless_finite(mean.vector())
         mean.write_means(given.scale, self.nonfinite)
 
     def check_size(self, step: int) -> None:
@@ -124,10 +127,14 @@ class ReplicaExchange(GroupExchange):
         # the same collective on ranks that have nothing pending
         yield Sum(Message.plain(x))
         nonfinite = self.nonfinite if self._job.keeps_state() else None
-        if nonfinite is not None:  # a mean that is not finite makes the step bad for all memories
-            nonfinite.add_(x.sum(dtype=torch.float32).mul_(0))
+        if nonfinite is not None:
+            self._note_unless_finite(x)
         if x is not whole:
             gradients.write_means(x, None, nonfinite)
+
+    def _note_unless_finite(self, mean: Tensor) -> None:
+        """Makes the step bad for all memories where a mean (n,) that all ranks have is not finite."""
+        self.nonfinite.add_(mean.sum(dtype=torch.float32).mul_(0))
 
     def _add_pending(self, x: Tensor, given: GroupInput) -> None:
         """Adds the residual that an earlier plan had left to x (n,), but for that of absent slots."""
@@ -173,6 +180,7 @@ class ReplicaExchange(GroupExchange):
         old = self._old_residual() if self.stored.pending else None
         if old is not None:
             flat[RESIDUAL].write.zero_()
+            old = given.as_sent(old)
         gradient = given.lazily(scratch, weight, self.nonfinite)
         return self._added(gradient.onto(old, scratch), given, weight)
 
