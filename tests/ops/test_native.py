@@ -95,6 +95,22 @@ def test_subnormal_float16_stays_where_subnormals_count_as_zero():
     assert same_bits(found, expected)
 
 
+@at_every_level
+def test_what_decays_ends_as_zero():
+    """Not as a number below the least normal one, with which a CPU takes ten times as long, for good."""
+    least = torch.finfo(torch.float32).tiny
+    old = torch.tensor([1.0, -1.0, 1.05, -1.1, 1.2, 1e-7, 0.0, 1e30] * 9).mul_(least)
+    for source in (None, torch.zeros(len(old)), torch.full((len(old),), -0.2 * least)):
+        for kept in (old, old.bfloat16()):
+            check_add_in(kept, source, 0.9, 1.0, len(old))
+            found = torch.empty(len(old))
+            NATIVE.add_in(found, kept, source, 0.9, 1.0)
+            assert bool(((found == 0) | (found.abs() >= least)).all())
+        # without a decay all is kept
+        NATIVE.add_in(found, old, None, 1.0, 1.0)
+        assert torch.equal(found, old)
+
+
 @pytest.mark.parametrize("where", [0, 1, 15, 16, 4095, 4096, 9999])
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
 @at_every_level

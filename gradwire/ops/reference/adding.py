@@ -22,8 +22,11 @@ def add_in(
     nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
     """Writes next (n,) = decay·old + weight·gradient, each operation rounded to float32; returns whether all of it is
-    finite. A weight of 0 leaves the gradient out, also where it is NaN. On a GPU it returns True without a host sync, and `nonfinite` (1,), which was 0, becomes NaN where it is
+    finite. On a GPU it returns True without a host sync, and `nonfinite` (1,), which was 0, becomes NaN where it is
     not.
+
+    A weight of 0 leaves the gradient out, also where it is NaN. On a CPU, where old numbers decay, results below the
+    least normal number become 0: they would stop at one below it, with which a processor takes ten times as long.
 
     next: (n,) float32; old: (n,) float32 or bfloat16; None for a zero `old` or gradient. `next` may be the gradient, or
     `old` where there is no gradient.
@@ -73,17 +76,16 @@ def _add(part: Tensor, old: Tensor | None, gradient: Tensor | None, decay: float
     if gradient is None:
         # no gradient: the residual alone
         torch.mul(old, decay, out=part) if old is not None else part.zero_()
-        return
-    # weight·gradient, and then the residual
-    torch.mul(gradient, weight, out=part)
-    leave_out([part], weight)
-    if old is None:
-        return
-    # add the residual
-    if decay == 1 or part.device.type != "cpu":
-        part.add_(old, alpha=decay)
-    else:  # in two steps: one would round once on some machines, and twice on others
-        part.add_(old * decay)
+    else:
+        # weight·gradient, and then the residual
+        torch.mul(gradient, weight, out=part)
+        leave_out([part], weight)
+        if old is not None and (decay == 1 or part.device.type != "cpu"):
+            part.add_(old, alpha=decay)
+        elif old is not None:  # in two steps: one would round once on some machines, and twice on others
+            part.add_(old * decay)
+    if old is not None and decay < 1 and part.device.type == "cpu":
+        part.masked_fill_(part.abs() < torch.finfo(torch.float32).tiny, 0)
 
 
 def add_select(
