@@ -221,6 +221,6 @@ def add_unless(total: Tensor, mean: Tensor, nonfinite: Tensor, scale: Scalar) ->
     """total += mean / scale, unless the step does not count: where `nonfinite` (1,) is NaN."""
     # on a GPU without a host sync: it adds 0
     if total.device.type != "cpu":
-        total.add_(torch.where(nonfinite.isnan(), 0, mean).div_(scale))
+        total.add_(torch.where(nonfinite.isnan(), 0, mean.float()).div_(scale))
     elif not nonfinite.isnan():
         total.add_(mean, alpha=1 / float(scale))
