@@ -21,8 +21,6 @@ class GroupInput:
     """The slots without a gradient on this rank."""
     scale: Scalar | None = None
     """The factor that the loss was multiplied by, which gradients are divided by before they travel."""
-    sent_scale: Scalar | None = None
-    """The same factor, where gradients travel with it."""
     lost: bool = False
     """Backward failed: no rank takes the step."""
     share: Scalar | None = None
@@ -30,6 +28,8 @@ class GroupInput:
     NaN."""
     float_residual: Tensor | None = None
     """(n,) float32, to compute the next residual in where it is kept in another type: see `FloatResiduals`."""
+    sent_scale: Scalar | None = None
+    """The loss's scale in place of `scale`, where gradients travel with it."""
 
     def without_gradients(self) -> "GroupInput":
         """This input once its means are in place: what is known of it, without the gradients."""

@@ -12,7 +12,7 @@ from gradwire.memories import RESIDUAL
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import count_step
-from gradwire.ops.vectors import Scalar
+from gradwire.ops.vectors import Scalar, leave_out
 from gradwire.plans import Group, payload_bytes
 from gradwire.runtime.exchanges.exchange import GroupExchange, JobContext
 from gradwire.runtime.exchanges.flags import flagged
@@ -114,14 +114,19 @@ class ReplicaExchange(GroupExchange):
             old = self._old_residual() if self.stored.pending else None
             scratch = self.context.scratch.tensor("looked at", (self.stored.layout.numel,))
             self._job.look(self.context, given.copied(old, scratch, self.context.world))
-        # divide first: the sum is the mean
+        # divide before the sum, which is the mean then: in float32 where that travels, else before the cast
         gradients, whole = given.gradients, given.gradients.one_vector
-        gradients.scale(torch.nan if given.lost else given.part(self.context.world))
+        part = torch.nan if given.lost else given.part(self.context.world)
+        if dtype != torch.float32:
+            gradients.scale(part)
         # sum where the gradients lie, if they are one vector of the type that travels; else in a copy
         x = whole
         if x is None or x.dtype != dtype or self.stored.pending:
             x = self.context.buffers.tensor("dense", (self.stored.layout.numel,), dtype)
             gradients.copy_to(x)
+        if dtype == torch.float32:
+            x.mul_(part)
+            leave_out([x], part)
         if self.stored.pending:
             self._add_pending(x, given)
         # the same collective on ranks that have nothing pending
@@ -138,10 +143,11 @@ class ReplicaExchange(GroupExchange):
 
     def _add_pending(self, x: Tensor, given: GroupInput) -> None:
         """Adds the residual that an earlier plan had left to x (n,), but for that of absent slots."""
-        old = self._old_residual()
+        old, parts = self._old_residual(), self.stored.layout.parts(x)
+        absent = {slot: parts[slot].clone() for slot in given.absent}  # zeros, or what an earlier pass has left
         x.add_(old if given.scale is None else old * given.scale)
-        for slot in given.absent:  # zeros, or what an earlier pass has left
-            self.stored.layout.parts(x)[slot].copy_(given.gradients.slot(slot).flatten())
+        for slot, own in absent.items():
+            parts[slot].copy_(own)
         self.context.flat[RESIDUAL].write.zero_()
 
     def _old_residual(self) -> Tensor:

@@ -112,6 +112,17 @@ def test_ranks_that_load_a_residual_send_it_though_others_have_none():
         assert all(torch.equal(a, b) for own in means[1:] for a, b in zip(own, means[0], strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_gradients_are_averaged_in_float32(dtype: torch.dtype):
+    """Each rounded before, they would have twice the error."""
+    slots = slots_of({slot.name: torch.empty(slot.shape, dtype=dtype) for slot in SLOTS})
+    with job(plan_of(slots, gw.FP32(), gw.NoMemory(), gw.AllReduce()), slots, 3) as running:
+        grads = [[grad.to(dtype) for grad in own] for own in draw(SLOTS, 3, 0)]
+        means = running.step(grads)
+        for found, own in zip(means[0], zip(*grads, strict=True), strict=True):
+            assert torch.equal(found, torch.stack(own).float().mul(1 / 3).sum(0).to(dtype))
+
+
 @pytest.mark.parametrize("communicator", [gw.AllReduce(), gw.AllGather(), gw.ScatterReduce()], ids=str)
 @pytest.mark.parametrize("by_host", [False, True])
 def test_small_gradients_of_a_scaled_loss_survive_16_bits(communicator: gw.Communicator, by_host: bool):
