@@ -39,11 +39,13 @@ from tests.support.kernel_cases import (
 
 @needs_library
 @given(
-    **vectors, dtype=st.sampled_from(DTYPES), decay=st.sampled_from([1.0, 0.9]), weight=st.sampled_from([1.0, 1 / 3, 0.0])
-)
+    **vectors, dtype=st.sampled_from(DTYPES), decay=st.sampled_from([1.0, 0.9]),
+    weight=st.sampled_from([1.0, 1 / 3, 0.0]),
+)  # fmt: skip
 @settings(max_examples=60, deadline=None)
 def test_add_in_is_the_references(n, seed, spread, zeros, by, dtype, decay, weight):
-    old, gradient = shifted(numbers(n, seed, spread, zeros), by), shifted(weighable(n, seed + 1, weight).to(dtype), 3 - by)
+    old = shifted(numbers(n, seed, spread, zeros), by)
+    gradient = shifted(weighable(n, seed + 1, weight).to(dtype), 3 - by)
     cuts = sorted({0, n // 3, n // 2, n})
     pieces: list[Tensor | int] = [gradient[a:b] for a, b in pairwise(cuts)]
     if pieces:

@@ -155,7 +155,7 @@ class ControllerRunner:
         if self.controller and self.controller.reduces and not self.paused:
             self.controller.reduced(means(), nonfinite, scale)
         if self._tracing:
-            self._tracing.gradients.append(sampled(means()))
+            self._tracing.gradients.append({name: part / scale for name, part in sampled(means()).items()})
 
     def collect(self) -> None:
         """Waits for the sums of the step's numbers."""
