@@ -103,10 +103,11 @@ def uneven_batches_are_one_batch_for_every_front_end() -> None:
 def a_weight_is_a_number_or_a_tensor_too() -> None:
     rank = dist.get_rank()
     results = []
-    for weight in (
+    weights: tuple[Any, ...] = (
         rank + 1, torch.tensor(2.0 * (rank + 1)), lambda: torch.tensor([rank + 1]), np.int64(rank + 1),
         lambda: np.sum(np.ones(rank + 1, np.float32)),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for weight in weights:
         ddp = DistributedDataParallel(network())
         gw.attach(ddp, gw.TopK(0.1), weight=weight)
         Trained().run(ddp, sgd(ddp))
