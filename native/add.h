@@ -26,12 +26,13 @@ struct Float16 {
   }
 };
 
-// Calls value(i, lanes) for each vector and writes it; false where one reaches 2^96, is infinite, or NaN: then w - w is
-// NaN.
-template <class Value> GW_INLINE bool write_checked(float* next, int64_t n, Value value) {
+// Calls value(i, lanes) for each vector and writes it, and 0 for what is below `least`; false where one reaches 2^96, is
+// infinite, or NaN: then w - w is NaN.
+template <class Value> GW_INLINE bool write_checked(float* next, int64_t n, float least, Value value) {
+  const Floats smallest = splat(least);
   Bits odd{};
   each_vector(n, [&](int64_t i, auto lanes) GW_LAMBDA {
-    const Floats v = value(i, lanes);
+    const Floats sum = value(i, lanes), v = magnitude(sum) < smallest ? Floats{} : sum;
     const Floats w = v * 0x1p32f;
     odd |= (Bits)(w - w);
     lanes.put(next + i, v);
@@ -42,32 +43,33 @@ template <class Value> GW_INLINE bool write_checked(float* next, int64_t n, Valu
 }
 
 template <class Dtype>
-bool add_typed(float* next, const float* old, const void* gradient, int64_t n, float decay, float weight) {
+bool add_typed(float* next, const float* old, const void* gradient, int64_t n, float decay, float weight,
+               float least) {
   const char* g = static_cast<const char*>(gradient);
   const Floats d = splat(decay), s = splat(weight);
   if (!old) {
-    return write_checked(next, n,
+    return write_checked(next, n, least,
                          [=](int64_t i, auto lanes) GW_LAMBDA { return s * Dtype::get(g + i * Dtype::bytes, lanes); });
   }
-  return write_checked(next, n, [=](int64_t i, auto lanes) GW_LAMBDA {
+  return write_checked(next, n, least, [=](int64_t i, auto lanes) GW_LAMBDA {
     return d * lanes.template get<Floats>(old + i) + s * Dtype::get(g + i * Dtype::bytes, lanes);
   });
 }
 
-bool keep_old(float* next, const float* old, int64_t n, float decay) {
+bool keep_old(float* next, const float* old, int64_t n, float decay, float least) {
   const Floats d = splat(decay);
-  return write_checked(next, n, [=](int64_t i, auto lanes) GW_LAMBDA {
+  return write_checked(next, n, least, [=](int64_t i, auto lanes) GW_LAMBDA {
     return old ? d * lanes.template get<Floats>(old + i) : Floats{};
   });
 }
 
 bool add_gradient(float* next, const float* old, const void* gradient, int64_t dtype, int64_t n, float decay,
-                  float weight) {
+                  float weight, float least) {
   switch (dtype) {
-    case GW_FLOAT32: return add_typed<Float32>(next, old, gradient, n, decay, weight);
-    case GW_BFLOAT16: return add_typed<BFloat16>(next, old, gradient, n, decay, weight);
-    case GW_FLOAT16: return add_typed<Float16>(next, old, gradient, n, decay, weight);
-    default: return keep_old(next, old, n, decay);
+    case GW_FLOAT32: return add_typed<Float32>(next, old, gradient, n, decay, weight, least);
+    case GW_BFLOAT16: return add_typed<BFloat16>(next, old, gradient, n, decay, weight, least);
+    case GW_FLOAT16: return add_typed<Float16>(next, old, gradient, n, decay, weight, least);
+    default: return keep_old(next, old, n, decay, least);
   }
 }
 

@@ -24,8 +24,9 @@ inline bool has_short_scales(const gw_code& code) {
 }  // namespace
 
 struct Kernels {
-  // next = decay * old + weight * gradient; false where a result is not finite.
-  bool (*add)(float* next, const float* old, const void* gradient, int64_t dtype, int64_t n, float decay, float weight);
+  // next = decay * old + weight * gradient, and 0 where that is below `least`; false where a result is not finite.
+  bool (*add)(float* next, const float* old, const void* gradient, int64_t dtype, int64_t n, float decay, float weight,
+              float least);
   // Indices (`first` added) and values of |x| >= bound; `take` sets them to 0 in x, which is a tile.
   int64_t (*pick)(const float* x, int64_t n, float bound, uint32_t first, uint32_t* indices, float* values);
   int64_t (*take)(float* x, int64_t n, float bound, uint32_t first, uint32_t* indices, float* values,

@@ -56,6 +56,7 @@ class FP16(Cast, recordable=True):
 
     Gradients are divided by the number of ranks before the cast, as in torch's fp16 hook. The sum overflows where the
     mean, one rank's part of it or a partial sum exceeds 65,504; with a memory what would exceed it stays there.
+    Without one, gradients travel with the loss's scale, which keeps the small ones.
     """
 
     wire_dtype: ClassVar[torch.dtype] = torch.float16

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from gradwire.compressors.blockwise import Blockwise
@@ -11,6 +10,7 @@ from gradwire.compressors.compressor import SimpleCodec
 from gradwire.compressors.context import GroupContext
 from gradwire.ops.backend import backend_for
 from gradwire.ops.formats import Code, one_bit, sign
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.tiles import tile_bounds
 
 
@@ -91,6 +91,6 @@ class Signum(SignSGD, recordable=True):
     def compress(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
         # update the running mean
         before, momentum = context.flat["momentum"]
-        torch.lerp(before, x, 1 - self.momentum, out=momentum)
+        mean = LazySum(momentum, before, x, self.momentum, 1 - self.momentum)
         # vote with its signs
-        super().compress(momentum, payload, context)
+        super().compress(mean.total(), payload, context)

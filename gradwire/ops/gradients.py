@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.matrices import Batch
-from gradwire.ops.vectors import Gradient, Scalar
+from gradwire.ops.vectors import Gradient, Scalar, leave_out
 from gradwire.slots import Layout, Slot
 from gradwire.torch_private.foreach import copy_each, largest_of, scale_each
 
@@ -144,8 +144,9 @@ class Gradients:
         }
 
     def scale(self, factor: Scalar) -> None:
-        """Multiplies the gradients by a factor, in place."""
+        """Multiplies the gradients by a factor, in place; 0 leaves zeros, also of NaN."""
         scale_each(self.tensors, factor)
+        leave_out(self.tensors, factor)
 
     def copy_to(self, out: Tensor) -> None:
         """Copies the gradients to out (n,), of any type."""
@@ -220,6 +221,6 @@ def add_unless(total: Tensor, mean: Tensor, nonfinite: Tensor, scale: Scalar) ->
     """total += mean / scale, unless the step does not count: where `nonfinite` (1,) is NaN."""
     # on a GPU without a host sync: it adds 0
     if total.device.type != "cpu":
-        total.add_(torch.where(nonfinite.isnan(), 0, mean).div_(scale))
+        total.add_(torch.where(nonfinite.isnan(), 0, mean.float()).div_(scale))
     elif not nonfinite.isnan():
         total.add_(mean, alpha=1 / float(scale))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gradwire.ops.entries import Entries
 from gradwire.ops.host import on_host
+from gradwire.torch_private.foreach import zero_each
 
 _Part = TypeVar("_Part")
 LONGEST = (1 << 31) - 1
@@ -22,6 +23,16 @@ Scalar = float | Tensor
 
 Output = Tensor | Sequence[Tensor]
 """A flat float32 tensor (n,), or several, n elements one after another."""
+
+
+def leave_out(tensors: Sequence[Tensor], weight: Scalar) -> None:
+    """Zeroes tensors that were multiplied by a weight of 0, for 0·NaN is NaN."""
+    if isinstance(weight, Tensor):
+        nothing = weight == 0
+        for tensor in tensors:
+            tensor.masked_fill_(nothing, 0)
+    elif not weight:
+        zero_each(tensors)
 
 
 def gradient_parts(gradient: Gradient, n: int) -> list[tuple[Tensor | None, int]]:

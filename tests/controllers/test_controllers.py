@@ -2,7 +2,7 @@
 
 from dataclasses import InitVar, dataclass, replace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ import gradwire as gw
 from gradwire import plan_parts
 from gradwire.controllers import MESSAGE_NUMBERS
 from gradwire.controllers.requests import change_from_json
-from gradwire.runtime.plan.controller_runner import ControllerRunner
+from gradwire.runtime.plan.controller_runner import ControllerRunner, Tracing
 from gradwire.text_tensors import text_of
 from tests.support.harness import SMALL, Job, draw, hosts, job, plan_of, raising, slots_of, together, total
 from tests.support.schedule import Schedule
@@ -423,3 +423,15 @@ def test_a_controller_is_one_jobs_at_a_time():
     # nor does one that was dropped
     del job_of_its_own
     Job(plan, SLOTS, 2, controllers=controllers).close()
+
+
+def test_a_profiles_sample_of_means_has_no_scale_of_the_loss():
+    slots, scale = slots_of(SMALL), 1024.0
+    with job(gw.plans.uniform(slots, gw.FP32()), slots, 2, scale=lambda: scale) as running:
+        control = running.runtimes[0]._steps.control
+        control._tracing = tracing = Tracing(Mock(), Mock(), due=9)
+        means = running.step([[scale * grad for grad in own] for own in draw(slots, 2, 0)])
+        (sample,) = tracing.gradients
+        by_name = dict(zip((slot.name for slot in slots), means[0], strict=True))
+        assert sample
+        assert all(torch.equal(found, by_name[name].flatten(1) / scale) for name, found in sample.items())

@@ -291,6 +291,18 @@ def test_accordion_goes_on_on_a_gpu_from_a_state_that_lies_on_the_cpu():
     assert torch.equal(real(after.state_dict()["shared/sum w"]), 3 * mean)
 
 
+def test_accordion_sees_small_half_precision_means_of_a_scaled_loss_on_a_gpu_as_on_a_cpu():
+    here, there, mean = accordion(), accordion(), torch.full((6,), 1e-8 * 2**16).half()
+    for controller in (here, there):
+        controller.begin(gw.Plan((gw.Group(("w",), gw.TopK(0.5), gw.Residual(), gw.AllGather()),)))
+    here.reduced({"w": mean}, torch.zeros(1), 2.0**16)
+    with pretended_cuda():
+        there.reduced({"w": on_gpu(mean)}, on_gpu(torch.zeros(1)), on_gpu(torch.tensor(2.0**16)))
+    found = real(there.state_dict()["shared/sum w"])
+    assert found.any()
+    assert torch.equal(found, here.state_dict()["shared/sum w"])
+
+
 def test_accordion_takes_fewer_ranks_for_no_drop_of_the_learning_rate():
     before, after = start(lambda: accordion(interval=20), world=4), start(lambda: accordion(interval=20))
     run(before, range(3))

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.frontends.options.choices import StepChoices
+from gradwire.frontends.options.scaled import scale_from
 from gradwire.integrations.framework import attach_whole
 
 
@@ -141,3 +142,11 @@ def test_rules_that_auto_does_not_have_are_refused():
             dict(nn.Linear(3, 4).named_parameters())
         )
     assert len(str(error.value)) <= 250
+
+
+def test_a_losss_scale_that_has_become_zero_is_named():
+    """After some 165 overflows in a row."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=0.0)
+    scaler.scale(torch.zeros(()))
+    with pytest.raises(ValueError, match="scale has become 0: all steps overflow"):
+        scale_from(scaler)()

@@ -4,6 +4,7 @@ torch."""
 from collections.abc import Callable, Sequence
 from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -11,7 +12,7 @@ import gradwire as gw
 from gradwire.ops import native
 from gradwire.slots import Slot
 from tests.support.cases import CASES, Case, rows
-from tests.support.harness import slots_of
+from tests.support.harness import draw, job, plan_of, slots_of
 from tests.support.kernel_cases import needs_library
 from tests.support.lane import Lane
 
@@ -46,6 +47,27 @@ def fills_of(case: Case) -> list[str]:
     """Those within the range of what is sent."""
     halves = case.bits == 16 and case.compressor != gw.BF16()
     return [fill for fill in FILLS if fill != "large" or not halves]
+
+
+@pytest.mark.parametrize("library", [True, False])
+@pytest.mark.parametrize(
+    ("compressor", "memory"),
+    [(gw.TopK(0.1), gw.Residual(decay=0.9)), (gw.TopK(0.1), gw.DGCMemory()), (gw.Signum(), gw.NoMemory())],
+    ids=str,
+)
+def test_state_that_decays_ends_as_zero_and_not_below_the_least_normal_number(
+    compressor: gw.Compressor, memory: gw.Memory, library: bool
+):
+    slots = slots_of({"only.weight": torch.empty(3, 40)})
+    with (
+        mock.patch.object(native, "available", return_value=library and native.available()),
+        job(plan_of(slots, compressor, memory, gw.AllGather()), slots, 2) as running,
+    ):
+        for size in (1e-36, *[0.0] * 60):
+            running.step([[size * grad for grad in own] for own in draw(slots, 2, 0)])
+        for name in (*memory.flat_state, *compressor.flat_state):
+            kept = torch.cat([tensor.flatten() for own in running.state(name) for tensor in own])
+            assert bool(((kept == 0) | (kept.abs() >= torch.finfo(torch.float32).tiny)).all()), name
 
 
 @needs_library

@@ -33,16 +33,19 @@ from tests.support.kernel_cases import (
     strange,
     subnormals_as_zero,
     vectors,
+    weighable,
 )  # fmt: skip
 
 
 @needs_library
 @given(
-    **vectors, dtype=st.sampled_from(DTYPES), decay=st.sampled_from([1.0, 0.9]), weight=st.sampled_from([1.0, 1 / 3])
-)
+    **vectors, dtype=st.sampled_from(DTYPES), decay=st.sampled_from([1.0, 0.9]),
+    weight=st.sampled_from([1.0, 1 / 3, 0.0]),
+)  # fmt: skip
 @settings(max_examples=60, deadline=None)
 def test_add_in_is_the_references(n, seed, spread, zeros, by, dtype, decay, weight):
-    old, gradient = shifted(numbers(n, seed, spread, zeros), by), shifted(numbers(n, seed + 1).to(dtype), 3 - by)
+    old = shifted(numbers(n, seed, spread, zeros), by)
+    gradient = shifted(weighable(n, seed + 1, weight).to(dtype), 3 - by)
     cuts = sorted({0, n // 3, n // 2, n})
     pieces: list[Tensor | int] = [gradient[a:b] for a, b in pairwise(cuts)]
     if pieces:
@@ -64,7 +67,7 @@ def check_add_in(old, gradient, decay, weight, n):
 
 
 def expected_sum(old: Tensor, gradient: Tensor, decay: float, weight: float) -> Tensor:
-    return old * decay + gradient.float() * weight
+    return old * decay + (gradient.float() * weight if weight else 0)
 
 
 @needs_library
@@ -92,6 +95,22 @@ def test_subnormal_float16_stays_where_subnormals_count_as_zero():
     with subnormals_as_zero():
         NATIVE.add_in(found, None, gradient, 1.0, 1.0)
     assert same_bits(found, expected)
+
+
+@at_every_level
+def test_what_decays_ends_as_zero():
+    """Not as a number below the least normal one, with which a CPU takes ten times as long, for good."""
+    least = torch.finfo(torch.float32).tiny
+    old = torch.tensor([1.0, -1.0, 1.05, -1.1, 1.2, 1e-7, 0.0, 1e30] * 9).mul_(least)
+    for source in (None, torch.zeros(len(old)), torch.full((len(old),), -0.2 * least)):
+        for kept in (old, old.bfloat16()):
+            check_add_in(kept, source, 0.9, 1.0, len(old))
+            found = torch.empty(len(old))
+            NATIVE.add_in(found, kept, source, 0.9, 1.0)
+            assert bool(((found == 0) | (found.abs() >= least)).all())
+        # without a decay all is kept
+        NATIVE.add_in(found, old, None, 1.0, 1.0)
+        assert torch.equal(found, old)
 
 
 @pytest.mark.parametrize("where", [0, 1, 15, 16, 4095, 4096, 9999])

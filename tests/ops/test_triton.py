@@ -16,7 +16,7 @@ from gradwire.ops.backend import REFERENCE, Backend
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Code, nearest
 from gradwire.ops.noise import SALT_MASK, Seed, hashed_draws
-from tests.support.kernel_cases import CODES, DTYPES, SHAPES, garbage, numbers, same_bits
+from tests.support.kernel_cases import CODES, DTYPES, SHAPES, garbage, numbers, same_bits, weighable
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is numpy, which warns of infinities
@@ -27,11 +27,14 @@ vectors = {"n": st.one_of(st.integers(0, 70), st.integers(4000, 9000)), "seed": 
 few = settings(max_examples=25, deadline=None)
 
 
-@given(**vectors, dtype=st.sampled_from(DTYPES), decay=st.sampled_from([1.0, 0.9]), scaled=st.booleans())
+@given(
+    **vectors, dtype=st.sampled_from(DTYPES), decay=st.sampled_from([1.0, 0.9]),
+    number=st.sampled_from([1 / 3, 0.0]), scaled=st.booleans(),
+)  # fmt: skip
 @few
-def test_add_in_is_the_references(n: int, seed: int, dtype: torch.dtype, decay: float, scaled: bool):
-    old, gradient = numbers(n, seed), numbers(n, seed + 1).to(dtype)
-    weight = torch.tensor(1 / 3) if scaled else 1 / 3
+def test_add_in_is_the_references(n: int, seed: int, dtype: torch.dtype, decay: float, number: float, scaled: bool):
+    old, gradient = numbers(n, seed), weighable(n, seed + 1, number).to(dtype)
+    weight = torch.tensor(number) if scaled else number
     cuts = sorted({0, n // 3, n // 2, n})
     pieces: list[Tensor | int] = [gradient[a:b] for a, b in pairwise(cuts)]
     for source in (gradient, None, pieces or gradient):
@@ -41,6 +44,7 @@ def test_add_in_is_the_references(n: int, seed: int, dtype: torch.dtype, decay: 
             assert TRITON.add_in(ours, kept, source, decay, weight, nonfinite=nonfinite)
             assert bool(nonfinite.isfinite()) == REFERENCE.add_in(theirs, kept, source, decay, weight)
             assert same_bits(ours, theirs)
+            assert theirs.isfinite().all()
 
 
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan, 2.0**96])

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -102,14 +103,18 @@ def uneven_batches_are_one_batch_for_every_front_end() -> None:
 def a_weight_is_a_number_or_a_tensor_too() -> None:
     rank = dist.get_rank()
     results = []
-    for weight in (rank + 1, torch.tensor(2.0 * (rank + 1)), lambda: torch.tensor([rank + 1])):
+    weights: tuple[Any, ...] = (
+        rank + 1, torch.tensor(2.0 * (rank + 1)), lambda: torch.tensor([rank + 1]), np.int64(rank + 1),
+        lambda: np.sum(np.ones(rank + 1, np.float32)),
+    )  # fmt: skip
+    for weight in weights:
         ddp = DistributedDataParallel(network())
         gw.attach(ddp, gw.TopK(0.1), weight=weight)
         Trained().run(ddp, sgd(ddp))
         assert same_on_all_ranks(flat(ddp))
         results.append(flat(ddp))
     assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+    assert all(torch.equal(results[0], other) for other in results[2:])
 
 
 @scenario(2)

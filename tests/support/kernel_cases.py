@@ -66,6 +66,11 @@ def numbers(n: int, seed: int, spread: float = 1.0, zeros: float = 0.0) -> Tenso
     return torch.from_numpy(x.clip(-1e28, 1e28).astype(np.float32))
 
 
+def weighable(n: int, seed: int, weight: float) -> Tensor:
+    """A gradient (n,), of NaN where its weight is 0."""
+    return numbers(n, seed) if weight else torch.full((n,), torch.nan)
+
+
 def shifted(x: Tensor, by: int) -> Tensor:
     """The same numbers at an address `by` elements further on."""
     room = torch.full((len(x) + by,), 7, dtype=x.dtype)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
+from numbers import Real
 from typing import Any, ClassVar, Self
 
 import torch
@@ -93,7 +94,7 @@ class Choices:
         check_type("transport", self.transport, (Transport, Mesh), "gw.ProcessGroup.own()")
         check_type("seed", self.seed, (int,), "0", optional=False)
         if not callable(self.weight):
-            check_type("weight", self.weight, (float, int, Tensor), "lambda: len(batch)")
+            check_type("weight", self.weight, (float, Real, Tensor), "lambda: len(batch)")
         # options that exclude each other
         if self.dense is not None and not callable(self.dense):
             raise ValueError(f"dense={one_line(self.dense)} is no function; pass e.g. dense=lambda name, p: True")

@@ -10,10 +10,14 @@ from gradwire.torch_private.autograd import scale_of
 
 
 def scale_from(scaler: torch.amp.GradScaler | None) -> Callable[[], Scalar | None]:
-    """A function that returns the factor of `scaler`: a number on a CPU, a tensor () elsewhere."""
+    """A function that returns the factor of `scaler`: a number on a CPU, a tensor () elsewhere. It raises ValueError
+    for a number that has become 0."""
 
     def scale() -> Scalar | None:
         now = None if scaler is None else scale_of(scaler)
-        return None if now is None else number_in(now)
+        factor = None if now is None else number_in(now)
+        if isinstance(factor, float) and not factor:
+            raise ValueError("GradScaler's scale has become 0: all steps overflow; resume with a lower learning rate")
+        return factor
 
     return scale

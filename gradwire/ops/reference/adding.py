@@ -13,7 +13,7 @@ from gradwire.ops.reference.entries import move_entries
 from gradwire.ops.reference.finite import Finite, both, finite_in, reported
 from gradwire.ops.reference.selecting import top_k
 from gradwire.ops.tiles import tile_bounds
-from gradwire.ops.vectors import Gradient, Scalar, placed_parts, together
+from gradwire.ops.vectors import Gradient, Scalar, leave_out, placed_parts, together
 from gradwire.torch_private.foreach import copy_each
 
 
@@ -24,6 +24,9 @@ def add_in(
     """Writes next (n,) = decay·old + weight·gradient, each operation rounded to float32; returns whether all of it is
     finite. On a GPU it returns True without a host sync, and `nonfinite` (1,), which was 0, becomes NaN where it is
     not.
+
+    A weight of 0 leaves the gradient out, also where it is NaN. On a CPU, where old numbers decay, results below the
+    least normal number become 0: they would stop at one below it, with which a processor takes ten times as long.
 
     next: (n,) float32; old: (n,) float32 or bfloat16; None for a zero `old` or gradient. `next` may be the gradient, or
     `old` where there is no gradient.
@@ -73,16 +76,16 @@ def _add(part: Tensor, old: Tensor | None, gradient: Tensor | None, decay: float
     if gradient is None:
         # no gradient: the residual alone
         torch.mul(old, decay, out=part) if old is not None else part.zero_()
-        return
-    # weight·gradient, and then the residual
-    torch.mul(gradient, weight, out=part)
-    if old is None:
-        return
-    # add the residual
-    if decay == 1 or part.device.type != "cpu":
-        part.add_(old, alpha=decay)
-    else:  # in two steps: one would round once on some machines, and twice on others
-        part.add_(old * decay)
+    else:
+        # weight·gradient, and then the residual
+        torch.mul(gradient, weight, out=part)
+        leave_out([part], weight)
+        if old is not None and (decay == 1 or part.device.type != "cpu"):
+            part.add_(old, alpha=decay)
+        elif old is not None:  # in two steps: one would round once on some machines, and twice on others
+            part.add_(old * decay)
+    if old is not None and decay < 1 and part.device.type == "cpu":
+        part.masked_fill_(part.abs() < torch.finfo(torch.float32).tiny, 0)
 
 
 def add_select(

@@ -21,11 +21,12 @@ def weight_of(weight, SCALED: tl.constexpr):
 
 @triton.jit
 def summed(old, gradient, at, live, decay, weight, HAS_OLD: tl.constexpr, HAS_GRADIENT: tl.constexpr):
-    """decay·old + weight·gradient at these indices; zeros where they are not `live`."""
+    """decay·old + weight·gradient at these indices, without a gradient whose weight is 0; zeros where they are not
+    `live`."""
     # weight·gradient, and then the residual
     total = tl.zeros(at.shape, tl.float32)
     if HAS_GRADIENT:
-        total = tl.load(gradient + at, live, 0.0).to(tl.float32) * weight
+        total = tl.where(weight == 0, 0.0, tl.load(gradient + at, live, 0.0).to(tl.float32) * weight)
     if HAS_OLD:
         total += tl.load(old + at, live, 0.0).to(tl.float32) * decay
     return total

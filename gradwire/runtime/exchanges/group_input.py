@@ -8,7 +8,8 @@ from torch import Tensor
 
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.ops.vectors import Scalar
+from gradwire.ops.vectors import Scalar, leave_out
+from gradwire.plans import Group
 
 
 @dataclass(frozen=True)
@@ -19,17 +20,30 @@ class GroupInput:
     absent: Sequence[int] = ()
     """The slots without a gradient on this rank."""
     scale: Scalar | None = None
-    """The factor that the loss was multiplied by."""
+    """The factor that the loss was multiplied by, which gradients are divided by before they travel."""
     lost: bool = False
     """Backward failed: no rank takes the step."""
     share: Scalar | None = None
-    """This rank's part of the mean over all ranks; None where each has the same."""
+    """This rank's part of the mean over all ranks; None where each has the same. Where it is 0, the gradients may be
+    NaN."""
     float_residual: Tensor | None = None
     """(n,) float32, to compute the next residual in where it is kept in another type: see `FloatResiduals`."""
+    sent_scale: Scalar | None = None
+    """The loss's scale in place of `scale`, where gradients travel with it."""
 
     def without_gradients(self) -> "GroupInput":
         """This input once its means are in place: what is known of it, without the gradients."""
         return replace(self, gradients=Gradients(self.gradients.split, ()))
+
+    def sent_by(self, group: Group) -> "GroupInput":
+        """This input as a group sends it: by a cast without a memory with the loss's scale, for 16 bits would lose what
+        is small without it."""
+        casts = group.compressor.is_cast and not group.memory.error_feedback
+        return replace(self, scale=None, sent_scale=self.scale) if casts else self
+
+    def as_sent(self, residual: Tensor) -> Tensor:
+        """A residual (n,), which never has the loss's scale, as gradients travel."""
+        return residual if self.sent_scale is None else residual * self.sent_scale
 
     def part(self, ranks: int, hosts: int = 1) -> Scalar:
         """The part of this rank's gradients in a mean over so many ranks, which is then averaged over hosts."""
@@ -62,3 +76,4 @@ class GroupInput:
         parts = self.gradients.split.layout.views(x)
         for slot in self.absent:
             torch.mul(self.gradients.slot(slot), weight, out=parts[slot])
+            leave_out([parts[slot]], weight)

@@ -52,7 +52,7 @@ class HostExchange(GroupExchange):
         self.compresses = self._host.rank == self._leader
 
     def run(self, given: GroupInput, step: int) -> Reduction:
-        self.input = given
+        self.input = given = given.sent_by(self.group)
         self._between.check_size(step)
         self._between.begin(given, step)
         yield from self._hand_on()
@@ -64,7 +64,8 @@ class HostExchange(GroupExchange):
         if self.compresses:
             # the sum has what others of the host gave for a slot that this rank did not use: none is absent
             sums = Gradients.of_vector(self.stored.layout, message.body)
-            yield from self._between.reduce(GroupInput(sums, float_residual=given.float_residual))
+            between = GroupInput(sums, sent_scale=given.sent_scale, float_residual=given.float_residual)
+            yield from self._between.reduce(between)
         else:
             for _ in range(self._between.rounds):
                 yield None
@@ -147,7 +148,7 @@ class HostExchange(GroupExchange):
         part = self.stored.parts[RESIDUAL]
         before = part.numbers_of(kept, self.context.scratch)
         # a residual of this rank, from a plan in which it was the leader: it goes out with the sum
-        given.finish(gradient.onto(before, x, self._hosts), weight).total()
+        given.finish(gradient.onto(given.as_sent(before), x, self._hosts), weight).total()
         after.zero_()
         # but not that of absent slots
         if given.absent:

@@ -12,7 +12,7 @@ from gradwire.memories import RESIDUAL
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import count_step
-from gradwire.ops.vectors import Scalar
+from gradwire.ops.vectors import Scalar, leave_out
 from gradwire.plans import Group, payload_bytes
 from gradwire.runtime.exchanges.exchange import GroupExchange, JobContext
 from gradwire.runtime.exchanges.flags import flagged
@@ -65,7 +65,7 @@ class ReplicaExchange(GroupExchange):
         dense_dtype = self.group.communicator.dense_dtype(self.group.compressor)
         if dense_dtype and not self.group.memory.error_feedback:
             return self._reduce_dense(dense_dtype, given)
-        return self.reduce(given)
+        return self.reduce(given.sent_by(self.group))
 
     def commit(self) -> None:
         assert self.input is not None
@@ -81,7 +81,8 @@ class ReplicaExchange(GroupExchange):
         flat = self._computed_state(given)
         x = self._accumulate(given, flat)
         if self._job.look:
-            self._job.look(self.context, x)
+            scale = given.sent_scale
+            self._job.look(self.context, x if scale is None else LazySum.of(x.total() / scale))
         # compress and exchange
         mean = Mean(self._scratch(x), given.gradients)
         yield from flagged(self.group.communicator.reduce(self.group.compressor, x, mean, self.context), self.nonfinite)
@@ -91,6 +92,8 @@ class ReplicaExchange(GroupExchange):
             self.nonfinite.add_(nonfinite)
         self.group.memory.sent(flat)
         self._keep(flat)
+        if given.sent_scale is not None and self._job.keeps_state():
+            self._note_unless_finite(mean.vector())
         mean.write_means(given.scale, self.nonfinite)
 
     def check_size(self, step: int) -> None:
@@ -111,30 +114,40 @@ class ReplicaExchange(GroupExchange):
             old = self._old_residual() if self.stored.pending else None
             scratch = self.context.scratch.tensor("looked at", (self.stored.layout.numel,))
             self._job.look(self.context, given.copied(old, scratch, self.context.world))
-        # divide first: the sum is the mean
+        # divide before the sum, which is the mean then: in float32 where that travels, else before the cast
         gradients, whole = given.gradients, given.gradients.one_vector
-        gradients.scale(torch.nan if given.lost else given.part(self.context.world))
+        part = torch.nan if given.lost else given.part(self.context.world)
+        if dtype != torch.float32:
+            gradients.scale(part)
         # sum where the gradients lie, if they are one vector of the type that travels; else in a copy
         x = whole
         if x is None or x.dtype != dtype or self.stored.pending:
             x = self.context.buffers.tensor("dense", (self.stored.layout.numel,), dtype)
             gradients.copy_to(x)
+        if dtype == torch.float32:
+            x.mul_(part)
+            leave_out([x], part)
         if self.stored.pending:
             self._add_pending(x, given)
         # the same collective on ranks that have nothing pending
         yield Sum(Message.plain(x))
         nonfinite = self.nonfinite if self._job.keeps_state() else None
-        if nonfinite is not None:  # a mean that is not finite makes the step bad for all memories
-            nonfinite.add_(x.sum(dtype=torch.float32).mul_(0))
+        if nonfinite is not None:
+            self._note_unless_finite(x)
         if x is not whole:
             gradients.write_means(x, None, nonfinite)
 
+    def _note_unless_finite(self, mean: Tensor) -> None:
+        """Makes the step bad for all memories where a mean (n,) that all ranks have is not finite."""
+        self.nonfinite.add_(mean.sum(dtype=torch.float32).mul_(0))
+
     def _add_pending(self, x: Tensor, given: GroupInput) -> None:
         """Adds the residual that an earlier plan had left to x (n,), but for that of absent slots."""
-        old = self._old_residual()
+        old, parts = self._old_residual(), self.stored.layout.parts(x)
+        absent = {slot: parts[slot].clone() for slot in given.absent}  # zeros, or what an earlier pass has left
         x.add_(old if given.scale is None else old * given.scale)
-        for slot in given.absent:  # zeros, or what an earlier pass has left
-            self.stored.layout.parts(x)[slot].copy_(given.gradients.slot(slot).flatten())
+        for slot, own in absent.items():
+            parts[slot].copy_(own)
         self.context.flat[RESIDUAL].write.zero_()
 
     def _old_residual(self) -> Tensor:
@@ -173,6 +186,7 @@ class ReplicaExchange(GroupExchange):
         old = self._old_residual() if self.stored.pending else None
         if old is not None:
             flat[RESIDUAL].write.zero_()
+            old = given.as_sent(old)
         gradient = given.lazily(scratch, weight, self.nonfinite)
         return self._added(gradient.onto(old, scratch), given, weight)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradwire.collective import ALIGNED, Gather, Message, aligned
 from gradwire.compressors import Reduction
+from gradwire.ops.vectors import leave_out
 from gradwire.plans import Group
 from gradwire.runtime.exchanges.exchange import GroupExchange, JobContext
 from gradwire.runtime.exchanges.group_input import GroupInput
@@ -66,8 +67,8 @@ class RowExchange(GroupExchange):
         yield Gather(Message.plain(payload[0]), Message.plain(payloads))
         # sum rows of the same index
         parts = [self._unpack(*each) for each in zip(payloads, by_rank, strict=True)]
-        for i, (slot, tensor) in enumerate(zip(self._slots, given.gradients.tensors, strict=True)):
-            self._write(tensor, _sum(slot, [rows[i] for rows in parts]), given)
+        for i, tensor in enumerate(given.gradients.tensors):
+            self._write(tensor, *_sum([rows[i] for rows in parts]), given)
         if any(bad):
             self.nonfinite.fill_(torch.nan)
 
@@ -103,11 +104,11 @@ class RowExchange(GroupExchange):
     def _weighted(self, i: int, gradient: Tensor, given: GroupInput) -> Rows:
         """The rows of a slot that this rank sends: its part of the mean, and with a memory their errors before."""
         indices, rows = _rows(gradient)
-        if not self._feeds_back:
-            rows = rows * given.part(self._world)
-        else:
-            residual = self._memory.read(self.stored.slots[i], indices)
-            rows = residual.add_(rows.to(torch.float32) * given.weight(self._world))
+        weight = given.weight(self._world) if self._feeds_back else given.part(self._world)
+        rows = (rows.to(torch.float32) if self._feeds_back else rows) * weight
+        leave_out([rows], weight)
+        if self._feeds_back:
+            rows = self._memory.read(self.stored.slots[i], indices).add_(rows)
         # codes would hide what is not finite
         self.nonfinite.masked_fill_(~rows.isfinite().all(), torch.nan)
         return indices, rows
@@ -127,11 +128,15 @@ class RowExchange(GroupExchange):
         views = zip(self._views(payload, counts), counts, strict=True)
         return [(place, self._format.read(slot, part, count)) for (place, slot, part), count in views]
 
-    def _write(self, tensor: Tensor, mean: Tensor, given: GroupInput) -> None:
+    def _write(self, tensor: Tensor, indices: Tensor, rows: Tensor, given: GroupInput) -> None:
         if self._feeds_back and given.scale is not None:
-            mean.values().mul_(given.scale)
+            rows.mul_(given.scale)
+        rows = rows.to(tensor.dtype)
         # the same on all ranks, which have the same rows
-        self.nonfinite.add_(mean.values().sum(dtype=torch.float32) * 0)
+        self.nonfinite.add_(rows.sum(dtype=torch.float32) * 0)
+        mean = torch.sparse_coo_tensor(
+            indices[None], rows, tensor.shape, device=rows.device, is_coalesced=True, check_invariants=False
+        )
         tensor.copy_(mean if tensor.is_sparse else mean.to_dense())
 
     def _bytes(self, name: str, size: int, rows: int = 1) -> Tensor:
@@ -160,9 +165,12 @@ def _rows(gradient: Tensor) -> Rows:
     return rows.indices()[0], rows.values()
 
 
-def _sum(slot: Slot, parts: Sequence[Rows]) -> Tensor:
-    """The sum of rows with the same index, added up in the order of ranks."""
-    indices, values = (torch.cat(each) for each in zip(*parts, strict=True))
-    return torch.sparse_coo_tensor(
-        indices[None], values, slot.shape, dtype=slot.dtype, device=values.device, check_invariants=False
-    ).coalesce()
+def _sum(parts: Sequence[Rows]) -> Rows:
+    """The sum of rows with the same index, each index once, added up in the order of ranks: in float32, or wider."""
+    indices, places = torch.unique(torch.cat([indices for indices, _ in parts]), return_inverse=True)
+    _, first = parts[0]
+    dtype = torch.promote_types(first.dtype, torch.float32)
+    total = torch.zeros(len(indices), *first.shape[1:], dtype=dtype, device=first.device)
+    for own, (_, rows) in zip(places.split([len(indices) for indices, _ in parts]), parts, strict=True):
+        total.index_add_(0, own, rows.to(dtype))
+    return indices, total

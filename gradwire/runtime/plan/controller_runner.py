@@ -156,7 +156,7 @@ class ControllerRunner:
             with failing_in(self.controller, "reduced", self._mesh.rank):
                 self.controller.reduced(means(), nonfinite, scale)
         if self._tracing:
-            self._tracing.gradients.append(sampled(means()))
+            self._tracing.gradients.append({name: part / scale for name, part in sampled(means()).items()})
 
     def collect(self) -> None:
         """Waits for the sums of the step's numbers."""

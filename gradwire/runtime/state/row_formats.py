@@ -29,7 +29,7 @@ class RowFormat(Protocol):
         ...
 
     def read(self, slot: Slot, payload: Tensor, count: int) -> Tensor:
-        """So many rows, in the slot's type."""
+        """So many rows, in the slot's type, or float32."""
         ...
 
 
@@ -70,7 +70,7 @@ class Coded:
         if count:
             with scratch_on(payload.device).passing():
                 backend_for(payload).sum_blocks(payload[None, None], rows, [self._blocks(slot, count)])
-        return rows.view(count, *slot.shape[1:]).to(slot.dtype)
+        return rows.view(count, *slot.shape[1:])
 
     def _blocks(self, slot: Slot, count: int) -> Blocks:
         # blocks that end where rows do, so that no scale is for two rows, if they can

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from math import isfinite
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ def checked(weight: object) -> Scalar:
     match weight:
         case Tensor() if not weight.dim():  # on a GPU
             return weight
-        case int() | float() as number if isfinite(number) and number >= 0:
+        case Real() as number if isfinite(number) and number >= 0:  # numpy's too
             return float(number)
         case other:
             raise ValueError(f"{other!r} is no weight of a gradient; {CALL}")

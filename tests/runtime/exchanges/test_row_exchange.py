@@ -6,6 +6,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.plans import uniform
+from gradwire.runtime.exchanges.row_exchange import _sum
 from gradwire.slots import Slot
 from gradwire.torch_private.foreach import add_to_each
 from tests.support.harness import job, slots_of
@@ -49,6 +50,36 @@ def test_the_mean_is_that_of_the_dense_gradients(world: int, dtype: torch.dtype)
                     assert own[at].is_sparse == (at >= len(DENSE))
                 first = means[0][at].to_dense()
                 assert all(torch.equal(own[at].to_dense(), first) for own in means)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rows_in_few_bits_are_half_precision_once_they_are_summed_and_scaled(dtype: torch.dtype):
+    """Codes stand for numbers that a row's type may not hold; a mean is rounded to it once."""
+    every, scale = slots_of({"table": torch.empty(4, 8, dtype=dtype), "weight": torch.empty(2, 2)}), 2.0**16
+    plan, dense = uniform(every[1:], gw.FP32()), torch.zeros(2, 2)
+    options = {"scale": lambda: scale, "sparse": ["table"], "rows": (gw.Quantized(8), gw.Residual())}
+    for number in (5e-8, 1e-6):
+        with job(plan, every, 3, **options) as running:
+            rows, nothing = torch.full((1, 8), scale * number, dtype=dtype), sparse(every[0], 0, torch.Generator())
+            filled = torch.sparse_coo_tensor([[1]], rows, (4, 8), check_invariants=False)
+            means = running.step([[filled, dense], [filled, dense], [nothing, dense]])
+            expected = (filled.to_dense().float() * 2 / 3).to(dtype)
+            # but for a last bit of codes' scales
+            torch.testing.assert_close(means[0][0].to_dense(), expected, rtol=1e-2, atol=0)
+
+
+def test_rows_are_summed_in_the_order_of_ranks():
+    """On every processor: torch sorts equal indices in an order of its own."""
+    generator = torch.Generator().manual_seed(0)
+    parts = []
+    for _ in range(4):
+        indices = torch.randperm(1000, generator=generator)[:500]
+        parts.append((indices, torch.randn(500, 3, generator=generator)))
+    expected = torch.zeros(1000, 3)
+    for indices, values in parts:
+        expected[indices] += values
+    indices, rows = _sum(parts)
+    assert torch.equal(rows, expected[indices])
 
 
 def test_a_dense_gradient_takes_part_and_stays_dense():

@@ -115,16 +115,17 @@ def test_residuals_survive_checkpoints_and_other_plans() -> None:
             assert all(torch.equal(a, b) for a, b in zip(dense(one), dense(other), strict=True))
 
 
-def test_a_scale_of_the_loss_and_weights_are_no_part_of_a_residual() -> None:
-    weights = iter([3.0, 1.0] * 2)
+@pytest.mark.parametrize("way", [(gw.FP32(), gw.NoMemory()), WAYS[-1]], ids=str)
+def test_a_scale_of_the_loss_and_weights_are_no_part_of_a_residual(way: tuple[gw.Compressor, gw.Memory]) -> None:
+    weights = iter([3.0, 1.0, 4.0, 0.0])
     options = {"scale": lambda: 1024.0, "weight": weights.__next__}
-    with start(WAYS[-1], 2, **options) as scaled, start(WAYS[-1], 2) as plain:
-        for step in range(2):
+    with start(way, 2, **options) as scaled, start(way, 2) as plain:
+        for step, factors in enumerate([(1.5, 0.5), (2.0, 0.0)]):
             gradients = [rows(step, rank) for rank in range(2)]
-            means = scaled.step([[gradient * 1024 for gradient in own] for own in gradients])
-            expected = plain.step(
-                [[g * factor for g in own] for own, factor in zip(gradients, (1.5, 0.5), strict=True)]
-            )
+            expected = plain.step([[g * factor for g in own] for own, factor in zip(gradients, factors, strict=True)])
+            # what has no weight may be anything
+            numbers = [1024 if factor else torch.nan for factor in factors]
+            means = scaled.step([[g * number for g in own] for own, number in zip(gradients, numbers, strict=True)])
             for one, other in zip(dense(means[0]), dense(expected[0]), strict=True):
                 assert torch.equal(one / 1024, other)
         assert all(torch.equal(*each) for each in zip(kept(scaled), kept(plain), strict=True))
