@@ -44,6 +44,7 @@ from gradwire.slots import Slot
 from gradwire.transports import Mesh, Transport
 from gradwire.tuner import Auto
 from gradwire.unknown import unknown
+from gradwire.ways import Way
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,14 @@ class Configuration:
     def bucket_mb(self) -> float | None:
         """The size of DDP's buckets; None for its own."""
         return self.grouping.bucket_mb if self.grouping and not self.compressor else None
+
+    @property
+    def ways(self) -> Sequence[Way]:
+        """The ways in which it sends, as far as they are named."""
+        if self.plan:
+            return self.plan.groups
+        ruled = [way for rule in rules_of(self.rules) for way in rule.candidates]
+        return [*ruled, way_of(self.compressor, self.memory, self.communicator)] if self.compressor else ruled
 
     @property
     def every(self) -> int:
