@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from importlib import import_module, reload
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,13 @@ def test_the_list_shows_one_in_depth(capsys: pytest.CaptureFixture[str]) -> None
     shown = capsys.readouterr().out
     assert "all ranks agree on a scale" in shown
     assert "levels=4096" in shown
+
+
+def test_the_list_shows_the_options_of_one_without_a_docstring(tmp_path: Path) -> None:
+    """They were those of a metaclass's call."""
+    (tmp_path / "bare.py").write_text(SCRIPT)
+    assert found(f"{tmp_path}/bare.py:Mine")[0][1].summary == "Mine(digits: int = 3)"
+    assert str(signature(gw.TopK)) == "(ratio: float = 0.01, value_bits: Literal[32, 4] = 32)"
 
 
 def test_the_list_explains_the_baseline_by_both_its_names(capsys: pytest.CaptureFixture[str]) -> None:
