@@ -19,7 +19,7 @@ from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.runner import Runner, runner
 from gradwire.lab.network.link import PCIE_3, Link
 from gradwire.lab.play_spec import PlaySpec, check_links
-from gradwire.lab.saved import saved
+from gradwire.lab.saved_files import saved
 from gradwire.plans import Plan, from_file
 from gradwire.report import plan_report, simulation_report
 from gradwire.report.text_table import figure

@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 
 from gradwire.compressors import Compressor
 from gradwire.frontends.values import is_sharded
+from gradwire.memories import Memory
 from gradwire.plans import Plan
 from gradwire.torch_private.autograd import writes_to
-from gradwire.ways import Way
 
 _log = logging.getLogger("gradwire")
 _VERSION = "gradwire_version"
@@ -65,18 +65,17 @@ def check_moves(plan: Plan) -> None:
             raise ValueError(f"{group.compressor} makes votes of gradients, and {why}; use e.g. EFSignSGD()")
 
 
-def sends_momentum(way: Way) -> bool:
+def sends_momentum(compressor: Compressor, memory: Memory | None) -> bool:
     """Whether what is decoded is made of momentum, or of what a memory of the user's keeps in its place."""
-    if isinstance(way, Compressor):
-        return way.is_update
-    return way.compressor.is_update or way.memory.keeps_momentum
+    return compressor.is_update or (memory is not None and memory.keeps_momentum)
 
 
 def warn_of_momentum(plan: Plan, parameters: Mapping[str, Tensor], optimizer: Optimizer) -> None:
     """Warns where matrices, which are sent as momentum, are given to an optimizer that keeps its own."""
     kept = {id(p) for group in optimizer.param_groups if _keeps_momentum(group) for p in group["params"]}
-    for group in filter(sends_momentum, plan.groups):
-        if any(parameters[name].dim() > 1 and id(parameters[name]) in kept for name in group.slots):
+    for group in plan.groups:
+        twice = any(parameters[name].dim() > 1 and id(parameters[name]) in kept for name in group.slots)
+        if twice and sends_momentum(group.compressor, group.memory):
             _log.warning(
                 "%s with %s sends momentum, and this %s's momentum would count twice; give it an optimizer without, "
                 "such as SGD(..., momentum=0)", group.compressor, group.memory, type(optimizer).__name__,

@@ -30,12 +30,12 @@ from gradwire.compressors import FP32, Compressor
 from gradwire.construct import construct
 from gradwire.controllers import Controller
 from gradwire.frontends import Handle, LocalSteps, Outer, attach
-from gradwire.frontends.options.given_rules import GivenRule, rules_of
+from gradwire.frontends.options.given_rules import GivenRule, parts_of, rules_of
 from gradwire.groups import Grouping
 from gradwire.lab.local import LocalStepsSpec
 from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM, PLAN, PLANNED
 from gradwire.lab.rate import Rate
-from gradwire.lab.saved import saved
+from gradwire.lab.saved_files import saved
 from gradwire.lab.torch_hooks import TORCH_HOOKS, TorchHook
 from gradwire.memories import Memory
 from gradwire.notation import lowered, read_grouping, read_parts, read_rule, way_of
@@ -44,7 +44,6 @@ from gradwire.slots import Slot
 from gradwire.transports import Mesh, Transport
 from gradwire.tuner import Auto
 from gradwire.unknown import unknown
-from gradwire.ways import Way
 
 
 @dataclass(frozen=True)
@@ -79,12 +78,12 @@ class Configuration:
         return self.grouping.bucket_mb if self.grouping and not self.compressor else None
 
     @property
-    def ways(self) -> Sequence[Way]:
-        """The ways in which it sends, as far as they are named."""
+    def pairs(self) -> list[tuple[Compressor, Memory | None]]:
+        """The compressors by which it sends, each with the memory that is named."""
         if self.plan:
-            return self.plan.groups
-        ruled = [way for rule in rules_of(self.rules) for way in rule.candidates]
-        return [*ruled, way_of(self.compressor, self.memory, self.communicator)] if self.compressor else ruled
+            return [(group.compressor, group.memory) for group in self.plan.groups]
+        ruled = [parts_of(way)[:2] for rule in rules_of(self.rules) for way in rule.candidates]
+        return [*ruled, (self.compressor, self.memory)] if self.compressor else ruled
 
     @property
     def every(self) -> int:

@@ -159,7 +159,7 @@ def _check_momentum(configurations: Sequence[Configuration], optimizer: str, opt
         return
     for configuration in configurations:
         # what local steps send goes to the outer optimizer
-        if not configuration.local and any(map(sends_momentum, configuration.ways)):
+        if not configuration.local and any(sends_momentum(*pair) for pair in configuration.pairs):
             raise ValueError(
                 f"{configuration.text} sends momentum, which {optimizer}'s own would count twice: train it by itself, "
                 "with --optimizer sgd --momentum 0"
