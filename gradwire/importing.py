@@ -91,6 +91,7 @@ def _module(text: str) -> ModuleType:
         raise ValueError(f"{text} cannot be imported: {error}") from error
 
 
+@cache
 def _of_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ValueError(f"no file {path}")

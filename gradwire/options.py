@@ -4,8 +4,8 @@ arguments; each mistake is one line with the right call."""
 from abc import ABCMeta
 from collections.abc import Callable
 from dataclasses import MISSING, fields
-from functools import cache, wraps
-from inspect import Parameter, isclass, signature
+from functools import cache, partial, wraps
+from inspect import Parameter, Signature, isclass, signature
 from reprlib import repr as short
 from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
@@ -34,14 +34,19 @@ class _Called(ABCMeta):
                 _check_call(cls, arguments, options)
                 raise
 
+    @property
+    def __signature__(cls) -> Signature:
+        """The options, not the arguments of the call above: for help(), and the docstring that `dataclass` writes."""
+        return signature(partial(cls.__init__, None)).replace(return_annotation=Signature.empty)
+
 
 def _check_call(cls: type, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
     """Raises TypeError, with the call as it could be, where the arguments do not fit the class."""
-    own = signature(cls.__init__)
+    own = signature(cls)
     try:
-        own.bind(None, *arguments, **options)
+        own.bind(*arguments, **options)
     except TypeError as error:
-        known = ", ".join(_written(each) for each in [*own.parameters.values()][1:])
+        known = ", ".join(map(_written, own.parameters.values()))
         raise TypeError(f"{cls.__name__}(): {error}; write {cls.__name__}({known})") from None
 
 

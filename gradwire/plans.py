@@ -14,7 +14,7 @@ from gradwire.memories import Memory, NoMemory, Residual
 from gradwire.ops.vectors import LONGEST
 from gradwire.options import Options, check_type, names
 from gradwire.pairing import check_parts
-from gradwire.plan_parts import as_json, check_length, from_dict, json_of
+from gradwire.plan_parts import WrittenPart, as_json, check_length, from_dict, groups_as_json, in_place, json_of
 from gradwire.slots import Layout, Slot
 
 T = TypeVar("T")
@@ -98,13 +98,7 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON text; `from_json` reads it back."""
-        groups = [
-            {"slots": list(g.slots)}
-            | ({"rule": g.rule} if g.rule else {})
-            | {part: getattr(g, part) for part in ("compressor", "memory", "communicator")}
-            for g in self.groups
-        ]
-        return json.dumps({"version": 1, "groups": groups}, indent=1, default=as_json)
+        return self._text(as_json)
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
@@ -114,6 +108,9 @@ class Plan:
             return cls._read(json_of(text, "plan"))
         except RecursionError as error:
             raise ValueError("this is no plan that Plan.to_json() wrote: it is nested too deeply") from error
+
+    def _text(self, part: WrittenPart) -> str:
+        return json.dumps({"version": 1, "groups": groups_as_json(self.groups, part)}, indent=1)
 
     @classmethod
     def _read(cls, data: Any) -> "Plan":
@@ -134,7 +131,7 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Writes the plan to a file, as JSON."""
-        Path(path).write_text(self.to_json() + "\n")
+        Path(path).write_text(self._text(in_place) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> "Plan":

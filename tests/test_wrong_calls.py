@@ -211,6 +211,10 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: gw.LocalSteps(sgd(alone := model()), alone, gw.Dion()),
         "makes updates of gradients, and local steps average movements of parameters; use e.g. PowerSGD(1 / 6)",
     ),
+    "votes in local steps": (
+        lambda: gw.LocalSteps(sgd(alone := model()), alone, gw.Signum()),
+        "makes votes of gradients, and local steps average movements of parameters; use e.g. EFSignSGD()",
+    ),
     "updates by one rank": (
         lambda: gw.attach(DistributedDataParallel(model()), gw.Dion()),
         "makes updates of gradients, and one rank exchanges none; use e.g. PowerSGD(1 / 6)",

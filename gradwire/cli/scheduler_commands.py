@@ -13,13 +13,13 @@ from gradwire.cli.option_groups import Play, PricedTraining
 from gradwire.cli.run_setup import cluster_of, leads, run_folder, writing_to
 from gradwire.cli.wanted import described
 from gradwire.lab.built_in_profiles import MODELS, profile
-from gradwire.lab.configuration import saved_plan
 from gradwire.lab.jobs.plan_job import MOST_STEPS, Planned, PlanSpec, plan
 from gradwire.lab.jobs.plan_job import candidates as candidates_of
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.runner import Runner, runner
 from gradwire.lab.network.link import PCIE_3, Link
 from gradwire.lab.play_spec import PlaySpec, check_links
+from gradwire.lab.saved_files import saved
 from gradwire.plans import Plan, from_file
 from gradwire.report import plan_report, simulation_report
 from gradwire.report.text_table import figure
@@ -182,9 +182,9 @@ def _read(job: str) -> tuple[Profile, Plan | None]:
         raise unknown("built-in job, nor a file, named", job, MODELS)
     match from_file(job, json.loads):
         case {"groups": _}:
-            return Profile.load(Path(job).with_name("profile.json")), saved_plan(job)
+            return saved(Profile, Path(job).with_name("profile.json")), saved(Plan, job)
         case _:
-            return Profile.load(job), None
+            return saved(Profile, job), None
 
 
 def _numbers(text: str) -> Iterator[int]:

@@ -19,6 +19,7 @@ from gradwire.frontends.options.keywords import AttachOptions
 from gradwire.frontends.options.parameters import device_of, slots_of
 from gradwire.frontends.owners import check_free
 from gradwire.frontends.trained import HeldParameters, TrainedParameters, add_to, check_held, on_one_device
+from gradwire.frontends.updates import warn_of_momentum
 from gradwire.frontends.values import share_values, values_of
 from gradwire.frontends.wrapper import Wrapper
 from gradwire.options import called_as
@@ -90,6 +91,7 @@ class DistributedOptimizer(Wrapper):
             share_values(model, mesh, device)
             self._front_end.hook_in(runtime)
             self._front_end.own(trained.held().values(), KIND)
+            warn_of_momentum(runtime.plan, trained.fit, optimizer)
         self.handle = Handle(runtime, self._front_end)
         self._wrap(optimizer)
 

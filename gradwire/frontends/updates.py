@@ -1,11 +1,16 @@
-"""Compressors that decode votes, or updates such as Dion's, where means of gradients are needed."""
+"""Compressors that decode votes, or updates such as Dion's, where means of gradients are needed; and what sends
+momentum to an optimizer that has its own."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
+from gradwire.compressors import Compressor
 from gradwire.frontends.values import is_sharded
+from gradwire.memories import Memory
 from gradwire.plans import Plan
 from gradwire.torch_private.autograd import writes_to
 
@@ -51,7 +56,39 @@ def check_means(plan: Plan, why: str) -> None:
             raise ValueError(f"{group.compressor} makes updates of gradients, and {why}; use e.g. PowerSGD(1 / 6)")
 
 
+def check_moves(plan: Plan) -> None:
+    """Raises ValueError for a plan whose compressors decode votes or updates, where it is for what parameters moved."""
+    why = "local steps average movements of parameters"
+    check_means(plan, why)
+    for group in plan.groups:
+        if group.compressor.sign_vote:
+            raise ValueError(f"{group.compressor} makes votes of gradients, and {why}; use e.g. EFSignSGD()")
+
+
+def sends_momentum(compressor: Compressor, memory: Memory | None) -> bool:
+    """Whether what is decoded is made of momentum, or of what a memory of the user's keeps in its place."""
+    return compressor.is_update or (memory is not None and memory.keeps_momentum)
+
+
+def warn_of_momentum(plan: Plan, parameters: Mapping[str, Tensor], optimizer: Optimizer) -> None:
+    """Warns where matrices, which are sent as momentum, are given to an optimizer that keeps its own."""
+    kept = {id(p) for group in optimizer.param_groups if _keeps_momentum(group) for p in group["params"]}
+    for group in plan.groups:
+        twice = any(parameters[name].dim() > 1 and id(parameters[name]) in kept for name in group.slots)
+        if twice and sends_momentum(group.compressor, group.memory):
+            _log.warning(
+                "%s with %s sends momentum, and this %s's momentum would count twice; give it an optimizer without, "
+                "such as SGD(..., momentum=0)", group.compressor, group.memory, type(optimizer).__name__,
+            )  # fmt: skip
+            return
+
+
 def check_unsharded(plan: Plan, parameters: Iterable[Tensor]) -> None:
     """Raises ValueError for a plan that makes updates of whole matrices, of which a rank has shards."""
     if any(map(is_sharded, parameters)):
         check_means(plan, "FSDP2's ranks have shards of a matrix each")
+
+
+def _keeps_momentum(options: Mapping[str, Any]) -> bool:
+    """Whether one of torch's optimizers keeps momentum of parameters for which it has these options."""
+    return bool(options.get("momentum") or options.get("betas", (0,))[0])

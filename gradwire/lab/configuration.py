@@ -30,16 +30,16 @@ from gradwire.compressors import FP32, Compressor
 from gradwire.construct import construct
 from gradwire.controllers import Controller
 from gradwire.frontends import Handle, LocalSteps, Outer, attach
-from gradwire.frontends.options.given_rules import GivenRule, rules_of
+from gradwire.frontends.options.given_rules import GivenRule, parts_of, rules_of
 from gradwire.groups import Grouping
-from gradwire.importing import imported
 from gradwire.lab.local import LocalStepsSpec
 from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM, PLAN, PLANNED
 from gradwire.lab.rate import Rate
+from gradwire.lab.saved_files import saved
 from gradwire.lab.torch_hooks import TORCH_HOOKS, TorchHook
 from gradwire.memories import Memory
 from gradwire.notation import lowered, read_grouping, read_parts, read_rule, way_of
-from gradwire.plans import Group, Plan, default_communicator, default_memory, from_file
+from gradwire.plans import Group, Plan, default_communicator, default_memory
 from gradwire.slots import Slot
 from gradwire.transports import Mesh, Transport
 from gradwire.tuner import Auto
@@ -76,6 +76,14 @@ class Configuration:
     def bucket_mb(self) -> float | None:
         """The size of DDP's buckets; None for its own."""
         return self.grouping.bucket_mb if self.grouping and not self.compressor else None
+
+    @property
+    def pairs(self) -> list[tuple[Compressor, Memory | None]]:
+        """The compressors by which it sends, each with the memory that is named."""
+        if self.plan:
+            return [(group.compressor, group.memory) for group in self.plan.groups]
+        ruled = [parts_of(way)[:2] for rule in rules_of(self.rules) for way in rule.candidates]
+        return [*ruled, (self.compressor, self.memory)] if self.compressor else ruled
 
     @property
     def every(self) -> int:
@@ -166,7 +174,7 @@ def parse(text: str) -> Configuration:
 
     Raises ValueError for an unknown name, a value that does not fit, and a pairing that makes no sense."""
     if text.startswith(PLAN):
-        return Configuration(text, plan=saved_plan(text.removeprefix(PLAN)))
+        return Configuration(text, plan=saved(Plan, text.removeprefix(PLAN)))
     return _ruled(*text.split(";")) if ";" in text else _plain(text)
 
 
@@ -209,17 +217,6 @@ def _plain(text: str) -> Configuration:
     if trial := configuration.fresh_controller(Rate()):
         trial.check(Plan((group,)))
     return configuration
-
-
-def saved_plan(path: str) -> Plan:
-    """The plan of a file, with users' parts, whose modules are imported, as where a text names them."""
-
-    def read(text: str) -> Plan:
-        for name in re.findall(r'"name": "([^"]+:\w+)"', text):
-            imported(name)
-        return Plan.from_json(text)
-
-    return from_file(path, read)
 
 
 def _ruled(head: str, *given: str) -> Configuration:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from gradwire.plan_parts import json_of, takes
+from gradwire.plan_parts import WrittenPart, as_json, groups_as_json, in_place, json_of, takes
 from gradwire.plans import Group, Plan, check_version, from_file
 from gradwire.rules import sort_by, within_length
 from gradwire.schedule.costs import ZERO_COST, Affine, ComposedCost, CostTable, SumCost, from_data
@@ -190,7 +190,7 @@ class Profile:
 
     def save(self, path: str | Path) -> None:
         """Writes the profile to a file, as JSON."""
-        Path(path).write_text(self.to_json() + "\n")
+        Path(path).write_text(self._text(in_place) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> "Profile":
@@ -199,8 +199,11 @@ class Profile:
 
     def to_json(self) -> str:
         """The profile as JSON text; `from_json` reads it back."""
+        return self._text(as_json)
+
+    def _text(self, part: WrittenPart) -> str:
         # candidates are written as a plan's groups, with their costs
-        ways = json.loads(Plan(tuple(candidate.way for candidate in self.candidates)).to_json())["groups"]
+        ways = groups_as_json((candidate.way for candidate in self.candidates), part)
         data = {
             "version": VERSION,
             "slots": [dataclasses.asdict(slot) for slot in self.slots],

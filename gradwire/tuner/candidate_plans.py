@@ -12,6 +12,7 @@ from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterRe
 from gradwire.compressors import BF16, FP32, QSGD, Compressor
 from gradwire.memories import NoMemory, Residual
 from gradwire.options import check_type, one_line
+from gradwire.plan_parts import class_name
 from gradwire.plans import Group, Plan, default_memory, sizes_follow_from_shapes
 from gradwire.rules import Rule, joined, within_length
 from gradwire.schedule import (
@@ -65,6 +66,10 @@ def check_wanted(candidates: Sequence[Way], fidelity: float | None, objective: O
     if objective not in get_args(Objective):
         raise ValueError(f"objective={objective!r} is neither 'progress', per second, nor 'step', the shortest one")
     ways = [ways_of(candidate, 1)[0] for candidate in candidates]
+    classes = {type(part) for way in ways for part in (way.compressor, way.memory, way.communicator)}
+    names = [class_name(cls) for cls in classes]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"plans would call two classes of the candidates {twice}; rename one of them, or its file")
     # of votes alone the shortest step may be asked for, where no progress is compared
     only_votes = objective == "step" and all(way.compressor.sign_vote for way in ways)
     for compressor, memory in ((way.compressor, way.memory) for way in ways):

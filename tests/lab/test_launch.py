@@ -202,6 +202,30 @@ def test_what_a_rank_raised_is_its_last_word_though_gloo_aborts_it() -> None:
     assert str(failed.value) == "rank 0 ended with signal SIGABRT: ValueError: no such plan"
 
 
+SEVERAL_LINES = """
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "/work/m/rank_job.py", line 172, in run_rank
+[rank0]:     job(spec, peers, log)
+[rank0]:     ^^^^^^^^^^^^^^^^^^^^^
+[rank0]: RuntimeError: the reason
+[rank0]: Note: more of it
+[rank0]:  In addition, nothing
+
+[rank0]: At:
+[rank0]:   /work/m/steps.py(240): _carry_out
+[rank0]:   /usr/lib/threading.py(1002): _bootstrap
+"""
+
+
+@pytest.mark.parametrize("raised", ["RuntimeError: the reason", "torch.OutOfMemoryError: the reason", "AssertionError"])
+def test_a_reason_of_several_lines_is_reported_by_its_first(raised: str) -> None:
+    """It was the last line, which torch adds."""
+    stderr = SEVERAL_LINES.replace("RuntimeError: the reason", raised)
+    assert str(RankFailed(0, 1, stderr)) == f"rank 0 ended with exit code 1: {raised}"
+    chained = stderr + stderr.replace(raised, "ValueError: the last")
+    assert str(RankFailed(0, 1, chained)).endswith(": ValueError: the last")
+
+
 def test_ranks_that_take_too_long_are_ended(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match="still ran after 5 s"):
         launch(["-c", SLEEP, str(tmp_path)], 2, timeout_s=5)

@@ -210,6 +210,22 @@ def shuffled():
     return parts(lambda rank, world: torch.utils.data.DataLoader(torch.arange(64), 64, shuffle=True))
 
 
+def unused():
+    def loss(model, batch):
+        raise RuntimeError(batch)
+
+    return *make()[:2], loss
+
+
+def test_a_parameter_without_a_gradient_is_answered_in_one_line() -> None:
+    """DDP advises an option that the lab has not."""
+    task, words = UserModel(function=named(unused)), "Expected to have finished reduction\nfind_unused_parameters=True"
+    with pytest.raises(ValueError, match=r"a parameter had no gradient in the last step; freeze those that the loss"):
+        task.training_loss(torch.nn.Linear(2, 1), words)
+    with pytest.raises(RuntimeError, match="another mistake"):
+        task.training_loss(torch.nn.Linear(2, 1), "another mistake")
+
+
 def test_the_generator_of_gpus_is_left_to_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     seeded = list[int]()
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)

@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Callable
+from importlib import import_module, reload
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 import gradwire as gw
 from gradwire.cli import main
 from gradwire.cli.early import configurations
-from gradwire.cli.scheduler_commands import candidates_of
+from gradwire.cli.scheduler_commands import candidates_of, read_job
 from gradwire.construct import text_of
 from gradwire.importing import imported
 from gradwire.lab.catalogue import found
@@ -18,6 +20,7 @@ from gradwire.lab.configuration import parse
 from gradwire.lab.jobs.plan_job import candidate
 from gradwire.notation import read_ways
 from tests.support.outside import Halving, InTurns, Momentum, SharedScale, Truncated
+from tests.support.warm import program
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -76,6 +79,63 @@ def test_plans_are_read_back_once_their_module_is_imported(tmp_path: Path, monke
     assert gw.Plan.load("plan.json") == read
 
 
+@pytest.mark.parametrize("folder", ["", "my dir", "m\u00fcll"])
+@pytest.mark.parametrize("gone", [False, True], ids=["there", "beside the plan"])
+def test_saved_plans_and_profiles_are_read_in_another_folder(folder: str, gone: bool, tmp_path: Path) -> None:
+    """The name of the file was all that was written of it, and nothing of a profile's was imported."""
+    runs, file = tmp_path / "runs", tmp_path / folder / "codec.py"
+    runs.mkdir()
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(SCRIPT)
+    script = """
+import sys
+import gradwire as gw
+from gradwire.importing import imported
+from gradwire.lab.built_in_profiles import profile
+from gradwire.schedule.profile import Profile
+from dataclasses import replace
+mine, measured = imported(sys.argv[1] + ":Mine")(4), profile("resnet50")
+way = gw.Group((), mine, gw.Residual(), gw.AllGather())
+first = measured.candidates[1]
+replace(measured, candidates=(measured.candidates[0], replace(first, way=way))).save("profile.json")
+gw.Plan((replace(way, slots=tuple(slot.name for slot in measured.slots)),)).save("plan.json")
+"""
+    with program("-c", script, str(file), cwd=runs) as saving:
+        assert saving.wait() == 0
+    if gone:
+        file.rename(runs / "codec.py")
+    for job in ("profile.json", "plan.json"):
+        measured, plan = read_job(str(runs / job), None)
+        assert plan is None or measured.choices(plan)
+        assert str(measured.candidates[1].way.compressor) == "Mine(digits=4)"
+    parse(f"plan:{runs / 'plan.json'}")
+    # what ranks compare, and states have, says nothing of folders
+    assert '"codec.py:Mine"' in gw.Plan.load(runs / "plan.json").to_json()
+
+
+def test_a_class_that_is_defined_again_is_the_one_that_is_read(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / f"again_{tmp_path.name}.py"
+    file.write_text(SCRIPT)
+    module = import_module(file.stem)
+    old = module.Mine(2)
+    text = gw.Plan((gw.Group(("weight",), old, gw.Residual(), gw.AllGather()),)).to_json()
+    reload(module)
+    assert type(gw.Plan.from_json(text).groups[0].compressor) is module.Mine is not type(old)
+    # and where it was a script's own
+    assert gw.Plan.from_json(text.replace(f"{file.stem}:", f"{file.name}:")).to_json() == text
+
+
+def test_candidates_of_one_name_are_refused(tmp_path: Path) -> None:
+    for version in ("v1", "v2"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "codec.py").write_text(SCRIPT)
+    one, other = (candidate(f"{tmp_path}/{version}/codec.py:Mine") for version in ("v1", "v2"))
+    with pytest.raises(ValueError, match=r"two classes of the candidates codec\.py:Mine; rename one of them"):
+        gw.Auto([gw.BF16(), one, other])
+    assert gw.Auto([gw.BF16(), one, one.__class__(4)])
+
+
 def test_a_file_s_codec_and_its_plan_are_timed(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     Path("script.py").write_text(SCRIPT)
@@ -127,6 +187,13 @@ def test_the_list_shows_one_in_depth(capsys: pytest.CaptureFixture[str]) -> None
     shown = capsys.readouterr().out
     assert "all ranks agree on a scale" in shown
     assert "levels=4096" in shown
+
+
+def test_the_list_shows_the_options_of_one_without_a_docstring(tmp_path: Path) -> None:
+    """They were those of a metaclass's call."""
+    (tmp_path / "bare.py").write_text(SCRIPT)
+    assert found(f"{tmp_path}/bare.py:Mine")[0][1].summary == "Mine(digits: int = 3)"
+    assert str(signature(gw.TopK)) == "(ratio: float = 0.01, value_bits: Literal[32, 4] = 32)"
 
 
 def test_the_list_explains_the_baseline_by_both_its_names(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,11 +8,13 @@ import time
 from contextlib import chdir, suppress
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import gradwire as gw
 from gradwire import atomic_file
 from gradwire.cli import main, train_command
 from gradwire.lab.configuration import parse_all
@@ -199,9 +201,24 @@ def test_mistakes_get_one_line(
     assert message in capsys.readouterr().err
 
 
-def compared(*texts: str) -> Comparison:
-    options = ["width=4"]
-    return Comparison(configurations=parse_all(texts), task="digits", options=options, ranks=2, recipe=Recipe(steps=2))
+def compared(*texts: str, **recipe: Any) -> Comparison:
+    options, recipe = ["width=4"], {"recipe": Recipe(steps=2, **recipe)}
+    return Comparison(configurations=parse_all(texts), task="digits", options=options, ranks=2, **recipe)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["dgc:0.1+dgcmemory", "dion:0.5", "bf16;dim>1=dgc:0.1+dgcmemory", "plan:plan.json"],
+)
+def test_momentum_that_the_optimizer_would_count_twice_is_refused(text: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [name for name, _ in compared("dense").make_task().build_model(0).named_parameters()]
+    gw.Plan((gw.Group(tuple(names), gw.DGC(0.1), gw.DGCMemory(), gw.AllGather()),)).save("plan.json")
+    for optimizer in ("sgd", "adamw"):
+        with pytest.raises(ValueError, match=f"sends momentum, which {optimizer}'s own would count twice: train it by"):
+            compared("dense", text, optimizer=optimizer)
+    compared(text, optimizer="sgd", momentum=0)
+    compared("localsteps:2+dgc:0.1+dgcmemory")
 
 
 def test_configurations_never_share_a_folder(tmp_path: Path) -> None:

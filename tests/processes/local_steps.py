@@ -425,7 +425,7 @@ def both_ranks_batches(step: int, host: int) -> tuple[Tensor, Tensor]:
 COMPRESSORS = [
     (gw.FP32(), None, None), (gw.BF16(), None, None), (gw.ChunkTopK(), gw.Residual(decay=0.95), None),
     (gw.ChunkTopK(8, of=64), gw.Residual(decay=0.95), gw.AllGather(over_senders=True)), (gw.Quantized(4), None, None),
-    (gw.QSGD(), gw.Residual(), gw.ScatterReduce()), (gw.PowerSGD(2), None, None), (gw.SignSGD(), None, None),
+    (gw.QSGD(), gw.Residual(), gw.ScatterReduce()), (gw.PowerSGD(2), None, None),
     (gw.TopK(0.1), None, gw.OkTopk(rebalance=2)), (gw.EFSignSGD(), None, None),
     (gw.DCTTopK(8, chunk=16), gw.Residual(decay=0.999), gw.AllGather(over_senders=True)),
 ]  # fmt: skip

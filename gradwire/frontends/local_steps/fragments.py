@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.frontends.model_replica import ModelReplica
-from gradwire.frontends.updates import check_means
+from gradwire.frontends.updates import check_moves
 from gradwire.options import Options, check_type
 from gradwire.plans import Plan
 from gradwire.slots import Layout, Slot
@@ -288,7 +288,7 @@ def fragments_of(
 def groups_of(plan: Plan, fragment: Collection[str]) -> list[int]:
     """The groups of a plan that have a fragment's parameters. Raises ValueError for a group that has others as well,
     and for a plan that decodes no means."""
-    check_means(plan, "local steps average movements of parameters")
+    check_moves(plan)
     found = [index for index, group in enumerate(plan.groups) if any(name in fragment for name in group.slots)]
     # a group is sent with its fragment: it can belong to one only
     for index in found:

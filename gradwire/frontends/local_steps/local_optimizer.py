@@ -30,6 +30,7 @@ from gradwire.frontends.options.weighted import weight_function, weighted, with_
 from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.shards.shards_front_end import reshard
 from gradwire.frontends.trained import add_to, check_held
+from gradwire.frontends.updates import warn_of_momentum
 from gradwire.frontends.values import share_values, values_of
 from gradwire.frontends.wrapper import Wrapper
 from gradwire.options import Options, called_as, one_line
@@ -141,6 +142,7 @@ class LocalSteps(Wrapper):
             on_error.callback(runtime.close)
             self._rounds = rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)
             on_error.pop_all()
+        warn_of_momentum(runtime.plan, rounds.anchors, rounds.outer)
         self.handle = Handle(runtime, rounds, waits=not (delay or eager), inner_steps=lambda: rounds.taken)
         own(replica.trained.held().values(), runtime, KIND)
         self._wrap(inner_optimizer)

@@ -59,7 +59,7 @@ def planned_by(
     chosen = all(rule.fixed for rule in rules)
     sorted_slots = sort_by([rule.pattern for rule in rules], slots)
     # the one way of each rule, or dense at first
-    ways = [_parts(rule.candidates[0] if chosen else FP32()) for rule in rules]
+    ways = [parts_of(rule.candidates[0] if chosen else FP32()) for rule in rules]
     # a grouping for some of the rules; where it suits none of them, it says why
     suited = [groups is not None and groups.suits(compressor) for compressor, *_ in ways]
     plans: list[Plan] = []
@@ -85,7 +85,7 @@ def planned(
     return groups.regroup(plan, slots, compressor) if groups and slots else plan
 
 
-def _parts(way: Way) -> tuple[Compressor, Memory | None, Communicator | None]:
+def parts_of(way: Way) -> tuple[Compressor, Memory | None, Communicator | None]:
     """The compressor, memory and communicator of a way, None for those that are to suit."""
     match way:
         case Group(_, compressor, memory, communicator):

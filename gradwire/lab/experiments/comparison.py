@@ -3,7 +3,7 @@
 import platform
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import torch
 
+from gradwire.frontends.updates import sends_momentum
 from gradwire.lab.configuration import Configuration, check_autocast, check_hooks, check_plans, parse_all
 from gradwire.lab.experiments.recipe import Course, Recipe
 from gradwire.lab.jobs.train_job import TrainSpec
@@ -28,8 +29,8 @@ class Comparison:
     reached elsewhere.
 
     Raises ValueError for what would fail on `ranks` ranks: a task that cannot be made or has too little data,
-    an optimizer that does not have what the recipe says, `nocomm`, which does not train, and torch's hooks with shards,
-    or with checkpoints that would lack their state.
+    an optimizer that does not have what the recipe says, or would count momentum twice, `nocomm`, which does not train,
+    and torch's hooks with shards, or with checkpoints that would lack their state.
     """
 
     configurations: list[Configuration]
@@ -71,7 +72,7 @@ class Comparison:
         next(task.batches(0, self.ranks, self.seed))
         task.held_out_size  # noqa: B018
         self.course  # noqa: B018
-        self.recipe.optimizer_of(task)
+        _check_momentum(self.configurations, *self.recipe.optimizer_of(task))
         check_plans(self.configurations, lambda: task.build_model(self.seed))
 
     def make_task(self) -> Task:
@@ -150,3 +151,16 @@ def circumstances(*clusters: LabCluster) -> dict[str, object]:
         "date": f"{datetime.now():%Y-%m-%d %H:%M}",
         "command": shlex.join(["gradwire", *sys.argv[1:]]),
     }
+
+
+def _check_momentum(configurations: Sequence[Configuration], optimizer: str, options: Mapping[str, Any]) -> None:
+    """Raises ValueError for a configuration that sends momentum, where the optimizer keeps its own."""
+    if optimizer == "sgd" and not options["momentum"]:
+        return
+    for configuration in configurations:
+        # what local steps send goes to the outer optimizer
+        if not configuration.local and any(sends_momentum(*pair) for pair in configuration.pairs):
+            raise ValueError(
+                f"{configuration.text} sends momentum, which {optimizer}'s own would count twice: train it by itself, "
+                "with --optimizer sgd --momentum 0"
+            )

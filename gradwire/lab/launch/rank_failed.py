@@ -5,6 +5,8 @@ import signal
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]:(?!\[)\s*")
 """torch puts it before each line of a traceback."""
+_RAISED = re.compile(r"(?:\A|^\[rank\d+\]:  .*\n)\[rank\d+\]: (\w[\w.]*(?:: .*)?)$", re.MULTILINE)
+"""The exception behind a traceback's last frame, whose lines are indented; more lines of its message may follow."""
 
 
 class RankFailed(RuntimeError):
@@ -18,5 +20,6 @@ class RankFailed(RuntimeError):
         lines = stderr.splitlines()
         # gloo may abort a rank that has raised: then its last words are not the reason
         raised = [line for line in lines if _RANK_PREFIX.match(line)]
-        last_line = _RANK_PREFIX.sub("", (raised or lines or [""])[-1])
+        reasons: list[str] = _RAISED.findall("\n".join(raised))
+        last_line = reasons[-1] if reasons else _RANK_PREFIX.sub("", (raised or lines or [""])[-1])
         super().__init__(f"rank {rank} ended with {how}" + (f": {last_line}" if last_line else ""))

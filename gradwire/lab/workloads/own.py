@@ -107,8 +107,17 @@ class UserModel(Task):
         return len(batches)  # pyright: ignore[reportArgumentType]
 
     def training_loss(self, model: nn.Module, batch: Any) -> Tensor:
-        with _named(self.function):
-            loss = self._made.loss(model, batch)
+        try:
+            with _named(self.function):
+                loss = self._made.loss(model, batch)
+        except RuntimeError as error:
+            # DDP's advice is an option that the lab has not
+            if "find_unused_parameters" not in str(error):
+                raise
+            raise ValueError(
+                f"{self.function}: a parameter had no gradient in the last step; freeze those that the loss does not "
+                "use, by requires_grad_(False)"
+            ) from error
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
             raise ValueError(f"{self.function}: loss(model, batch) gives {_form(loss)}, not one number: {_CALL}")
         return loss

@@ -81,6 +81,39 @@ def warned(
     return sum("is no gradient" in record.message for record in caplog.records)
 
 
+def warned_of_momentum(caplog: pytest.LogCaptureFixture, make: Callable[[nn.Linear, gw.Transport], gw.Handle]) -> int:
+    """How often each of two ranks is warned that momentum counts twice."""
+    transports = gw.Threads.group(2)
+    caplog.set_level(logging.WARNING, "gradwire")
+    caplog.clear()
+    raising(together(2, lambda rank: make(nn.Linear(30, 20), transports[rank]).detach()))
+    return sum("momentum would count twice" in record.message for record in caplog.records) // 2
+
+
+def test_momentum_that_would_count_twice_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    def by(compressor: gw.compressors.Compressor, memory: gw.Memory | None = None, momentum: float = 0.9) -> int:
+        def make(model: nn.Linear, transport: gw.Transport) -> gw.Handle:
+            # the matrix, and the bias
+            groups = [{"params": [model.weight], "momentum": momentum}, {"params": [model.bias], "momentum": 0.9}]
+            sgd = torch.optim.SGD(groups, lr=0.1)
+            return gw.DistributedOptimizer(sgd, model, compressor, memory=memory, transport=transport).handle
+
+        return warned_of_momentum(caplog, make)
+
+    def by_rounds(memory: gw.Memory, outer: gw.Outer) -> int:
+        def make(model: nn.Linear, transport: gw.Transport) -> gw.Handle:
+            adam = torch.optim.AdamW(model.parameters())
+            return gw.LocalSteps(adam, model, gw.DGC(0.1), memory=memory, outer=outer, transport=transport).handle
+
+        return warned_of_momentum(caplog, make)
+
+    assert by(gw.DGC(0.1), gw.DGCMemory()) == by(gw.Dion(1 / 4)) == 1
+    assert by(gw.DGC(0.1), gw.DGCMemory(), momentum=0) == by(gw.Dion(1 / 4), momentum=0) == 0
+    assert by(gw.DGC(0.1)) == by(gw.SignSGD()) == 0
+    assert by_rounds(gw.DGCMemory(), gw.Outer()) == 1
+    assert by_rounds(gw.DGCMemory(), gw.Outer(1.0, momentum=0)) == by_rounds(gw.Residual(), gw.Outer()) == 0
+
+
 def accumulate(optimizer: gw.DistributedOptimizer) -> None:
     """Two more passes of a step that begins."""
     optimizer.zero_grad()
