@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private.fused import skip_no_more, skip_where
+from gradwire.torch_private.reducer import averaged_over
 
 _JOBS: list[weakref.ref[Runtime]] = []
 """Those that own parameters, which each of them has itself: a weak reference to a parameter would keep torch from
@@ -27,6 +28,15 @@ def check_free(parameters: Mapping[str, Tensor], beside: str = "") -> None:
                 f"parameter {name!r} is averaged by {kind} already; call detach() of its handle first, or where a "
                 "model has several optimizers, wrap each of them with parameters of its own"
             )
+
+
+def check_alone(job: Runtime) -> None:
+    """Ends the job where this is inside of a forward pass of DDP's, which averages its gradients as well."""
+    if averaged_over(job.owned):
+        job.refuse(
+            "DistributedDataParallel averages the gradients of this model as well; train the model outside of it, or "
+            "use gw.attach(ddp, gw.TopK(0.01)) instead"
+        )
 
 
 def is_owned(parameter: Tensor) -> bool:

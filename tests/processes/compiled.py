@@ -58,7 +58,8 @@ def of_local_steps(compiled: Compile) -> tuple[nn.Module, gw.Handle]:
 
 def of_shards(compiled: Compile) -> tuple[nn.Module, gw.Handle]:
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
-    model = fully_shard(network(), mesh=mesh["shard"])
+    model = network()
+    fully_shard(model, mesh=mesh["shard"])
     handle = gw.attach(model, gw.TopK(0.2), mesh=mesh)
     train(compiled(model), model=model)
     return model, handle
