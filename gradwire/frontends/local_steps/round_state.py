@@ -50,7 +50,10 @@ def check_progress(
 ) -> None:
     """Raises ValueError for what is no state of rounds, and for one of other parameters, fragments or schedules."""
     if not {"step", "anchors", "outer"} <= state.keys():
-        raise ValueError("this is no state of local steps; pass what optimizer.state_dict() returned")
+        raise ValueError(
+            "this is no state of local steps; pass what optimizer.state_dict() returned, or have "
+            "torch.distributed.checkpoint save and load optimizer.stateful()"
+        )
     # the same parameters
     there, here = ({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (state["anchors"], anchors))
     for name in there | here:
