@@ -91,6 +91,11 @@ class Handle:
         return self._front_end is None
 
     @property
+    def ended(self) -> bool:
+        """Whether the job has ended, by `detach()` or with its DDP."""
+        return self.detached or self._runtime.closed
+
+    @property
     def plan(self) -> Plan | None:
         """The plan in force; None with one rank, where nothing is sent."""
         return self._runtime.plan

@@ -40,6 +40,12 @@ def hooks_of(ddp: DistributedDataParallel) -> list[Any]:
     return [hook for hook, _ in ddp._comm_hooks]
 
 
+def steps_in_backward(ddp: DistributedDataParallel) -> bool:
+    """Whether optimizers step its parameters in backward, for which it takes its one hook itself, in its first forward
+    pass."""
+    return any(hasattr(parameter, "_in_backward_optimizers") for parameter in ddp._module_parameters)
+
+
 def reduces_in_python(ddp: DistributedDataParallel) -> bool:
     """Whether it was made to reduce gradient by gradient inside of what torch.compile makes of a backward pass."""
     return ddp._use_python_reducer

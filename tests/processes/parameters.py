@@ -292,6 +292,8 @@ def a_handle_whose_ddp_was_not_kept_says_so() -> None:
     handle = gw.attach(plain(Parts()), gw.TopK(0.1))
     gc.collect()
     assert "its DDP was garbage collected" in handle.status()
+    assert handle.ended
+    assert not handle.detached
     for call in (handle.stateful, handle.verify):
         refused(ValueError, "was garbage collected: keep a reference to ddp", call)
     handle.detach()
