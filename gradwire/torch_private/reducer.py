@@ -29,7 +29,7 @@ def averaged_over(parameters: Collection[Tensor]) -> int:
     """The ranks over which DDP will average gradients of some of these, as this is inside of its forward pass; else
     0."""
     ddp = DistributedDataParallel._get_active_ddp_module()
-    if ddp is None or not ddp.require_backward_grad_sync:
+    if ddp is None or ddp.process_group is None or not ddp.require_backward_grad_sync:
         return 0
     own = any(parameter.requires_grad and parameter in parameters for parameter in ddp._module_parameters)
     return ddp.process_group.size() if own else 0
