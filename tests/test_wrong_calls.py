@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
@@ -111,6 +112,12 @@ def orphan() -> gw.Handle:
     return left
 
 
+def stepped_in_backward() -> gw.Handle:
+    module = model()
+    _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.1})
+    return gw.attach(DistributedDataParallel(module), K)
+
+
 def with_ddp(kind: type) -> Callable[[], object]:
     def call() -> object:
         module = ddp()
@@ -184,6 +191,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "swapped": (lambda: gw.DistributedOptimizer(model(), sgd(model()), K), "optimizer=Linear("),
     "swapped local": (lambda: gw.LocalSteps(model(), sgd(model()), K), "inner_optimizer=SGD(...) in gw.LocalSteps(opt"),
     "DDP": (with_ddp(gw.DistributedOptimizer), "averages gradients itself; pass gw.DistributedOptimizer a model with"),
+    "optimizers in backward": (stepped_in_backward, "optimizers step this DDP's parameters in backward"),
     "DDP local": (with_ddp(gw.LocalSteps), "or use gw.attach(ddp, gw.TopK(0.01))"),
     "no model but one": (wrapped(gw.DistributedOptimizer, model(), K), "is no Module; pass one, such as model="),
     "no model local": (wrapped(gw.LocalSteps, model(), None), "model=None is no Module; pass one, such as model="),

@@ -31,6 +31,7 @@ from gradwire.torch_private.reducer import (
     reduces_in_python,
     shard_in,
     skips_unused,
+    steps_in_backward,
     wait_for_delayed,
 )  # fmt: skip
 from gradwire.transports import ProcessGroup, forked
@@ -106,6 +107,11 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
         raise ValueError(
             "DDP(skip_all_reduce_unused_params=True) hands no unused bucket over; leave it out, "
             "find_unused_parameters=True will do"
+        )
+    if steps_in_backward(ddp):
+        raise ValueError(
+            "optimizers step this DDP's parameters in backward, for which it takes the hook that Gradwire needs; step "
+            "them after backward()"
         )
     if reduces_in_python(ddp):
         raise ValueError('DDP was made under optimize_ddp = "python_reducer", without buckets; make it without that')

@@ -91,6 +91,11 @@ class Handle:
         return self._front_end is None
 
     @property
+    def ended(self) -> bool:
+        """Whether the job has ended, by `detach()` or with its DDP."""
+        return self.detached or self._runtime.closed
+
+    @property
     def plan(self) -> Plan | None:
         """The plan in force; None with one rank, where nothing is sent."""
         return self._runtime.plan
@@ -263,9 +268,7 @@ class Handle:
         if not factor >= 1:
             raise ValueError(f"factor={factor}: give 1 or more, of what the ranks' median takes")
         if not self._waits:
-            raise ValueError(
-                "local steps with delay or eager do not wait for each other; there are no stragglers to name"
-            )
+            raise ValueError("local steps with delay or eager do not wait for each other: there are no stragglers")
         stats = self.stats()
         own_s = self._own_time.per_step(stats.steps, stats.wait_s)
         # compare the ranks' own times, which all get

@@ -1,8 +1,9 @@
 """A replica of local steps: a model, whole on every rank or sharded by FSDP2 over several."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,12 +12,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, replicated_specs, sharded_specs
+from gradwire.frontends.hooks.module_hooks import Hook
 from gradwire.frontends.options.parameters import parameters_of, slots_of
 from gradwire.frontends.shards import shards_front_end
 from gradwire.frontends.trained import TrainedParameters, on_one_device
 from gradwire.frontends.values import local
+from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot, real
 from gradwire.torch_private.fully_shard import fsdp_groups, is_fsdp, only_inside_replicas
+from gradwire.torch_private.process_groups import world_size
+from gradwire.torch_private.reducer import averaged_over
 from gradwire.transports import Mesh, ProcessGroup, Transport
 from gradwire.transports.process_group import world_or
 
@@ -40,7 +45,7 @@ class ModelReplica:
     placed: Callable[[], Mapping[str, ShardSpec]]
     """The parameters' placement on the mesh of all ranks."""
     trained: TrainedParameters
-    isolate: Callable[[], Sequence[Callable[[], None]]] = field(default=tuple)
+    isolate: Callable[[Runtime], Sequence[Callable[[], None]]]
     """Keeps the framework from averaging over replicas; returns functions that undo it."""
     all_of: Callable[[bool], bool] = bool
     """Whether something holds on all ranks of the replica, which call this together."""
@@ -67,7 +72,8 @@ def replica_of(
         axes = partial(ProcessGroup.own, group)
         local = _real(parameters)
         placed = lambda: replicated_specs(world_or(group), parameters)  # noqa: E731
-        return ModelReplica(parameters, others, local, slots, slots, axes, placed, trained)
+        isolate = partial(_outside_ddp, model)
+        return ModelReplica(parameters, others, local, slots, slots, axes, placed, trained, isolate)
     return _sharded(model, mesh, optimizer)
 
 
@@ -79,8 +85,22 @@ def _sharded(model: nn.Module, mesh: DeviceMesh | None, optimizer: Optimizer | N
     return ModelReplica(
         parameters, others, _real(local), slots_of(local), shards_front_end.planned_slots(parameters),
         partial(ProcessGroup.by_replica, mesh), partial(sharded_specs, mesh, parameters), trained,
-        lambda: [undo for group in fsdp_groups(model) if (undo := only_inside_replicas(group))], partial(_all_of, mesh),
+        lambda _: [undo for group in fsdp_groups(model) if (undo := only_inside_replicas(group))],
+        partial(_all_of, mesh),
     )  # fmt: skip
+
+
+def _outside_ddp(model: nn.Module, runtime: Runtime) -> list[Callable[[], None]]:
+    """Ends the job where a DDP of all ranks trains the model, not one of a host's."""
+
+    def forward_begins(module: nn.Module, arguments: Any) -> None:
+        if torch.is_grad_enabled() and runtime.mesh.replica.world > 1 and averaged_over(runtime.owned) == world_size():
+            runtime.refuse(
+                "DistributedDataParallel averages gradients over all ranks in every step, so that local steps save "
+                "nothing; train the model outside of it, or give it the process group of a host's ranks"
+            )
+
+    return [model.register_forward_pre_hook(Hook(forward_begins)).remove]
 
 
 def _all_of(mesh: DeviceMesh, holds: bool) -> bool:

@@ -51,7 +51,7 @@ class NullRuntime:
     memories added up, for the next job of several ranks."""
 
     plan = origin = None
-    controlled = False
+    controlled = closed = False
     sparse, rows = (), PLAIN_ROWS
     slots: Sequence[Slot] = ()
 

@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private.fused import skip_no_more, skip_where
+from gradwire.torch_private.reducer import averaged_over
 
 _JOBS: list[weakref.ref[Runtime]] = []
 """Those that own parameters, which each of them has itself: a weak reference to a parameter would keep torch from
@@ -32,6 +33,15 @@ def check_free(parameters: Mapping[str, Tensor], beside: str = "") -> None:
 def held_by(optimizer: Optimizer) -> Iterable[nn.Parameter]:
     """The parameters that an optimizer steps."""
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def check_alone(job: Runtime) -> None:
+    """Ends the job where this is inside of a forward pass of DDP's, which averages its gradients as well."""
+    if averaged_over(job.owned):
+        job.refuse(
+            "DistributedDataParallel averages the gradients of this model as well; train the model outside of it, or "
+            "use gw.attach(ddp, gw.TopK(0.01)) instead"
+        )
 
 
 def is_owned(parameter: Tensor) -> bool:

@@ -1,9 +1,11 @@
 """Backward passes whose gradients are not sent: they only accumulate, or are thrown away."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
 from torch import Tensor
+
+from gradwire.runtime.runtime import Runtime
 
 NO_SKIP = (
     "skip() takes back the last step, but the passes since then only accumulated and sent nothing; zero their "
@@ -30,6 +32,15 @@ class Accumulated:
     def no_skip(self) -> str:
         """Why a user does not mean to skip the last step; "" where the passes since then were not accumulated."""
         return NO_SKIP if self.since_step else ""
+
+    def check_reduced(self, runtime: Runtime, parameters: Mapping[str, Tensor]) -> None:
+        """Ends the job where a slot that is not reduced any more has a gradient, which would stay this rank's own."""
+        for slot in self.slots:
+            if not runtime.is_reduced(slot) and parameters[name := runtime.slots[slot].name].grad is not None:
+                runtime.refuse(
+                    f"parameter {name!r} was frozen between two micro-batches of a step; freeze it after "
+                    "optimizer.step() and zero_grad()"
+                )
 
 
 @contextmanager

@@ -20,13 +20,13 @@ def compress(
     accelerator: Accelerator, model: nn.Module, compressor: Compressor | Plan | str | None = None, **options: Any
 ) -> Handle:
     """Compresses the gradients of a model from `accelerator.prepare`; `save_state` and `load_state` include its state,
-    in the place of a detached handle's, if there is one. The `options` are those of `gradwire.attach`, which says what
-    it raises."""
+    in the place of one whose job has ended, if there is one. The `options` are those of `gradwire.attach`, which says
+    what it raises."""
     check_has(accelerator, (REGISTERED,), f"accelerate {accelerate.__version__}", TRIED)
     handle = attach_whole(model, compressor, options, accelerator.scaler)
     registered: list[Any] = getattr(accelerator, REGISTERED)
     # Accelerate knows objects by their places: a script that compresses once loads what one has saved that did so twice
-    ended = (each for each in registered if type(each) is CheckpointedHandle and each.handle.detached)
+    ended = (each for each in registered if type(each) is CheckpointedHandle and each.handle.ended)
     if kept := next(ended, None):
         kept.handle = handle
     else:

@@ -26,13 +26,14 @@ class GradientCompression(lightning.Callback):
         self.handle: Handle | None = None
         self._compressor, self._options = compressor, options
         self._model: nn.Module | None = None
+        self._trainer: lightning.Trainer | None = None
         self._stage, self._unused = "", False
         self._watched: list[Any] = []
         self._loaded: StateDict = {}
 
     def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
         """Notes what begins, before a checkpoint is read. A new training has nothing of the one before."""
-        self._stage = stage
+        self._trainer, self._stage = trainer, stage
         if stage == "fit":
             self._end()
             self._loaded = {}
@@ -83,8 +84,18 @@ class GradientCompression(lightning.Callback):
         self._unused = False
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all ranks, which Lightning has all call this."""
-        return self.handle.state_dict(all_ranks=True) if self.handle else self._loaded
+        """The state of all ranks, which Lightning has all call this. Nothing, with a warning, where the job has failed,
+        or an interrupted training has left ranks in different steps: the model is in the same checkpoint."""
+        if not self.handle:
+            return self._loaded
+        try:
+            return self.handle.state_dict(all_ranks=True)
+        except (RuntimeError, ValueError) as error:
+            # of a training that goes on it must not be lost unnoticed
+            if isinstance(error, ValueError) and not (self._trainer and self._trainer.interrupted):
+                raise
+            _log.warning("the checkpoint has nothing of Gradwire, whose memories begin anew from it: %s", error)
+            return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the state, or keeps it until there is a DDP: Lightning reads the checkpoint of a training before. That

@@ -25,9 +25,25 @@ def _original(ddp: DistributedDataParallel) -> DistributedDataParallel:
     return getattr(ddp, "_orig_mod", ddp)
 
 
+def averaged_over(parameters: Collection[Tensor]) -> int:
+    """The ranks over which DDP will average gradients of some of these, as this is inside of its forward pass; else
+    0."""
+    ddp = DistributedDataParallel._get_active_ddp_module()
+    if ddp is None or ddp.process_group is None or not ddp.require_backward_grad_sync:
+        return 0
+    own = any(parameter.requires_grad and parameter in parameters for parameter in ddp._module_parameters)
+    return ddp.process_group.size() if own else 0
+
+
 def hooks_of(ddp: DistributedDataParallel) -> list[Any]:
     """The communication hooks that were registered."""
     return [hook for hook, _ in ddp._comm_hooks]
+
+
+def steps_in_backward(ddp: DistributedDataParallel) -> bool:
+    """Whether optimizers step its parameters in backward, for which it takes its one hook itself, in its first forward
+    pass."""
+    return any(hasattr(parameter, "_in_backward_optimizers") for parameter in ddp._module_parameters)
 
 
 def reduces_in_python(ddp: DistributedDataParallel) -> bool:

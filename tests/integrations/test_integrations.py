@@ -248,6 +248,24 @@ def test_a_checkpoint_of_lightnings_without_gradwires_state_is_spoken_of(
         assert (f"last.ckpt {says}" in caplog.text) == bool(path)
 
 
+@pytest.mark.parametrize(
+    ("error", "interrupted", "kept"),
+    [(RuntimeError, False, True), (ValueError, True, True), (ValueError, False, False)],
+)
+def test_a_checkpoint_of_lightnings_is_saved_though_gradwires_state_cannot(
+    error: type[Exception], interrupted: bool, kept: bool, caplog: pytest.LogCaptureFixture
+):
+    callback = pytest.importorskip("gradwire.integrations.lightning").GradientCompression("topk:0.1")
+    callback.setup(SimpleNamespace(interrupted=interrupted), None, "fit")
+    callback.handle = Mock(**{"state_dict.side_effect": error("rank 1 did not come")})
+    if kept:
+        assert callback.state_dict() == {}
+        assert "has nothing of Gradwire, whose memories begin anew from it: rank 1 did not come" in caplog.text
+    else:
+        with pytest.raises(error, match="rank 1 did not come"):
+            callback.state_dict()
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_fit_of_lightnings_begins_with_the_memories_of_its_own_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

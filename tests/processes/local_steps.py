@@ -897,3 +897,19 @@ def muon_for_matrices_and_adamw_for_the_rest_take_local_steps() -> None:
         assert [each.handle.verify() for each in ours] == [[], []]
     assert same_on_all_ranks(flat(model))
     refused(ValueError, "parameter '0.weight' is averaged by LocalSteps already", lambda: eager(model))
+
+
+@scenario(2)
+def weights_loaded_before_the_first_step_are_the_shared_ones() -> None:
+    loaded, model = network(seed=1), network()
+    optimizer = gw.LocalSteps(torch.optim.SGD(model.parameters(), 1e-4), model, gw.FP32(), inner_steps=2, fragments=2)
+    model.load_state_dict(loaded.state_dict())
+    train(model, 4, optimizer=optimizer)
+    torch.testing.assert_close(flat(model), flat(loaded), rtol=0, atol=0.01)
+    assert same_on_all_ranks(torch.cat([anchor.flatten() for anchor in optimizer._rounds.anchors.values()]))
+    optimizer.handle.detach()
+    # all replicas must load them
+    optimizer = gw.LocalSteps(torch.optim.SGD(model.parameters(), 1e-4), model, gw.FP32(), inner_steps=2)
+    if dist.get_rank() == 1:
+        model.load_state_dict(network().state_dict())
+    refused(RuntimeError, "replicas differ: parameter '0.weight'", lambda: train(model, 1, optimizer=optimizer))

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwire as gw
 from gradwire.runtime.steps.machine import Arrivals
-from tests.processes.scenarios import Turns, batch, network, refused, same_on_all_ranks, scenario
+from tests.processes.scenarios import Turns, batch, network, refused, same_on_all_ranks, scenario, train
 
 DDP_OPTIONS = signature(DistributedDataParallel.__init__).parameters
 ADAPTER = ["adapter.weight", "adapter.bias"]
@@ -292,6 +292,8 @@ def a_handle_whose_ddp_was_not_kept_says_so() -> None:
     handle = gw.attach(plain(Parts()), gw.TopK(0.1))
     gc.collect()
     assert "its DDP was garbage collected" in handle.status()
+    assert handle.ended
+    assert not handle.detached
     for call in (handle.stateful, handle.verify):
         refused(ValueError, "was garbage collected: keep a reference to ddp", call)
     handle.detach()
@@ -394,3 +396,38 @@ def a_model_that_is_recomputed_in_its_own_backward_pass_takes_one_step() -> None
         torch.testing.assert_close([p.grad for p in model.parameters()], [*means])
         optimizer.step()
     assert optimizer.handle.stats().steps == 3
+
+
+@scenario(2)
+def a_ddp_that_averages_as_well_is_refused_whichever_came_first() -> None:
+    again, in_vain = "averages the gradients of this model as well", "local steps save nothing"
+    cases = [(gw.DistributedOptimizer, True, again), (gw.DistributedOptimizer, False, again)]
+    for wrap, ddp_first, text in (*cases, (gw.LocalSteps, False, in_vain)):
+        model = network()
+        ddp = DistributedDataParallel(model) if ddp_first else None
+        optimizer = wrap(torch.optim.SGD(model.parameters(), 0.1), model, gw.TopK(0.1))
+        ddp = ddp or DistributedDataParallel(model)
+        inputs, _ = batch(0)
+        # passes that DDP does not average
+        with ddp.no_sync():
+            ddp(inputs)
+        with torch.no_grad():
+            ddp(inputs)
+        refused(RuntimeError, text, lambda ddp=ddp, inputs=inputs: ddp(inputs))
+        optimizer.handle.detach()
+        ddp(inputs)
+
+
+@scenario(2)
+def a_gradient_that_is_gone_before_it_was_averaged_is_refused() -> None:
+    model = network()
+    inner = torch.optim.SGD(model.parameters(), 0.1)
+    gw.DistributedOptimizer(inner, model, gw.FP32())
+
+    def step(parameter: Tensor) -> None:
+        inner.step()
+        parameter.grad = None
+
+    model.get_parameter("2.weight").register_post_accumulate_grad_hook(step)
+    text = "parameter '2.weight' lost its gradient in backward, before that was averaged"
+    refused(RuntimeError, text, lambda: train(model, 1, optimizer=inner))

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, replicated_specs
 from gradwire.frontends.ddp.buckets import Buckets, left_alone, reduce_dense
 from gradwire.frontends.ddp.native_steps import NO_JOIN, NativeSteps
-from gradwire.frontends.hooks.module_hooks import RegisteredHooks, trainable
+from gradwire.frontends.hooks.module_hooks import Hook, RegisteredHooks, trainable
 from gradwire.frontends.paused import Accumulated, paused
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.steps.step_lock import GONE
@@ -105,7 +105,7 @@ class DDPFrontEnd:
         self._accumulated = Accumulated()
         self._buckets = Buckets(runtime, self._slot, self.ddp.static_graph, self._accumulated)
         before, after = self.ddp.register_forward_pre_hook, self.ddp.register_forward_hook
-        self._forward_hooks.keep(before(self._forward_begins), after(self._forward_ends))
+        self._forward_hooks.keep(before(Hook(self._forward_begins)), after(Hook(self._forward_ends)))
         self._see_gradients(runtime, self._buckets)
 
     def unhook(self) -> None:

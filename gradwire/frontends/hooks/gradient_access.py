@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.frontends.hooks.sparse_gradients import no_rows
+from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private.autograd import is_shared
 
 
@@ -42,6 +43,31 @@ class GradientAccess(ABC):
     def only_accumulates(self) -> bool:
         """Whether the next backward pass only accumulates, by the framework's own setting, and no hook sees it."""
         return False
+
+
+class Submitted:
+    """The gradients that were submitted in a backward pass, in whose place their means will be."""
+
+    def __init__(self) -> None:
+        self._tensors: list[tuple[int, Tensor, Tensor | None]] = []
+
+    def note(self, slot: int, parameter: Tensor) -> None:
+        """Notes that a parameter's gradient was submitted."""
+        self._tensors.append((slot, parameter, parameter.grad))
+
+    def check(self, runtime: Runtime) -> None:
+        """Ends the job where a parameter has another gradient by now, or none; forgets them all."""
+        lost = next((slot for slot, parameter, gradient in self._tensors if parameter.grad is not gradient), None)
+        self.clear()
+        if lost is not None:
+            runtime.refuse(
+                f"parameter {runtime.slots[lost].name!r} lost its gradient in backward, before that was averaged; step "
+                "optimizers, and replace gradients, after backward()"
+            )
+
+    def clear(self) -> None:
+        """Forgets them, also those of a pass that failed."""
+        self._tensors.clear()
 
 
 class FullGradients(GradientAccess):

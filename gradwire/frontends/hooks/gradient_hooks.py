@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, replicated_specs
-from gradwire.frontends.hooks.gradient_access import GradientAccess
+from gradwire.frontends.hooks.gradient_access import GradientAccess, Submitted
 from gradwire.frontends.hooks.module_hooks import ByModel, Hook, RegisteredHooks
-from gradwire.frontends.owners import own
+from gradwire.frontends.owners import check_alone, own
 from gradwire.frontends.paused import Accumulated, paused
 from gradwire.frontends.trained import TrainedParameters
 from gradwire.frontends.updates import UpdateWarning
@@ -58,7 +58,7 @@ class GradientHooks:
         self._find_unused = find_unused
         # kept for one step: which gradients have been accumulated, whether DDP synchronises in it, its backward pass
         self._runtime: Runtime | None = None
-        self._accumulated, self._synchronising = Accumulated(), True
+        self._accumulated, self._submitted, self._synchronising = Accumulated(), Submitted(), True
         self._forward = self._notes = self._under_way = self._joins = False
         self._pass, self._update_warning = NO_PASS, UpdateWarning()
         self._registered = RegisteredHooks()
@@ -128,6 +128,7 @@ class GradientHooks:
             self._give_up_failed()
             self.give_up()
             self._registered.check(self._runtime.refuse)
+            check_alone(self._runtime)
             self._forward |= self._synchronising
             if not self._accumulated.slots:
                 self._places.note(self._parameters.values())
@@ -139,6 +140,7 @@ class GradientHooks:
         """Gives up a step whose backward pass failed, for the other ranks wait for it."""
         if self._runtime:
             self._runtime.give_up()
+            self._submitted.clear()
             self._under_way = False
 
     def gradients_cleared(self) -> None:
@@ -200,6 +202,7 @@ class GradientHooks:
         if self._notes:
             runtime.became_ready(slot)
         runtime.submit(slot, real(gradient))
+        self._submitted.note(slot, parameter)
 
     def check_averaged(self) -> None:
         """Raises RuntimeError where the wrapped optimizer holds a parameter whose gradient is this rank's alone."""
@@ -224,13 +227,7 @@ class GradientHooks:
                 each.follow()
         runtime.open_step(until_backward_ends=True)
         self._pass = backward_pass()
-        # a gradient of earlier micro-batches must belong to a slot that is still reduced, or would stay this rank's own
-        for slot in self._accumulated.slots:
-            if not runtime.is_reduced(slot) and self._parameter(runtime, slot).grad is not None:
-                runtime.refuse(
-                    f"parameter {runtime.slots[slot].name!r} was frozen between two micro-batches of a step; freeze it "
-                    "after optimizer.step() and zero_grad()"
-                )
+        self._accumulated.check_reduced(runtime, self._parameters)
         self._notes = runtime.wants_readiness()
         if not self._forward:  # the loss came from another method than forward
             runtime.forward_begins()
@@ -288,6 +285,7 @@ class GradientHooks:
     def _wait(self, left: dict[int, Tensor]) -> None:
         runtime = self._runtime
         assert runtime is not None
+        self._submitted.check(runtime)
         # the training thread waits here for the worker
         runtime.finish()
         self._update_warning.mark(runtime.plan)

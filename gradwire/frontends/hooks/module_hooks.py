@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 T = TypeVar("T")
@@ -15,11 +16,11 @@ MOVED = (
 
 
 class Hook:
-    """A hook that calls `call` on the module that it was registered on. In a copy of the module, such as an average of
-    models, and in one that was saved whole, it does nothing."""
+    """A hook that calls `call` on the module that it was registered on, as it is where torch.compile traces the module.
+    In a copy of the module, such as an average of models, and in one that was saved whole, it does nothing."""
 
     def __init__(self, call: Callable[..., Any] | None = None) -> None:
-        self._call = call
+        self._call = torch.compiler.disable(call) if call else None
 
     def __call__(self, *arguments: Any) -> Any:
         return self._call(*arguments) if self._call else None

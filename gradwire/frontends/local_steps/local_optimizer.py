@@ -20,6 +20,7 @@ from gradwire.frontends.checkpoints.distributed_checkpoint_rounds import Distrib
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.local_steps.fragments import FragmentedModel, Fragments, Schedule
 from gradwire.frontends.local_steps.outer import OuterOptimizer
+from gradwire.frontends.local_steps.round_state import copy_each
 from gradwire.frontends.local_steps.rounds import Rounds
 from gradwire.frontends.model_replica import replica_of
 from gradwire.frontends.options.choices import Choices
@@ -179,6 +180,7 @@ class LocalSteps(Wrapper):
         self._check_attached()
         # the inner step, of a model that may have thawed parameters since the last one
         self._join()
+        self._begin()
         loss = self._wrapped.step(closure)
         # a round may end here: receive what is due, send what is next
         self._rounds.inner_step_done()
@@ -189,6 +191,7 @@ class LocalSteps(Wrapper):
         Raises RuntimeError where `handle` was detached."""
         self._check_attached()
         self._join()
+        self._begin()
         self._rounds.inner_step_done()
 
     def _check_attached(self) -> None:
@@ -206,6 +209,14 @@ class LocalSteps(Wrapper):
             )
         if self._fragments.grow(self._replica.trained.now_or_fail(self._rounds.runtime)):
             self._rounds.join(self._fragments.names, self._replica.local)
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        """Makes the parameters the shared ones before the first step: weights may have been loaded since this was made.
+        Raises RuntimeError, on all ranks, where replicas have others."""
+        if not self._rounds.step:
+            copy_each(self._rounds.anchors, self._replica.local)
+            self.handle.verify()
 
     @contextmanager
     def shared_parameters(self) -> Iterator[None]:

@@ -61,7 +61,10 @@ def check_progress(
 ) -> None:
     """Raises ValueError for what is no state of rounds, and for one of other parameters, fragments or schedules."""
     if not {"step", "anchors", "outer"} <= state.keys():
-        raise ValueError("this is no state of local steps; pass what optimizer.state_dict() returned")
+        raise ValueError(
+            "this is no state of local steps; pass what optimizer.state_dict() returned, or have "
+            "torch.distributed.checkpoint save and load optimizer.stateful()"
+        )
     check_shapes(*({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (state["anchors"], anchors)))
     # what is under way must fit as well
     if schedule.eager != ("eager" in state):

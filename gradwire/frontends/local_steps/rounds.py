@@ -81,7 +81,7 @@ class Rounds:
             pass
         self._parameters = replica.parameters
         self._local = replica.local
-        self._undo = replica.isolate()
+        self._undo = replica.isolate(runtime)
         self._trained, self._all_of = replica.trained, replica.all_of
         # the number of the inner step, and the fragments whose reductions are under way
         self.step = 0
