@@ -20,7 +20,7 @@ from gradwire.frontends.checkpoints.distributed_checkpoint_rounds import Distrib
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.local_steps.fragments import FragmentedModel, Fragments, Schedule
 from gradwire.frontends.local_steps.outer import OuterOptimizer
-from gradwire.frontends.local_steps.round_state import copy_each
+from gradwire.frontends.local_steps.round_state import copy_by_name
 from gradwire.frontends.local_steps.rounds import Rounds
 from gradwire.frontends.model_replica import replica_of
 from gradwire.frontends.options.choices import Choices
@@ -215,7 +215,7 @@ class LocalSteps(Wrapper):
         """Makes the parameters the shared ones before the first step: weights may have been loaded since this was made.
         Raises RuntimeError, on all ranks, where replicas have others."""
         if not self._rounds.step:
-            copy_each(self._rounds.anchors, self._replica.local)
+            copy_by_name(self._rounds.anchors, self._replica.local)
             self.handle.verify()
 
     @contextmanager

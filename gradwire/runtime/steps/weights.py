@@ -26,8 +26,8 @@ def checked(weight: object) -> Scalar:
     match weight:
         case Tensor() if not weight.dim():  # on a GPU
             return weight
-        case Real() as number if isfinite(number) and number >= 0:  # numpy's too
-            return float(number)
+        case Real() if isfinite(number := float(weight)) and number >= 0:  # numpy's too
+            return number
         case other:
             raise ValueError(f"{other!r} is no weight of a gradient; {CALL}")
 
