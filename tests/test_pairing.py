@@ -63,7 +63,7 @@ GATHER, R = gw.AllGather(), gw.Residual()
         ((KeepingResidual(), gw.NoMemory(), GATHER), "would both keep 'residual'"),
         ((WithQuantiles(), R, gw.OkTopk()), "WithQuantiles and OkTopk would both keep"),
     ],
-    ids=str,
+    ids=lambda value: "-".join(type(part).__name__ for part in value) if isinstance(value, tuple) else "",
 )
 def test_what_makes_no_group_is_refused(parts: tuple, why: str):
     with pytest.raises(ValueError, match=why) as refusal:
