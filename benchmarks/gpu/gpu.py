@@ -32,10 +32,10 @@ begins anew behind the row that it was at. Sections are:
     first     how long first steps take, and when kernels are compiled
     traces    what all threads and the GPU do in three steps, for chrome://tracing
 
-and, where they are named alone, on two more machines or in two more runs:
+and, where they are named, as in `--only versions,cupcake --minutes 6`, then `--only versions,acpsgd,adtopk,gravac`:
 
-    cupcake   what the published systems measured on many GPUs: `--only cupcake`, then `--only acpsgd,adtopk,gravac`
-    acpsgd, adtopk, gravac
+    cupcake, acpsgd, adtopk, gravac
+              what the published systems measured on many GPUs; `keep.py FOLDER gpu_cupcake` and so on keep it
 """
 
 import argparse

@@ -2,6 +2,7 @@
 `make benchmarks` then writes.
 
     python benchmarks/gpu/keep.py runs/gpu gpu_h200
+    python benchmarks/gpu/keep.py runs/gpu gpu_cupcake     # a published system's rows, for the page of that one
 
 The commit is the one here whose sources are those that were measured.
 """
@@ -20,6 +21,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks.gpu.device import hashed
 from benchmarks.gpu.rows import read
+from benchmarks.gpu.setups import SETUPS
 from benchmarks.shared.provenance import ROOT, save
 
 TABLES = ("steps", "set-up", "kernels", "one group", "bytes a parameter", "first steps")
@@ -29,7 +31,9 @@ ENDED = ("the section", "the process")
 
 
 def main(folder: Path, name: str) -> None:
-    rows = read(folder)
+    rows, system = read(folder), name.removeprefix("gpu_")
+    if system in SETUPS:
+        rows = [row for row in rows if row["section"] in ("versions", system)]
     (versions,) = [row for row in rows if row["kind"] == "versions"]
     names = "card", "CUDA", "NCCL", "torch", "Triton"
     card, *others = [versions[name] if name == "card" else f"{name} {versions[name]}" for name in names]

@@ -82,11 +82,11 @@ def _tokens(vocabulary: int, batch: int, time: int) -> Callable[[bool], Batch]:
     return draw
 
 
-def _images(batch: int, side: int = 224) -> Callable[[bool], Batch]:
+def _images(batch: int, side: int = 224, classes: int = 1000) -> Callable[[bool], Batch]:
     def draw(tiny: bool) -> Batch:
         count, pixels = (2, 32) if tiny else (batch, side)
         images = torch.randn(count, 3, pixels, pixels).to(memory_format=torch.channels_last)
-        return images, torch.randint(1000, (count,))
+        return images, torch.randint(classes, (count,))
 
     return draw
 
@@ -116,7 +116,7 @@ def published(name: str, batch: int, size: int) -> Model:
         sizes = row.sized(**small) if tiny else row.sized(length=size)
         return Words(sizes) if row.data == "pairs" else row.build(sizes).to(memory_format=torch.channels_last)
 
-    draw = _images(batch, size) if images else _tokens(row.outputs, batch, size)
+    draw = _images(batch, size, row.outputs) if images else _tokens(row.outputs, batch, size)
     at_once = int(80e9 / (_HELD * row.parameters + _ACTIVATIONS))
     return Model(f"{name}, {batch} x {size}", build, draw, (), at_once)
 

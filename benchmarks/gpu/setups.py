@@ -1,8 +1,8 @@
 """What the published systems measured on clusters of GPUs: models, clusters and ways, and how long a V100 takes for a
 step without communication.
 
-That time follows from the figures that NVIDIA publishes for two models in float32 (DeepLearningExamples), by
-operations.
+That time follows by operations from the figures that NVIDIA publishes for two models in float32
+(DeepLearningExamples). ACP-SGD was measured on other cards, whose times were not to be had.
 """
 
 from collections.abc import Sequence
@@ -24,16 +24,19 @@ _RESNET_50, _BERT_LARGE = 1 / 356, 1 / (7.56 * 384)
 """Seconds of a V100 in float32: of an image, and of a token."""
 V100_S = {
     "resnet50": _RESNET_50,
-    "resnet101": _RESNET_50 * 7.83 / 4.09,
-    "resnet152": _RESNET_50 * 11.56 / 4.09,
-    "bert-base": _BERT_LARGE * 85 / 302,
-    "bert-large": _BERT_LARGE,
+    "resnet101": _RESNET_50 * 7.80 / 4.09,
+    "resnet152": _RESNET_50 * 11.51 / 4.09,
+    "cifar-resnet101": _RESNET_50 * 2.51 / 4.09,
+    "vgg16": _RESNET_50 * 0.44 / 4.09,
+    "vit-large": _RESNET_50 * 59.65 / 4.09,
+    "bert-base": _BERT_LARGE * 109 / 302,
+    "bert-large": _BERT_LARGE * 334 / 302,
     "gpt2-large": _BERT_LARGE * 772 / 302,
-    "vit-large": _BERT_LARGE * 197,
+    "lstm": _BERT_LARGE * 51 / 302,
 }
-"""Of an image of 224 pixels on a side, or of a token, by the operations of the models."""
-TOKENS = ("bert-base", "bert-large", "gpt2-large")
-"""The models whose seconds are of tokens."""
+"""Of an image of the size that is measured, by GFLOPs of a forward pass, or of a token, by millions of products."""
+TOKENS = ("bert-base", "bert-large", "gpt2-large", "lstm")
+"""The models whose seconds are of tokens. BERT predicts masked words here, which the published one does not."""
 
 
 class Setup(NamedTuple):
@@ -65,10 +68,9 @@ class Setup(NamedTuple):
         )  # fmt: skip
 
     @property
-    def v100_s(self) -> float | None:
-        """Seconds of a step without communication on a V100, where a published figure fits."""
-        samples = self.batch * (self.size if self.model in TOKENS else 1)
-        return V100_S[self.model] * samples if self.model in V100_S else None
+    def v100_s(self) -> float:
+        """Seconds of a step without communication on a V100."""
+        return V100_S[self.model] * self.batch * (self.size if self.model in TOKENS else 1)
 
 
 _CUPCAKE = [("resnet50", 32, 224), ("resnet101", 32, 224), ("bert-base", 8, 128)]
@@ -98,4 +100,4 @@ SETUPS = {
     "adtopk": [Setup(*model, SINGLE, _SELECTIONS) for model in _ADTOPK],
     "gravac": [Setup(*model, MANY, [*_FACTORS, "multilevel"]) for model in _GRAVAC],
 }
-"""Models, batches, ranks and links are the published ones; GraVAC's and ADTopk's links were not stated."""
+"""Models, batches, ranks and links are the published ones; GraVAC's and ADTopk's links, 10 Gbit/s, are assumed."""

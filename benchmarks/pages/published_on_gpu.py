@@ -7,7 +7,6 @@ from benchmarks.pages.page import Shown
 from benchmarks.scheduler.published import PUBLISHED
 from benchmarks.shared.provenance import RESULTS, load
 
-RESULT = "gpu_published"
 CLUSTERS = {8: "8 GPUs, PCIe", 64: "64 GPUs, 25 Gb/s"}
 COMPRESSORS = ("randomk:0.01", "dgc:0.01", "efsignsgd", "onebit")
 GROUPS = {"0mb": "GRACE", "planned": "Cupcake"}
@@ -16,18 +15,19 @@ GROUPS = {"0mb": "GRACE", "planned": "Cupcake"}
 
 def on_a_gpu(system: str) -> list[Shown]:
     """Times of a step over one without communication, by set-up and way; nothing where no GPU has been there."""
-    return [table(system, load(RESULT))] if (RESULTS / f"{RESULT}.json").exists() else []
+    name = f"gpu_{system}"
+    return [table(system, load(name), name)] if (RESULTS / f"{name}.json").exists() else []
 
 
 def waiting(system: str, suite: str) -> str:
     """The commands that wait for GPUs: the suite on many, and the same played on one."""
-    played = f"benchmarks/gpu/gpu.py --only {system}"
+    played = f"benchmarks/gpu/gpu.py --only versions,{system}"
     return "For GPUs, not run: " + ", ".join(
         f"`{command}`" for command in (suite, *([] if on_a_gpu(system) else [played]))
     )
 
 
-def table(system: str, found: dict[str, Any]) -> Shown:
+def table(system: str, found: dict[str, Any], result: str) -> Shown:
     """The table of a system; in brackets what was published."""
     faster = {row["model"]: row["faster"] for row in found["set-up"]}
     took = {(row["model"], row["what"]): row["of none"] for row in found["steps"]}
@@ -41,7 +41,7 @@ def table(system: str, found: dict[str, Any]) -> Shown:
         "One rank is played on one GPU: a step over one without communication, in brackets the published one. Links "
         f"are as much faster as the card is than a V100, {scales}."
     )
-    return Shown([RESULT], ["", *(setup.label for setup in setups)], rows, note)
+    return Shown([result], ["", *(setup.label for setup in setups)], rows, note)
 
 
 def _theirs(system: str, setup: Setup, way: str) -> float | None:
