@@ -557,7 +557,7 @@ def test_a_distributed_checkpoint_says_whose_momentum_a_memory_is():
     alone.load_state_dict(checkpoint.gather([checkpoint.pack({}, {}, 3, about(rank, momenta=saved.momenta))
                                              for rank in range(2)]))  # fmt: skip
     mesh: Any = SimpleNamespace(get_local_rank=lambda dim: 0, size=lambda dim: 1)
-    placed: Any = {"scale": SimpleNamespace(mesh=mesh, shard="shard 0 of 1")}
+    placed: Any = {"scale": SimpleNamespace(mesh=mesh, shard="shard 0 of 1", job="")}
     state = DistributedState(alone, placed, {})
     assert checkpoint.unpack(state.part(state.state_dict())).about.momenta == saved.momenta
 

@@ -281,7 +281,7 @@ def test_what_selects_nothing_is_refused(collective: SparseCommunicator, compres
     with pytest.raises(ValueError, match=type(compressor).__name__) as refusal:
         collective.check(compressor)
     assert partner in str(refusal.value)
-    assert collective.name in str(refusal.value)
+    assert collective.called in str(refusal.value)
 
 
 def test_what_a_refusal_names_is_not_refused():

@@ -26,7 +26,8 @@ def summed(old, gradient, at, live, decay, weight, HAS_OLD: tl.constexpr, HAS_GR
     # weight·gradient, and then the residual
     total = tl.zeros(at.shape, tl.float32)
     if HAS_GRADIENT:
-        total = tl.where(weight == 0, 0.0, tl.load(gradient + at, live, 0.0).to(tl.float32) * weight)
+        # not read where its weight is 0: 0·NaN is NaN
+        total = tl.load(gradient + at, live & (total + weight != 0), 0.0).to(tl.float32) * weight
     if HAS_OLD:
         total += tl.load(old + at, live, 0.0).to(tl.float32) * decay
     return total
