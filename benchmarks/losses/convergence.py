@@ -161,7 +161,8 @@ def rivals(slots: list[Slot]) -> list[Run]:
             Run(f"TopK {label}", whole), rows, Run(f"Interleaved {label}", gw.Interleaved(by_slice, whole)),
             Run(f"TopK, each tensor {label}", gw.TopK(matched(size, slots, each=True)), each=True),
         ]  # fmt: skip
-        assert all(abs(payload_bytes(run, slots) / size - 1) < 0.01 for run in rival)
+        # each tensor's entries are padded by themselves
+        assert all(abs(payload_bytes(run, slots) / size - 1) < 0.04 for run in rival)
         runs += rival
     return runs
 

@@ -22,7 +22,7 @@ class _Sum:
     def __init__(
         self, next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: float, n: int
     ) -> None:
-        self._parts = gradient_array(gradient_addresses(gradient if weight else None, n))
+        self._parts = gradient_array(gradient_addresses(gradient if float(weight) else None, n))
         kept, dtype = (0, 0) if old is None else typed_address("old", old, n)
         parts, count = addressof(self._parts), len(self._parts)
         self.struct = AddendsStruct(address("next", next, n), kept, parts, count, decay, weight, dtype)
