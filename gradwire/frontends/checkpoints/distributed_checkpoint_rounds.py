@@ -99,7 +99,7 @@ class DistributedRounds:
 
         def more_facts() -> dict[str, str]:
             progress.update(self._progress(shared, own))
-            inner.update(self._optimizer_state("inner", own, self._held(rounds.inner)))
+            inner.update(self._optimizer_state("inner", own, self._held(rounds.inner), rounds.inner))
             return rounds.facts(progress, inner)
 
         # all ranks meet, check all of it, and load memories; then rounds, and this replica's parameters
@@ -119,7 +119,11 @@ class DistributedRounds:
     def _progress(self, shared: Tensors, own: Tensors) -> dict[str, Any]:
         facts, anchors = said_by(shared[ROUND]), self._of("anchor", shared)
         held = self._held(self._rounds.outer)
-        progress = {"step": facts["step"], "anchors": anchors, "outer": self._optimizer_state("outer", shared, held)}
+        progress = {
+            "step": facts["step"],
+            "anchors": anchors,
+            "outer": self._optimizer_state("outer", shared, held, rounds.outer),
+        }
         means = self._of("mean", shared)
         sent = self._of("sent", own)
         fragments = self._rounds.fragments
@@ -184,7 +188,9 @@ class DistributedRounds:
             return placed.once(real(local(value)))
         return _refuse(value) if is_sharded(value) else value
 
-    def _optimizer_state(self, kind: str, saved: Tensors, held: Mapping[str, Tensor]) -> dict[str, Any]:
+    def _optimizer_state(
+        self, kind: str, saved: Tensors, held: Mapping[str, Tensor], optimizer: Optimizer
+    ) -> dict[str, Any]:
         """The inverse of `_optimizer`."""
         facts = json.loads(text_of(saved[kind]))
         state: dict[int, dict[str, Any]] = {}
@@ -198,6 +204,9 @@ class DistributedRounds:
                 state[index] = kept
         # JSON has made lists of tuples, such as Adam's betas
         groups = [{k: tuple(v) if isinstance(v, list) else v for k, v in group.items()} for group in facts["groups"]]
+        # what is a tensor here, such as a learning rate, stays one: sums with a number round otherwise
+        for group, here in zip(groups, optimizer.param_groups, strict=False):
+            group |= {k: torch.full_like(v, group[k]) for k, v in here.items() if isinstance(v, Tensor) and k in group}
         return {"state": state, "param_groups": groups}
 
     def _like(self, parameter: Tensor, name: str, saved: Tensor) -> Tensor:
