@@ -224,6 +224,8 @@ def test_a_reason_of_several_lines_is_reported_by_its_first(raised: str) -> None
     assert str(RankFailed(0, 1, stderr)) == f"rank 0 ended with exit code 1: {raised}"
     chained = stderr + stderr.replace(raised, "ValueError: the last")
     assert str(RankFailed(0, 1, chained)).endswith(": ValueError: the last")
+    indented = stderr + "[rank0]:   a: 1\n[rank0]: done: 3\n"
+    assert str(RankFailed(0, 1, indented)).endswith(f": {raised}")
 
 
 def test_ranks_that_take_too_long_are_ended(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ import signal
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]:(?!\[)\s*")
 """torch puts it before each line of a traceback."""
-_RAISED = re.compile(r"(?:\A|^\[rank\d+\]:  .*\n)\[rank\d+\]: (\w[\w.]*(?:: .*)?)$", re.MULTILINE)
-"""The exception behind a traceback's last frame, whose lines are indented; more lines of its message may follow."""
+_LAST_FRAME = re.compile(r'.*^\[rank\d+\]:   File "', re.MULTILINE | re.DOTALL)
+_RAISED = re.compile(r"^\[rank\d+\]: (\w[\w.]*(?:: .*)?)$", re.MULTILINE)
+"""An exception, behind the frames of its traceback; more lines of its message may follow."""
 
 
 class RankFailed(RuntimeError):
@@ -20,6 +21,6 @@ class RankFailed(RuntimeError):
         lines = stderr.splitlines()
         # gloo may abort a rank that has raised: then its last words are not the reason
         raised = [line for line in lines if _RANK_PREFIX.match(line)]
-        reasons: list[str] = _RAISED.findall("\n".join(raised))
-        last_line = reasons[-1] if reasons else _RANK_PREFIX.sub("", (raised or lines or [""])[-1])
+        reason = _RAISED.search(_LAST_FRAME.sub("", "\n".join(raised), count=1))
+        last_line = reason[1] if reason else _RANK_PREFIX.sub("", (raised or lines or [""])[-1])
         super().__init__(f"rank {rank} ended with {how}" + (f": {last_line}" if last_line else ""))
