@@ -1,6 +1,6 @@
 """Parts of a user's own that are not complete, or do not go together, are refused in one line that names them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import pytest
@@ -10,7 +10,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.plans import default_communicator
 from gradwire.tuner.candidate_plans import ways_of
-from tests.support.harness import slots_of
+from tests.support.harness import job, slots_of
 from tests.support.outside import Momentum, Truncated
 
 
@@ -18,10 +18,22 @@ class Bare(Truncated):
     pass
 
 
+@dataclass(frozen=True)
+class Listing(Truncated):
+    """With an option that has no hash."""
+
+    layers: list[str] = field(default_factory=list)
+
+
 class Undecorated(gw.SimpleCodec):
     """All of `Truncated`, without being a dataclass."""
 
     payload_bytes, compress, decompress = Truncated.payload_bytes, Truncated.compress, Truncated.decompress
+
+
+@dataclass
+class Thawed(Undecorated):
+    """Without frozen=True, and so without a hash."""
 
 
 @dataclass(frozen=True)
@@ -92,3 +104,10 @@ def test_a_codec_with_state_encodes_whole_groups_alone(codec: gw.Compressor):
         with pytest.raises(ValueError, match=r"parts of (a group|them); pair it with"):
             gw.Group(("w",), codec, R, parts)
     assert default_communicator(Truncated(), slots, 1000) == gw.ScatterReduce()
+
+
+@pytest.mark.parametrize("codec", [Thawed(), Listing()], ids=str)
+def test_parts_need_no_hash(codec: gw.Compressor):
+    slots = slots_of({"w": torch.empty(13, 5), "v": torch.empty(4, 4)})
+    with job(gw.Plan(tuple(gw.Group((slot.name,), codec, gw.Residual(), GATHER) for slot in slots)), slots, 2):
+        pass
