@@ -118,8 +118,8 @@ class Agreement:
         for group in plan.groups:
             if _alone([group.compressor]) > self._compared:
                 raise ValueError(
-                    f"the ranks did not compare their arithmetic for {group.compressor}, which the controller chose; have "
-                    "its may_send() return that"
+                    f"the ranks did not compare their arithmetic for {group.compressor}, which the controller chose; "
+                    "have its may_send() return that"
                 )
 
     def on(self, facts: Callable[[], Facts], call: str) -> None:
