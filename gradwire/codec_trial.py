@@ -21,13 +21,17 @@ def try_codec(compressor: FixedSizeCompressor, error_feedback: bool) -> None:
     if type(compressor).__module__.partition(".")[0] == "gradwire":
         return
     # the codecs of several rounds are the compressor's own affair
-    for codec, _ in compressor.messages(LAYOUT, 0):
-        if codec is compressor:
-            _try(codec, error_feedback and codec.decodes_means)
+    try:
+        own = [codec for codec, _ in compressor.messages(LAYOUT, 0) if codec is compressor]
+        sizes = [codec.group_bytes(LAYOUT, 0) for codec in own]
+    except Exception:  # it may know the layers of its own model alone
+        return
+    for codec, size in zip(own, sizes, strict=True):
+        _try(codec, size, error_feedback and codec.decodes_means)
 
 
-def _try(codec: Codec, error_feedback: bool) -> None:
-    name, size = type(codec).__name__, codec.group_bytes(LAYOUT, 0)
+def _try(codec: Codec, size: int, error_feedback: bool) -> None:
+    name = type(codec).__name__
     if not isinstance(size, Integral):
         raise ValueError(f"{name}.payload_bytes() returns {size!r}, no whole number of bytes; write e.g. -(-n // 8)")
     if not error_feedback:

@@ -98,14 +98,14 @@ def plan(
     from gradwire.lab.launch.lab_cluster import LabCluster
     from gradwire.lab.network.link import link_of
     from gradwire.lab.workloads import UserModel
-    from gradwire.tuner.candidate_plans import check_wanted
+    from gradwire.tuner.candidate_plans import check_rules, rules_by
 
     inside_hosts = {"gpus_per_host": gpus_per_host, "inside": inside, "latency_us": latency_us}
     others = {"different": different, "jitter": jitter, "slow_rank": slow_rank}
     played, ranks = _where(hosts, link, play, **inside_hosts, **others)
     # what cannot be is refused before ranks are started
     texts = texts_of("candidates", candidates)
-    check_wanted([candidate(text) for text in texts], fidelity, objective)
+    check_rules(rules_by([candidate(text) for text in texts], ()), fidelity, objective)
     own = UserModel(function=named(make))
     wanted = {"candidates": texts, "fidelity": fidelity, "objective": objective}
     wanted |= {"play": asdict(played) if played else None}

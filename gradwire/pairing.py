@@ -3,8 +3,8 @@
 from dataclasses import is_dataclass
 
 from gradwire.communicators import Communicator
-from gradwire.compressors import Compressor
-from gradwire.memories import RESIDUAL, Memory
+from gradwire.compressors import FP32, Compressor
+from gradwire.memories import RESIDUAL, Memory, NoMemory
 from gradwire.options import check_type
 
 
@@ -45,3 +45,16 @@ def check_parts(compressor: Compressor, memory: Memory, communicator: Communicat
                 f"{type(compressor).__name__} and {type(other).__name__} would both keep {min(kept)!r}, of which a "
                 "group has one; give the compressor's another name"
             )
+
+
+def dense_memory(memory: Memory) -> Memory:
+    """The memory of what travels dense beside groups that have this one. Raises ValueError where it refuses that."""
+    beside = memory.for_dense() or NoMemory()
+    try:
+        beside.check(FP32())
+    except ValueError as error:
+        raise ValueError(
+            f"{type(memory).__name__} keeps momentum, so biases and what else travels dense get it too, which it "
+            f"refuses ({error}); override its for_dense()"
+        ) from error
+    return beside

@@ -13,7 +13,7 @@ from gradwire.compressors import FP32, Compressor, FixedSizeCompressor
 from gradwire.memories import Memory, NoMemory, Residual
 from gradwire.ops.vectors import LONGEST
 from gradwire.options import Options, check_type, names
-from gradwire.pairing import check_parts
+from gradwire.pairing import check_parts, dense_memory
 from gradwire.plan_parts import WrittenPart, as_json, check_length, from_dict, groups_as_json, in_place, json_of
 from gradwire.slots import Layout, Slot
 
@@ -218,7 +218,7 @@ def uniform(
 def dense_group(names: tuple[str, ...], memory: Memory) -> Group:
     """A group that travels uncompressed beside others that have this memory, with the same momentum, if they have
     any."""
-    return Group(names, FP32(), memory.for_dense() or NoMemory(), AllReduce())
+    return Group(names, FP32(), dense_memory(memory), AllReduce())
 
 
 def default_memory(compressor: Compressor) -> Memory:

@@ -42,6 +42,14 @@ class WantsMore(Truncated):
         super().compress(x, payload, context)
 
 
+@dataclass(frozen=True)
+class ByLayer(Truncated):
+    """Knows the layers of its own model alone."""
+
+    def group_bytes(self, layout: gw.Layout, step: int) -> int:
+        return sum({"w": 2}[slot.name] * slot.numel for slot in layout.slots)
+
+
 @pytest.mark.parametrize(
     ("codec", "why"),
     [
@@ -57,7 +65,7 @@ def test_a_codec_that_loses_gradients_is_refused(codec: gw.Compressor, why: str)
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("codec", [Truncated(), WantsMore()], ids=str)
+@pytest.mark.parametrize("codec", [Truncated(), WantsMore(), ByLayer()], ids=str)
 def test_others_are_not_and_random_numbers_stay_as_they_are(codec: gw.Compressor):
     before = torch.get_rng_state()
     uniform(SLOTS, codec).check(SLOTS)

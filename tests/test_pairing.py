@@ -1,6 +1,6 @@
 """Parts of a user's own that are not complete, or do not go together, are refused in one line that names them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import pytest
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.plans import default_communicator
+from gradwire.plans import default_communicator, uniform
 from gradwire.tuner.candidate_plans import ways_of
-from tests.support.harness import slots_of
+from tests.support.harness import job, slots_of
 from tests.support.outside import Momentum, Truncated
 
 
@@ -18,10 +18,22 @@ class Bare(Truncated):
     pass
 
 
+@dataclass(frozen=True)
+class Listing(Truncated):
+    """With an option that has no hash."""
+
+    layers: list[str] = field(default_factory=list)
+
+
 class Undecorated(gw.SimpleCodec):
     """All of `Truncated`, without being a dataclass."""
 
     payload_bytes, compress, decompress = Truncated.payload_bytes, Truncated.compress, Truncated.decompress
+
+
+@dataclass
+class Thawed(Undecorated):
+    """Without frozen=True, and so without a hash."""
 
 
 @dataclass(frozen=True)
@@ -92,3 +104,31 @@ def test_a_codec_with_state_encodes_whole_groups_alone(codec: gw.Compressor):
         with pytest.raises(ValueError, match=r"parts of (a group|them); pair it with"):
             gw.Group(("w",), codec, R, parts)
     assert default_communicator(Truncated(), slots, 1000) == gw.ScatterReduce()
+
+
+@dataclass(frozen=True)
+class OnlySparse(Momentum):
+    def check(self, compressor: gw.Compressor) -> None:
+        super().check(compressor)
+        if not compressor.sparse:
+            raise ValueError("pair it with TopK()")
+
+
+class Averaging(OnlySparse):
+    keeps_momentum = False
+
+
+def test_a_memory_that_refuses_what_travels_dense_says_so():
+    slots = slots_of({"w": torch.empty(13, 5), "b": torch.empty(5)})
+    with pytest.raises(ValueError, match=r"OnlySparse keeps momentum.*pair it with TopK.*override its for_dense\(\)"):
+        uniform(slots, gw.TopK(0.1), OnlySparse())
+    # what is no momentum is kept for the rest alone, and searched
+    assert uniform(slots, gw.TopK(0.1), Averaging()).groups[-1].memory == gw.NoMemory()
+    gw.Auto([gw.Group((), gw.TopK(0.1), Averaging(), GATHER)])
+
+
+@pytest.mark.parametrize("codec", [Thawed(), Listing()], ids=str)
+def test_parts_need_no_hash(codec: gw.Compressor):
+    slots = slots_of({"w": torch.empty(13, 5), "v": torch.empty(4, 4)})
+    with job(gw.Plan(tuple(gw.Group((slot.name,), codec, gw.Residual(), GATHER) for slot in slots)), slots, 2):
+        pass

@@ -21,6 +21,7 @@ class AllGather(SummingCommunicator, recordable=True):
     SparseLoCo and DeMo does, not by that of all ranks, as the papers' formulas do: up to N times as much, where
     selections do not overlap."""
     sends_levels: ClassVar[bool] = True
+    decodes_all: ClassVar[bool] = True
 
     def check(self, compressor: Compressor) -> None:
         super().check(compressor)

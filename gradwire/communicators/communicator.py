@@ -21,6 +21,8 @@ class Communicator(Options, Recordable, ABC):
 
     sends_levels: ClassVar[bool] = False
     """Sends `MultiLevel`'s payloads."""
+    decodes_all: ClassVar[bool] = False
+    """Every rank decodes the payloads of all, which takes longer with more ranks."""
 
     def check(self, compressor: Compressor) -> None:
         """Raises ValueError, naming a pairing that works, for a compressor that this one cannot reduce."""

@@ -61,7 +61,8 @@ class Compressor(Options, Recordable, ABC):
     sized_by_elements: ClassVar[bool] = False
     """The bytes of a group follow from how many elements it has, not from the shapes or lengths of its slots."""
     carries_dense: ClassVar[bool] = False
-    """Sends biases and norm scales well enough beside the rest, so that these need no group of their own."""
+    """Sends biases and norm scales well enough beside the rest, so that these need no group of their own;
+    votes have none either."""
     local_arithmetic: ClassVar[bool] = False
     """Every rank computes by itself a result that must be equal on all ranks, so all need the same hardware."""
     multiplies: ClassVar[bool] = False

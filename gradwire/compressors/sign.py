@@ -77,7 +77,7 @@ class SignSGD(SimpleCodec, recordable=True):
 @dataclass(frozen=True)
 class Signum(SignSGD, recordable=True):
     """SignSGD with momentum: each rank votes with the sign of its gradients' running mean (Bernstein et al.,
-    ICLR 2019, https://arxiv.org/abs/1810.05291)."""
+    ICLR 2019, https://arxiv.org/abs/1810.05291). Use an optimizer without momentum: its own would count twice."""
 
     momentum: float = 0.9
     """The weight of the mean so far: 1 - momentum is that of a new gradient."""

@@ -83,7 +83,7 @@ class WarmUp(Controller):
             if self._warms(group) and group.memory.masks_sent:
                 raise ValueError(
                     f"the first dense={self.dense} steps send all, of which DGCMemory keeps no momentum; "
-                    "use WarmUp(dense=0)"
+                    "use WarmUp(dense=0), or DGCMemory(masking=False)"
                 )
         # which falls, where not all is sent
         most = max(ratio for ratio in ratios if ratio < 1)

@@ -67,7 +67,8 @@ def check_moves(plan: Plan) -> None:
 
 def sends_momentum(compressor: Compressor, memory: Memory | None) -> bool:
     """Whether what is decoded is made of momentum, or of what a memory of the user's keeps in its place."""
-    return compressor.is_update or (memory is not None and memory.keeps_momentum)
+    own = compressor.is_update or (compressor.sign_vote and bool(compressor.flat_state))
+    return own or (memory is not None and memory.keeps_momentum)
 
 
 def warn_of_momentum(plan: Plan, parameters: Mapping[str, Tensor], optimizer: Optimizer) -> None:

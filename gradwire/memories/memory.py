@@ -45,7 +45,7 @@ class Memory(Options, Recordable, ABC):
     @property
     def keeps_momentum(self) -> bool:
         """Whether it keeps more than the residual: what it sends is then momentum, or the like, in place of gradients,
-        for an optimizer that has none."""
+        for an optimizer that has none. Override it with False where what it keeps besides is no momentum."""
         return not {*self.flat_state} <= {RESIDUAL}
 
     def for_dense(self) -> "Memory | None":

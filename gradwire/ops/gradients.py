@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.matrices import Batch
-from gradwire.ops.vectors import Gradient, Scalar, leave_out
+from gradwire.ops.vectors import Gradient, Scalar
 from gradwire.slots import Layout, Slot
 from gradwire.torch_private.foreach import copy_each, largest_of, scale_each
 
@@ -144,9 +144,8 @@ class Gradients:
         }
 
     def scale(self, factor: Scalar) -> None:
-        """Multiplies the gradients by a factor, in place; 0 leaves zeros, also of NaN."""
+        """Multiplies the gradients by a factor, in place."""
         scale_each(self.tensors, factor)
-        leave_out(self.tensors, factor)
 
     def copy_to(self, out: Tensor) -> None:
         """Copies the gradients to out (n,), of any type."""

@@ -115,11 +115,11 @@ class Agreement:
 
     def check(self, plan: Plan) -> None:
         """Raises ValueError where the plan needs equal arithmetic on all ranks, and they have not compared it."""
-        for compressor in dict.fromkeys(group.compressor for group in plan.groups):
-            if _alone([compressor]) > self._compared:
+        for group in plan.groups:
+            if _alone([group.compressor]) > self._compared:
                 raise ValueError(
-                    f"the ranks did not compare their arithmetic for {compressor}, which the controller chose; have "
-                    "its may_send() return that"
+                    f"the ranks did not compare their arithmetic for {group.compressor}, which the controller chose; "
+                    "have its may_send() return that"
                 )
 
     def on(self, facts: Callable[[], Facts], call: str) -> None:
@@ -146,9 +146,13 @@ def _digest(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:12]
 
 
-def _groups(plans: Iterable[Plan]) -> Collection[Group]:
+def _groups(plans: Iterable[Plan]) -> Sequence[Group]:
     """All groups of these plans, each once."""
-    return dict.fromkeys(group for plan in plans for group in plan.groups)
+    found: list[Group] = []
+    for plan in plans:
+        # a user's parts may have no hash
+        found += [group for group in plan.groups if group not in found]
+    return found
 
 
 def _sent(groups: Iterable[Group], slots: Sequence[Slot], world: int) -> Facts:

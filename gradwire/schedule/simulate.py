@@ -281,6 +281,6 @@ def _name(compressor: Compressor) -> str:
 
 
 def _decoding(candidate: Candidate, times: float) -> Candidate:
-    if candidate.way.communicator.called != "AllGather":
+    if not candidate.way.communicator.decodes_all:
         return candidate
     return dataclasses.replace(candidate, decode=candidate.decode.times(times))

@@ -61,8 +61,7 @@ class Auto(Controller):
         rules: Sequence[Rule] = (),
     ) -> None:
         self.rules, self.fidelity = candidate_plans.rules_by(candidates, rules), fidelity
-        for rule in self.rules:
-            candidate_plans.check_wanted(rule.candidates, fidelity, objective)
+        candidate_plans.check_rules(self.rules, fidelity, objective)
         self.objective: Objective = objective
         self._may_be_dense = (objective == "progress" and not rules) or all(
             candidate_plans.may_be_dense(rule) for rule in self.rules

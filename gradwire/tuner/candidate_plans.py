@@ -66,10 +66,6 @@ def check_wanted(candidates: Sequence[Way], fidelity: float | None, objective: O
     if objective not in get_args(Objective):
         raise ValueError(f"objective={objective!r} is neither 'progress', per second, nor 'step', the shortest one")
     ways = [ways_of(candidate, 1)[0] for candidate in candidates]
-    classes = {type(part) for way in ways for part in (way.compressor, way.memory, way.communicator)}
-    names = [class_name(cls) for cls in classes]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"plans would call two classes of the candidates {twice}; rename one of them, or its file")
     # of votes alone the shortest step may be asked for, where no progress is compared
     only_votes = objective == "step" and all(way.compressor.sign_vote for way in ways)
     for compressor, memory in ((way.compressor, way.memory) for way in ways):
@@ -86,8 +82,20 @@ def check_wanted(candidates: Sequence[Way], fidelity: float | None, objective: O
         if memory.keeps_momentum:
             raise ValueError(
                 f"{memory} sends momentum, which the dense steps beside it have not; name the candidate with "
-                f"Residual(), or attach {compressor} with its memory alone"
+                f"Residual(), attach {compressor} with its memory alone, or override keeps_momentum where it is none"
             )
+
+
+def check_rules(rules: Sequence[Rule], fidelity: float | None, objective: Objective) -> None:
+    """Raises ValueError for what no plan can be chosen by, and where two classes of the rules' candidates have one
+    name, by which plans are written."""
+    for rule in rules:
+        check_wanted(rule.candidates, fidelity, objective)
+    ways = [ways_of(candidate, 1)[0] for rule in rules for candidate in rule.candidates]
+    classes = {type(part) for way in ways for part in (way.compressor, way.memory, way.communicator)}
+    names = [class_name(cls) for cls in classes]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"plans would call two classes of the candidates {twice}; rename one of them, or its file")
 
 
 def check_first(plan: Plan, rules: Sequence[Rule]) -> None:
@@ -103,7 +111,7 @@ def check_first(plan: Plan, rules: Sequence[Rule]) -> None:
 
 
 def unasked(candidates: Sequence[Way]) -> list[Way]:
-    """The candidates that a user's own need beside them: small slots travel dense."""
+    """The candidates that a user's own need beside them: small slots travel dense, but beside votes."""
     return [] if not candidates or any(compressor_of(each).is_cast for each in candidates) else [FP32()]
 
 

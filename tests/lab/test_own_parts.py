@@ -15,10 +15,12 @@ from gradwire.cli.early import configurations
 from gradwire.cli.scheduler_commands import candidates_of, read_job
 from gradwire.construct import text_of
 from gradwire.importing import imported
+from gradwire.lab.built_in_profiles import profile
 from gradwire.lab.catalogue import found
 from gradwire.lab.configuration import parse
 from gradwire.lab.jobs.plan_job import candidate
 from gradwire.notation import read_ways
+from gradwire.rules import Rule
 from tests.support.outside import Halving, InTurns, Momentum, SharedScale, Truncated
 from tests.support.warm import program
 
@@ -133,6 +135,10 @@ def test_candidates_of_one_name_are_refused(tmp_path: Path) -> None:
     one, other = (candidate(f"{tmp_path}/{version}/codec.py:Mine") for version in ("v1", "v2"))
     with pytest.raises(ValueError, match=r"two classes of the candidates codec\.py:Mine; rename one of them"):
         gw.Auto([gw.BF16(), one, other])
+    with pytest.raises(ValueError, match=r"two classes of the candidates codec\.py:Mine"):
+        gw.plan(profile, candidates=[f"{tmp_path}/{version}/codec.py:Mine" for version in ("v1", "v2")], hosts=2)
+    with pytest.raises(ValueError, match=r"two classes of the candidates codec\.py:Mine"):
+        gw.Auto(rules=[Rule("w*", (one,)), Rule("*", (other,))])
     assert gw.Auto([gw.BF16(), one, one.__class__(4)])
 
 

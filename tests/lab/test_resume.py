@@ -208,7 +208,7 @@ def compared(*texts: str, **recipe: Any) -> Comparison:
 
 @pytest.mark.parametrize(
     "text",
-    ["dgc:0.1+dgcmemory", "dion:0.5", "bf16;dim>1=dgc:0.1+dgcmemory", "plan:plan.json"],
+    ["dgc:0.1+dgcmemory", "dion:0.5", "signum", "bf16;dim>1=dgc:0.1+dgcmemory", "plan:plan.json"],
 )
 def test_momentum_that_the_optimizer_would_count_twice_is_refused(text: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -80,13 +80,6 @@ def test_means_are_multiplied_before_they_are_float16():
     assert torch.equal(torch.cat([tensor.flatten() for tensor in tensors]), expected)
 
 
-@pytest.mark.parametrize("nothing", [0.0, torch.tensor(0.0)], ids=["a number", "a tensor, as on a GPU"])
-def test_gradients_times_nothing_are_nothing(nothing: float | torch.Tensor):
-    tensors = [torch.full((slot.numel,), torch.nan) for slot in SLOTS]
-    Gradients.merged(Layout(tuple(SLOTS)), tensors).scale(nothing)
-    assert not any(tensor.any() for tensor in tensors)
-
-
 @pytest.mark.parametrize("compressor", [gw.PowerSGD(2), gw.ACPSGD(2)], ids=str)
 def test_batches_of_matrices_may_lie_in_several_tensors(compressor: gw.Compressor, monkeypatch: pytest.MonkeyPatch):
     means = []

@@ -1,7 +1,7 @@
 """Jobs on other clusters: the on_cluster profile's laws, the published set-up, and the commands from end to end."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -45,6 +45,12 @@ from gradwire.wire import ETHERNET
 from tests.support.harness import place_bytes
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
+
+
+@dataclass(frozen=True)
+class MyGather(gw.AllGather):
+    pass
+
 
 WAYS = (
     gw.Group((), gw.FP32(), gw.NoMemory(), gw.AllReduce()),
@@ -113,6 +119,11 @@ def test_decoding_an_all_gather_grows_with_the_payloads_and_nothing_else_does():
     growth = [t.decode(size) / c.decode(size) for t, c in zip(there.candidates, CANDIDATES, strict=True)]
     assert np.allclose(growth, np.array([1, 4, 1])[:, None])
     assert [t.encode for t in there.candidates] == [c.encode for c in CANDIDATES]
+    # a user's own kind of it as well
+    mine = replace(CANDIDATES[1], way=replace(WAYS[1], communicator=MyGather()))
+    job = replace(JOB, candidates=(mine,), collectives=over_link([mine], 4, 1e-4, 1e8))
+    (grown,) = on_cluster(job, Cluster(16, 100 * MBIT)).candidates
+    assert np.allclose(grown.decode(size), 4 * mine.decode(size))
 
 
 def test_an_all_reduce_is_a_ring_or_trees_whichever_is_faster():

@@ -126,7 +126,7 @@ class ReplicaExchange(GroupExchange):
             gradients.copy_to(x)
         if dtype == torch.float32:
             x.mul_(part)
-            leave_out([x], part)
+        leave_out([x], part)
         if self.stored.pending:
             self._add_pending(x, given)
         # the same collective on ranks that have nothing pending

@@ -107,7 +107,7 @@ def test_momentum_that_would_count_twice_is_warned_of(caplog: pytest.LogCaptureF
 
         return warned_of_momentum(caplog, make)
 
-    assert by(gw.DGC(0.1), gw.DGCMemory()) == by(gw.Dion(1 / 4)) == 1
+    assert by(gw.DGC(0.1), gw.DGCMemory()) == by(gw.Dion(1 / 4)) == by(gw.Signum()) == 1
     assert by(gw.DGC(0.1), gw.DGCMemory(), momentum=0) == by(gw.Dion(1 / 4), momentum=0) == 0
     assert by(gw.DGC(0.1)) == by(gw.SignSGD()) == 0
     assert by_rounds(gw.DGCMemory(), gw.Outer()) == 1
