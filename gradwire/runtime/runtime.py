@@ -175,7 +175,7 @@ class Runtime:
     # Between steps
 
     @contextmanager
-    def between_steps(self, call: str, patient: bool = False, **facts: object) -> Iterator[RunOnAll]:
+    def between_steps(self, call: str, patient: bool = False, /, **facts: object) -> Iterator[RunOnAll]:
         """Holds all ranks between two steps, on any thread, `patient` as a collective. Yields a function that runs a
         task on all. Raises ValueError, on all, where one is in backward, began other steps, or has other `facts`."""
         with ExitStack() as turn:

@@ -217,7 +217,7 @@ class LocalSteps(Wrapper):
         if rounds.step:
             return
         # a rank may be as late to its first step as to any round
-        with rounds.runtime.between_steps("the first step()", patient=True) as together:
+        with rounds.runtime.between_steps("the first step()", True) as together:
             if found := together(partial(differences, rounds.held()), []):
                 raise RuntimeError(f"replicas differ: {found[0]}; load the same weights on all ranks before step()")
         rounds.take_loaded()
