@@ -222,7 +222,7 @@ class Controller(Options, ABC):
 
     def state_dict(self) -> dict[str, Tensor]:
         """The state that the next decision depends on, equal on all ranks; not under Gradwire's own names: "plan",
-        "origin", "replicas", "kept replicas", "native" and "decided"."""
+        "origin", "replicas", "native" and "decided"."""
         return {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

@@ -91,7 +91,7 @@ class NullRuntime:
         return []
 
     @contextmanager
-    def between_steps(self, call: str, **facts: object) -> Iterator[RunOnAll]:
+    def between_steps(self, call: str, patient: bool = False, /, **facts: object) -> Iterator[RunOnAll]:
         """No other rank takes part."""
         yield lambda task, alone: alone
 

@@ -37,7 +37,7 @@ def held_by(optimizer: Optimizer) -> Iterable[nn.Parameter]:
 
 def check_alone(job: Runtime) -> None:
     """Ends the job where this is inside of a forward pass of DDP's, which averages its gradients as well."""
-    if averaged_over(job.owned):
+    if averaged_over(job.owned) > 1:
         job.refuse(
             "DistributedDataParallel averages the gradients of this model as well; train the model outside of it, or "
             "use gw.attach(ddp, gw.TopK(0.01)) instead"

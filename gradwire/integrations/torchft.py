@@ -127,7 +127,8 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
     `state`: what `exchange_state()` gave on this rank, where model and manager go on from.
 
     Without a state, the constructor waits for the others' next round and takes part in it with a pseudo-gradient of
-    zero; then it begins with the shared parameters. Raises ValueError as `Optimizer` does.
+    zero; then it begins with the shared parameters. So load weights before: later ones count as movement. Raises
+    ValueError as `Optimizer` does.
     """
 
     def __init__(

@@ -55,8 +55,7 @@ class Runtime:
     def __init__(
         self, plan: Callable[[], Plan], slots: Sequence[Slot], mesh: Mesh, device: torch.device, options: JobOptions
     ) -> None:
-        self.slots = list(slots)
-        self.mesh = mesh.for_job()
+        self.slots, self.mesh = list(slots), mesh.for_job()
         self._options = options
         self.sparse, self.rows = options.sparse, options.rows
         self.elastic, self.controlled = options.elastic, options.controller is not None
@@ -176,12 +175,13 @@ class Runtime:
     # Between steps
 
     @contextmanager
-    def between_steps(self, call: str, **facts: object) -> Iterator[RunOnAll]:
-        """For a call of all ranks together, on any thread; inside, no step is under way. Yields a function that runs a
+    def between_steps(self, call: str, patient: bool = False, /, **facts: object) -> Iterator[RunOnAll]:
+        """Holds all ranks between two steps, on any thread, `patient` as a collective. Yields a function that runs a
         task on all. Raises ValueError, on all, where one is in backward, began other steps, or has other `facts`."""
         with ExitStack() as turn:
             with self._first_error.fail_job_on():
-                turn.enter_context(self._step_lock.collective_call(call, facts, self._agreement.on))
+                agree = partial(self._agreement.on, patient=patient)
+                turn.enter_context(self._step_lock.collective_call(call, facts, agree))
             yield lambda task, alone: self._call(
                 partial(self._pipeline.agree, partial(task, self.mesh, self._executor.device))
             )

@@ -4,6 +4,7 @@
 """
 
 import copy
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -904,6 +905,12 @@ def weights_loaded_before_the_first_step_are_the_shared_ones() -> None:
     loaded, model = network(seed=1), network()
     optimizer = gw.LocalSteps(torch.optim.SGD(model.parameters(), 1e-4), model, gw.FP32(), inner_steps=2, fragments=2)
     model.load_state_dict(loaded.state_dict())
+    # to evaluate, to save and to compare as well
+    saved = optimizer.state_dict()["local_steps"]["anchors"]
+    assert all(torch.equal(saved[name], value) for name, value in loaded.named_parameters())
+    model.load_state_dict(loaded.state_dict())
+    with optimizer.shared_parameters():
+        assert torch.equal(flat(model), flat(loaded))
     train(model, 4, optimizer=optimizer)
     torch.testing.assert_close(flat(model), flat(loaded), rtol=0, atol=0.01)
     assert same_on_all_ranks(torch.cat([anchor.flatten() for anchor in optimizer._rounds.anchors.values()]))
@@ -912,4 +919,17 @@ def weights_loaded_before_the_first_step_are_the_shared_ones() -> None:
     optimizer = gw.LocalSteps(torch.optim.SGD(model.parameters(), 1e-4), model, gw.FP32(), inner_steps=2)
     if dist.get_rank() == 1:
         model.load_state_dict(network().state_dict())
+    refused(RuntimeError, "replicas differ: parameter '0.weight'", optimizer.handle.verify)
     refused(RuntimeError, "replicas differ: parameter '0.weight'", lambda: train(model, 1, optimizer=optimizer))
+
+
+@scenario(2)
+def the_first_step_waits_for_a_late_rank_as_long_as_a_round_does() -> None:
+    model = network()
+    optimizer = gw.LocalSteps(inner(model), model, inner_steps=2)
+    # no meeting of a call of all ranks would wait at all
+    optimizer._rounds.runtime._agreement._meeting._patience_s = 0.0
+    if dist.get_rank() == 1:
+        time.sleep(0.5)
+    train(model, 2, optimizer=optimizer)
+    assert same_on_all_ranks(flat(model))

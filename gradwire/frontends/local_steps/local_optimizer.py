@@ -20,7 +20,6 @@ from gradwire.frontends.checkpoints.distributed_checkpoint_rounds import Distrib
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.local_steps.fragments import FragmentedModel, Fragments, Schedule
 from gradwire.frontends.local_steps.outer import OuterOptimizer
-from gradwire.frontends.local_steps.round_state import copy_by_name
 from gradwire.frontends.local_steps.rounds import Rounds
 from gradwire.frontends.model_replica import replica_of
 from gradwire.frontends.options.choices import Choices
@@ -37,6 +36,7 @@ from gradwire.frontends.wrapper import Wrapper
 from gradwire.options import Options, called_as, one_line
 from gradwire.plans import Plan
 from gradwire.runtime.job_options import JobOptions
+from gradwire.runtime.replicas import differences
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private.compiled import uncompiled
 from gradwire.torch_private.fully_shard import is_fsdp
@@ -210,13 +210,17 @@ class LocalSteps(Wrapper):
         if self._fragments.grow(self._replica.trained.now_or_fail(self._rounds.runtime)):
             self._rounds.join(self._fragments.names, self._replica.local)
 
-    @torch.no_grad()
     def _begin(self) -> None:
-        """Makes the parameters the shared ones before the first step: weights may have been loaded since this was made.
-        Raises RuntimeError, on all ranks, where replicas have others."""
-        if not self._rounds.step:
-            copy_by_name(self._rounds.anchors, self._replica.local)
-            self.handle.verify()
+        """Before the first step, begins with the weights that were loaded since this was made. Raises RuntimeError, on
+        all ranks, where replicas have others."""
+        rounds = self._rounds
+        if rounds.step:
+            return
+        # a rank may be as late to its first step as to any round
+        with rounds.runtime.between_steps("the first step()", True) as together:
+            if found := together(partial(differences, rounds.held()), []):
+                raise RuntimeError(f"replicas differ: {found[0]}; load the same weights on all ranks before step()")
+        rounds.take_loaded()
 
     @contextmanager
     def shared_parameters(self) -> Iterator[None]:

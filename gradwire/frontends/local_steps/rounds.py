@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -131,8 +132,14 @@ class Rounds:
 
     def held(self) -> Mapping[str, Tensor]:
         """The shared parameters, and those of the inner optimizer that were frozen so far; this rank's own differ."""
-        frozen = {name: tensor for name, tensor in self._local.items() if name in self._trained.held()}
-        return {**frozen, **self.anchors}
+        held = {name: tensor for name, tensor in self._local.items() if name in self._trained.held()}
+        return {**held, **self.anchors} if self.step else held
+
+    @torch.no_grad()
+    def take_loaded(self) -> None:
+        """Makes the parameters the shared ones before the first step: weights may have been loaded into them."""
+        if not self.step:
+            copy_by_name(self.anchors, self._local)
 
     def unhook(self) -> None:
         """Ends the rounds."""
@@ -217,6 +224,7 @@ class Rounds:
     @contextmanager
     def shared_parameters(self) -> Iterator[None]:
         """A context in which parameters are the anchors."""
+        self.take_loaded()
         # the own values are set aside, and put back whatever happens inside
         own = [p.detach().clone() for fragment in self.fragments for p in fragment.parameters.values()]
         for fragment in self.fragments:
@@ -235,19 +243,14 @@ class Rounds:
 
     def progress(self) -> dict[str, Any]:
         """The state without memories; also of a job that has failed, whose lost fragments will be measured anew."""
+        self.take_loaded()
         # all fragments under way must have their means, which are saved
-        lost = {
-            index
-            for index, sent in self.under_way.items()
-            if sent.fence and not self.runtime.wait_for_means(sent.fence)
-        }
+        sent = {index: each.fence for index, each in self.under_way.items() if each.fence}
+        lost = {index for index, fence in sent.items() if not self.runtime.wait_for_means(fence)}
         for index in lost:
             self.fragments[index].lose()
-        state: dict[str, Any] = {
-            "step": self.step,
-            "anchors": copies(self.anchors),
-            **outer_state(self.outer, self.anchors),
-        }
+        outer = outer_state(self.outer, self.anchors)
+        state: dict[str, Any] = {"step": self.step, "anchors": copies(self.anchors), **outer}
         if self.schedule.eager:
             state["eager"] = [eager_state(fragment) for fragment in self.fragments]
         else:
