@@ -122,7 +122,7 @@ class DistributedRounds:
         progress = {
             "step": facts["step"],
             "anchors": anchors,
-            "outer": self._optimizer_state("outer", shared, held, rounds.outer),
+            "outer": self._optimizer_state("outer", shared, held, self._rounds.outer),
         }
         means = self._of("mean", shared)
         sent = self._of("sent", own)
