@@ -30,7 +30,7 @@ from torch.nn.utils import parameters_to_vector
 from benchmarks.losses.convergence import Clothes
 from benchmarks.losses.fidelity import Setting, rate
 from benchmarks.losses.row_selection import Run, Selection, Worker, count
-from benchmarks.shared.provenance import known_runs, save
+from benchmarks.shared.provenance import known_runs, save_more
 from benchmarks.shared.tables import markdown, middle
 from gradwire.lab.models import MODELS
 from gradwire.lab.workloads import FashionMnist, LanguageModel
@@ -99,7 +99,7 @@ def main() -> None:
         for run, lr in runs:
             measure(run, lr, task, seed, arguments)
     runs, asked = known_runs(arguments.save), list(asked_and_sent())
-    save(arguments.save, ranks=RANKS, runs=runs, asked=asked)
+    save_more(arguments.save, ranks=RANKS, runs=runs, asked=asked)
     print("\n\n".join(table(*key, runs) for key in dict.fromkeys((run["task"], run["steps"]) for run in runs)))
     print(markdown(("asked", *PUBLISHED), asked))
 
@@ -129,7 +129,7 @@ def measure(run: Run, lr: float, task: str, seed: int, arguments: argparse.Names
     if not any(key.items() <= other.items() for other in runs):
         runs.append(key | train(TASKS[task], run, lr, seed, arguments.steps))
         print(runs[-1], flush=True)
-        save(arguments.save, ranks=RANKS, runs=runs)
+        save_more(arguments.save, ranks=RANKS, runs=runs)
 
 
 def train(setting: Setting, run: Run, lr: float, seed: int, steps: int) -> dict[str, float]:

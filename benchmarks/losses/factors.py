@@ -32,7 +32,7 @@ from torch import Tensor, nn
 import gradwire as gw
 from benchmarks.losses.feedback import Code, against_dense, nearest, stochastic
 from benchmarks.losses.fidelity import rate
-from benchmarks.shared.provenance import known_runs, save
+from benchmarks.shared.provenance import known_runs, save_more
 from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.tables import markdown
 from gradwire.lab.workloads import LanguageModel
@@ -157,7 +157,7 @@ def main() -> None:
         runs = known_runs(FILE)
         if not any(about.items() <= run.items() for run in runs):
             found = in_ranks(about) if arguments.engine else play(way, seed, arguments.optimizer, arguments.workers)
-            save(FILE, runs=[*runs, about | found])
+            save_more(FILE, runs=[*runs, about | found])
     print(tables())
 
 

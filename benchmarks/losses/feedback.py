@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.losses.fidelity import STEPS, TASKS, rate
-from benchmarks.shared.provenance import known_runs, save
+from benchmarks.shared.provenance import known_runs, save_more
 from benchmarks.shared.tables import markdown
 
 RANKS = 2
@@ -311,7 +311,7 @@ def main() -> None:
         if (way, int(seed)) in {(run["way"], run["seed"]) for run in runs} or (way in STATES and "adamw" not in task):
             continue
         runs.append({"task": task, "way": way, "seed": int(seed)} | train(task, way, int(seed)))
-        save(f"feedback_{task}.json", runs=runs)
+        save_more(f"feedback_{task}.json", runs=runs)
         print(f"{task}, seed {seed}, {way}: {runs[-1]}", flush=True)
     print("\n\n".join(map(table, arguments.tasks.split(","))))
 

@@ -29,7 +29,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.shared.provenance import RESULTS, known_runs, save
+from benchmarks.shared.provenance import RESULTS, known_runs, save_more
 from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.rates import up_and_down
 from gradwire.lab.configuration import parse
@@ -149,7 +149,7 @@ def job(arguments: argparse.Namespace) -> None:
         results.append(found)
         if dist.get_rank() == 0:
             print(f"{task} {seed} {name} at {lr}: {found['loss']:.4f}, {found['bytes']:.0f} bytes", end="", flush=True)
-            save(arguments.save, ranks=RANKS, runs=results)
+            save_more(arguments.save, ranks=RANKS, runs=results)
             if arguments.save == FILE:
                 picture(arguments.steps, results).savefig(RESULTS / "fidelity.png", dpi=130)
 

@@ -26,7 +26,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[2]))
 
 import gradwire as gw
-from benchmarks.shared.provenance import known_runs, save
+from benchmarks.shared.provenance import known_runs, save_more
 from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.tables import markdown
 
@@ -72,7 +72,7 @@ def main() -> None:
             continue
         runs = collect(__file__, ["--cases", case, "--seeds", str(seed)], RANKS, "loopback")
         rows += [{"case": case, "link": link, "seed": seed} | compared(runs, case, link) for link in LINKS]
-        save("gravac.json", rows=rows)
+        save_more("gravac.json", rows=rows)
     print(table(rows))
 
 

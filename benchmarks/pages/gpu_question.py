@@ -110,7 +110,7 @@ def _layers(found: dict[str, Any]) -> Shown:
         for name in ("TopK 1 %", "EFSignSGD")
         for how in ("recorded", "computed")
     ]
-    note = "ResNet-50 at 10 Gbit/s, one round: the groups of the default plan, of one tensor, and one."
+    note = "ResNet-50 at 10 Gbit/s, one round: default groups, one a tensor, and one."
     return Shown([], ["", *KINDS], cells, note)
 
 

@@ -28,8 +28,8 @@ def played() -> Page:
     )
     models = " and ".join(dict.fromkeys(row["model"] for row in rows))
     note = (
-        f"Medians of steps of {models}. Real ranks share two cores with their sockets' work and wait for the "
-        "slowest; played ones do neither."
+        f"Medians of steps of {models}. Real ranks share two cores with their sockets and wait for the "
+        "slowest; played ones do not."
     )
     return Page("played", "Is a played cluster true?", verdict, [Shown(files, columns, table, note)])
 

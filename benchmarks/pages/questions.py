@@ -145,9 +145,12 @@ def losses() -> Page:
     rows = [[name.replace(" %", "%"), sent[name, "text"], cell(name, "text"), cell(name, "images")] for name in kept]
     near = [sum(each[task] <= 2 for each in middles.values()) for task in ("text", "images")]
     verdict = f"{near[0]} of {len(kept)} compressors end within 2% of dense on text, {near[1]} on images."
-    note = "Held-out loss, equal steps, median of three seeds; LSTM, perceptron on Fashion-MNIST."
+    note = (
+        "Held-out, equal steps, median of three seeds; LSTM, perceptron on Fashion-MNIST. Since then "
+        "biases vote, and have DGC's momentum."
+    )
     shown = Shown(["convergence"], ["compressor", "fewer bytes", "text", "images"], rows, note)
-    more = "At equal bytes: [Loss against bytes](../fidelity.md)."
+    more = "[At equal bytes](../fidelity.md)."
     return Page("losses", "What does compressing cost in loss?", verdict, [shown], more)
 
 

@@ -21,14 +21,20 @@ RENAMED = {"controllers.py --part lgreco": "lgreco.py"}
 def save(name: str, **found: Any) -> None:
     """Writes benchmarks/results/`name`, with its date, commit, machine and command."""
     RESULTS.mkdir(exist_ok=True)
-    origin = {
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(),
-        "machine": machine(),
-        "command": command(),
-    }
-    (RESULTS / name).write_text(json.dumps(origin | found, indent=1) + "\n")
+    (RESULTS / name).write_text(json.dumps(_origin() | found, indent=1) + "\n")
     print(f"\nwritten to {RESULTS / name}")
+
+
+def save_more(name: str, **found: Any) -> None:
+    """As `save`, where the rows that the result has already are among these: it keeps their origins, too."""
+    path = RESULTS / name
+    before = origins(json.loads(path.read_text())) if path.exists() else []
+    save(name, **found, earlier=[each for each in before if each != _origin()])
+
+
+def _origin() -> dict[str, Any]:
+    """The date, and this run's commit, machine and command."""
+    return {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "machine": machine(), "command": command()}
 
 
 def origins(result: dict[str, Any]) -> list[dict[str, Any]]:
