@@ -49,7 +49,7 @@ def _try(codec: Codec, size: int, error_feedback: bool) -> None:
 
 
 def _sent_and_left(codec: Codec, x: Tensor, size: int) -> Tensor:
-    """What a rank alone decodes of x (n,), and what it leaves of it, in one sum."""
+    """The gradient that one rank decodes after it has encoded x (n,), plus the residual that encoding left in x."""
     context, vector, sent = context_for(LAYOUT, codec, x.device), LazySum.of(x.clone()), torch.full_like(x, torch.nan)
     payload = torch.zeros(size, dtype=torch.uint8, device=x.device)
     # random numbers of the training stay as they are

@@ -105,12 +105,8 @@ def published(name: str, batch: int, size: int) -> Model:
     """A model of the table of published ones, on so many samples of `size` tokens, or pixels on a side."""
     row = PUBLISHED[name]
     images = row.data == "images"
-    small = {
-        "layers": len(row.stages),
-        "length": 32,
-        "width": max(8, row.widths[0]),
-        "outputs": 1000 if images else 500,
-    }
+    small = {"layers": len(row.stages), "length": 32, "width": max(8, row.widths[0])}
+    small |= {} if images else {"outputs": 500}
 
     def build(tiny: bool) -> nn.Module:
         sizes = row.sized(**small) if tiny else row.sized(length=size)

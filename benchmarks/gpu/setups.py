@@ -1,4 +1,4 @@
-"""What the published systems measured on clusters of GPUs: models, clusters and ways, and how long a V100 takes for a
+"""Set-ups in which the published systems were measured: model, cluster and compressors, and the time of a V100 for a
 step without communication.
 
 That time follows by operations from the figures that NVIDIA publishes for two models in float32
@@ -40,7 +40,7 @@ TOKENS = ("bert-base", "bert-large", "gpt2-large", "lstm")
 
 
 class Setup(NamedTuple):
-    """What was measured: a model on so many samples of a size, on a cluster, in these ways."""
+    """One measurement of a published system: a model, its batch, the cluster, and the configurations compared."""
 
     model: str
     batch: int
@@ -56,7 +56,7 @@ class Setup(NamedTuple):
 
     @property
     def where(self) -> str:
-        """What tells its rows from those of other set-ups of the system."""
+        """A suffix for names of its rows, for a system's set-ups compare the same configurations."""
         return f", {self.model} on {self.cluster.ranks} ranks"
 
     def scaled(self, faster: float) -> Cluster:

@@ -17,10 +17,11 @@ from benchmarks.gpu.configurations import CONFIGURATIONS
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.models import Model
 from gradwire.lab.configuration import parse
+from gradwire.lab.play_spec import PlaySpec
+from gradwire.lab.played_cluster import PlayedCluster
 from gradwire.lab.rate import Rate
 from gradwire.schedule.simulate import Cluster
 from gradwire.transports import Mesh, Pending
-from gradwire.transports.played_group import PlayedGroup
 
 UNLIMITED = 1e15
 ALONE = Cluster(8, UNLIMITED, latency_s=30e-6)
@@ -70,25 +71,23 @@ class Training:
     ) -> None:  # fmt: skip
         self.name, self._device, self._model = name, device, model
         torch.manual_seed(0)
-        ranks, *speed = cluster.network
-        self.card = CountingCard(*speed)
+        played = PlayedCluster(PlaySpec(cluster), card=CountingCard)
+        self.card: Any = played.card
         with device.device:
             module = model.build(device.tiny).to(device.device)
         self._batches = [tuple(x.to(device.device) for x in model.batch(device.tiny)) for _ in range(BATCHES)]
-        # DDP and torch's hooks have the same card behind them, in a ring of all ranks
+        # DDP and torch's hooks have the same card behind them
         self._configuration = None if name in NATIVE else parse(TEXTS.get(name, name))
         bucket_mb: Any = self._configuration.bucket_mb if self._configuration else None
         self._ddp = DistributedDataParallel(
-            module, process_group=PlayedGroup(gw.Played(cluster.ranks, self.card, ranks)), broadcast_buffers=False,
-            gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb,
+            module, process_group=played.group, broadcast_buffers=False, gradient_as_bucket_view=True,
+            bucket_cap_mb=bucket_mb,
         )  # fmt: skip
-        inside = gw.Card(cluster.inside_latency_s, cluster.inside_bytes_per_s)
-        between, per_host = gw.Played(ranks, self.card), cluster.ranks // ranks
-        self.handle = self._reduced_by(between.by_host(per_host, inside) if per_host > 1 else between, records)
+        self.handle = self._reduced_by(played.mesh, records)
         self._optimizer = torch.optim.AdamW(self._ddp.parameters(), lr=1e-5, fused=device.is_gpu)
         self._number, self.loss = 0, torch.zeros(())
 
-    def _reduced_by(self, transport: Mesh | gw.Played, records: bool) -> gw.Handle | None:
+    def _reduced_by(self, transport: Mesh, records: bool) -> gw.Handle | None:
         # read when the first step arranges its groups
         os.environ["GRADWIRE_GRAPHS"] = "1" if records else "0"
         if self._configuration is None:

@@ -1,4 +1,4 @@
-"""What the published systems measured, again on one GPU: a table for their pages, or which command waits for a GPU."""
+"""The part of a published system's page about one GPU: a table of step times, or the command that has yet to run."""
 
 from typing import Any
 

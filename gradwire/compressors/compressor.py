@@ -101,7 +101,7 @@ class Compressor(Options, Recordable, ABC):
 
     @property
     def takes_parts(self) -> bool:
-        """Whether parts of a group can be encoded by themselves: a part of the state is nobody's."""
+        """Whether parts of a group can be encoded by themselves. State is kept for whole groups, so not with any."""
         return self.divisible and (self.own_collectives or not self.state_names)
 
     def phase(self, step: int) -> int:

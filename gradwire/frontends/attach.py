@@ -100,26 +100,7 @@ def _check_wrapper(model: nn.Module) -> None:
 def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
     if not is_ddp(ddp):
         return _attach_alone(ddp, choices)
-    if ddp.mixed_precision is not None:
-        raise ValueError("DDP(mixed_precision=...) takes the hook that Gradwire needs; use torch.autocast instead")
-    # DDP waits for a future of its first bucket, and a step ends with its last one
-    if skips_unused(ddp):
-        raise ValueError(
-            "DDP(skip_all_reduce_unused_params=True) hands no unused bucket over; leave it out, "
-            "find_unused_parameters=True will do"
-        )
-    if steps_in_backward(ddp):
-        raise ValueError(
-            "optimizers step this DDP's parameters in backward, for which it takes the hook that Gradwire needs; step "
-            "them after backward()"
-        )
-    if reduces_in_python(ddp):
-        raise ValueError('DDP was made under optimize_ddp = "python_reducer", without buckets; make it without that')
-    if choices.find_unused_parameters and not ddp.find_unused_parameters:
-        raise ValueError(
-            "find_unused_parameters=True is DDP's own option; pass it to DistributedDataParallel(model, "
-            "find_unused_parameters=True)"
-        )
+    _check_ddp(ddp, choices)
     # the parameters in DDP's buckets, which it chose when it was made
     managed, module = managed_by(ddp), module_in(ddp)
     front_end = DDPFrontEnd.of(ddp)
@@ -153,6 +134,30 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
     wait_for_delayed(ddp)
     forked.finalize(ddp, _let_go, front_end)
     return Handle(runtime, front_end, remark=front_end.left_alone)
+
+
+def _check_ddp(ddp: DistributedDataParallel, choices: StepChoices) -> None:
+    """Raises ValueError, naming what works, for a DDP whose own options rule out Gradwire's hook."""
+    if ddp.mixed_precision is not None:
+        raise ValueError("DDP(mixed_precision=...) takes the hook that Gradwire needs; use torch.autocast instead")
+    # DDP waits for a future of its first bucket, and a step ends with its last one
+    if skips_unused(ddp):
+        raise ValueError(
+            "DDP(skip_all_reduce_unused_params=True) hands no unused bucket over; leave it out, "
+            "find_unused_parameters=True will do"
+        )
+    if steps_in_backward(ddp):
+        raise ValueError(
+            "optimizers step this DDP's parameters in backward, for which it takes the hook that Gradwire needs; step "
+            "them after backward()"
+        )
+    if reduces_in_python(ddp):
+        raise ValueError('DDP was made under optimize_ddp = "python_reducer", without buckets; make it without that')
+    if choices.find_unused_parameters and not ddp.find_unused_parameters:
+        raise ValueError(
+            "find_unused_parameters=True is DDP's own option; pass it to DistributedDataParallel(model, "
+            "find_unused_parameters=True)"
+        )
 
 
 def _no_native(ddp: DistributedDataParallel, choices: StepChoices) -> str:

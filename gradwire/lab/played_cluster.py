@@ -21,19 +21,19 @@ class PlayedCluster:
     """The transports by which a process plays one rank of a cluster, whose host's card has a speed that may change,
     and what the others do."""
 
-    def __init__(self, spec: PlaySpec, seed: int = 0) -> None:
+    def __init__(self, spec: PlaySpec, seed: int = 0, card: type[Card] = Card) -> None:
         self.cluster = spec.cluster
         self._others = spec.others
         self._seed = seed
         cluster = spec.cluster
         inside = Card(cluster.inside_latency_s, cluster.inside_bytes_per_s)
         self.hosts, *self._speed = cluster.network
-        self.card, per_host = Card(*self._speed), cluster.ranks // self.hosts
+        self.card, per_host = card(*self._speed), cluster.ranks // self.hosts
         # Gradwire's own collectives, and those of DDP and torch's hooks
         self._between = Played(self.hosts, self.card)
         self.mesh = self._between.by_host(per_host, inside) if per_host > 1 else Mesh.of(self._between)
         self._flat = Played(cluster.ranks, self.card, self.hosts)
-        self._group = PlayedGroup(self._flat)
+        self.group = PlayedGroup(self._flat)
         # a card that is busy while this rank would wait for the slowest one
         self._slowest = Card(0.0, inf)
 
@@ -59,7 +59,7 @@ class PlayedCluster:
 
     def peers(self, real: Peers) -> Peers:
         """The ranks as the one that is played sees them."""
-        return replace(real, rank=0, world=self.cluster.ranks, transport=self.mesh, group=self._group)
+        return replace(real, rank=0, world=self.cluster.ranks, transport=self.mesh, group=self.group)
 
     def sent(self) -> Counter[tuple[SentCollective, int]]:
         """How often each collective was sent over the card so far, with how many ranks of a host took part."""

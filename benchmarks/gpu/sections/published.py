@@ -1,4 +1,4 @@
-"""What the published systems measured on clusters of GPUs, with one rank of them that is played on this one.
+"""Measurements of the published systems on clusters of GPUs, repeated on one GPU, which plays one of their ranks.
 
 This card computes faster than a V100, so latencies and links are as much faster: as a step without communication is.
 So `of none` can be compared with the published ratios: 100 / `of none` is Cupcake's scaling factor in percent.

@@ -99,7 +99,7 @@ class DistributedRounds:
 
         def more_facts() -> dict[str, str]:
             progress.update(self._progress(shared, own))
-            inner.update(self._optimizer_state("inner", own, self._held(rounds.inner), rounds.inner))
+            inner.update(self._optimizer_state("inner", own, rounds.inner))
             return rounds.facts(progress, inner)
 
         # all ranks meet, check all of it, and load memories; then rounds, and this replica's parameters
@@ -118,12 +118,8 @@ class DistributedRounds:
 
     def _progress(self, shared: Tensors, own: Tensors) -> dict[str, Any]:
         facts, anchors = said_by(shared[ROUND]), self._of("anchor", shared)
-        held = self._held(self._rounds.outer)
-        progress = {
-            "step": facts["step"],
-            "anchors": anchors,
-            "outer": self._optimizer_state("outer", shared, held, self._rounds.outer),
-        }
+        outer = self._optimizer_state("outer", shared, self._rounds.outer)
+        progress = {"step": facts["step"], "anchors": anchors, "outer": outer}
         means = self._of("mean", shared)
         sent = self._of("sent", own)
         fragments = self._rounds.fragments
@@ -188,14 +184,12 @@ class DistributedRounds:
             return placed.once(real(local(value)))
         return _refuse(value) if is_sharded(value) else value
 
-    def _optimizer_state(
-        self, kind: str, saved: Tensors, held: Mapping[str, Tensor], optimizer: Optimizer
-    ) -> dict[str, Any]:
+    def _optimizer_state(self, kind: str, saved: Tensors, optimizer: Optimizer) -> dict[str, Any]:
         """The inverse of `_optimizer`."""
         facts = json.loads(text_of(saved[kind]))
         state: dict[int, dict[str, Any]] = {}
         # tensors of this parameter, like this rank's own
-        for index, (name, parameter) in enumerate(held.items()):
+        for index, (name, parameter) in enumerate(self._held(optimizer).items()):
             prefix = key_of(name, f"{kind}/")
             kept = {
                 k.removeprefix(prefix): self._like(parameter, name, t) for k, t in saved.items() if k.startswith(prefix)

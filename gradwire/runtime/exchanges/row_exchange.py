@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.collective import ALIGNED, Gather, Message, aligned
 from gradwire.compressors import Reduction
-from gradwire.ops.vectors import leave_out
+from gradwire.ops.vectors import Scalar, leave_out
 from gradwire.plans import Group
 from gradwire.runtime.exchanges.exchange import GroupExchange, JobContext
 from gradwire.runtime.exchanges.group_input import GroupInput
@@ -104,11 +104,11 @@ class RowExchange(GroupExchange):
     def _weighted(self, i: int, gradient: Tensor, given: GroupInput) -> Rows:
         """The rows of a slot that this rank sends: its part of the mean, and with a memory their errors before."""
         indices, rows = _rows(gradient)
-        weight = given.weight(self._world) if self._feeds_back else given.part(self._world)
-        rows = (rows.to(torch.float32) if self._feeds_back else rows) * weight
-        leave_out([rows], weight)
-        if self._feeds_back:
-            rows = self._memory.read(self.stored.slots[i], indices).add_(rows)
+        if not self._feeds_back:
+            rows = _times(rows, given.part(self._world))
+        else:
+            residual = self._memory.read(self.stored.slots[i], indices)
+            rows = residual.add_(_times(rows.to(torch.float32), given.weight(self._world)))
         # codes would hide what is not finite
         self.nonfinite.masked_fill_(~rows.isfinite().all(), torch.nan)
         return indices, rows
@@ -163,6 +163,13 @@ def _rows(gradient: Tensor) -> Rows:
     gradient = gradient.detach()
     rows = (gradient if gradient.is_sparse and gradient.sparse_dim() == 1 else gradient.to_sparse(1)).coalesce()
     return rows.indices()[0], rows.values()
+
+
+def _times(rows: Tensor, weight: Scalar) -> Tensor:
+    """The rows times a weight; zeros where that is 0, also of NaN."""
+    weighted = rows * weight
+    leave_out([weighted], weight)
+    return weighted
 
 
 def _sum(parts: Sequence[Rows]) -> Rows:
