@@ -194,7 +194,7 @@ FAULTS = [
     Fault("runtime/worker/executor.py", "(self._spoilt, non_blocking=True)", "(self._spoilt)"),
     Fault("runtime/steps/used_slots.py", "used.clamp_(max=1)", "used.clamp_(min=1)"),
     Fault("runtime/exchanges/exchange.py", "        self.input.gradients.poison()\n", "        pass\n"),
-    Fault("runtime/exchanges/row_exchange.py", "else given.part(self._world)", "else 1.0"),
+    Fault("runtime/exchanges/row_exchange.py", "_times(rows, given.part(self._world))", "_times(rows, 1.0)"),
     Fault("runtime/exchanges/row_exchange.py", "rows.sum(dtype=torch.float32) * 0", "0"),
     Fault("rules.py", "return value < limit if", "return value <= limit if"),
     Fault("runtime/steps/steps.py", "            if self.over and not last:\n", "            if False:\n"),
