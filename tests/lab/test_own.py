@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from gradwire.lab.configuration import parse
 from gradwire.lab.doctor import training_step
 from gradwire.lab.launch.rank_job import Log, Peers, Spec
 from gradwire.lab.launch.runner import _Joined
-from gradwire.lab.workloads import UserModel
+from gradwire.lab.workloads import Digits, Task, UserModel
 from gradwire.lab.workloads.make_task import make_task
 from tests.support.cases import CASES
 from tests.support.warm import program
@@ -210,20 +211,20 @@ def shuffled():
     return parts(lambda rank, world: torch.utils.data.DataLoader(torch.arange(64), 64, shuffle=True))
 
 
-def unused():
-    def loss(model, batch):
-        raise RuntimeError(batch)
-
-    return *make()[:2], loss
+class Unused(torch.nn.Module):
+    def forward(self, inputs, *targets):
+        raise RuntimeError(inputs)
 
 
-def test_a_parameter_without_a_gradient_is_answered_in_one_line() -> None:
-    """DDP advises an option that the lab has not."""
-    task, words = UserModel(function=named(unused)), "Expected to have finished reduction\nfind_unused_parameters=True"
-    with pytest.raises(ValueError, match=r"a parameter had no gradient in the last step; freeze those that the loss"):
-        task.training_loss(torch.nn.Linear(2, 1), words)
+@pytest.mark.parametrize("build", [lambda: UserModel(function=named(make)), Digits], ids=["own", "digits"])
+def test_a_parameter_without_a_gradient_is_answered_in_one_line(build: Callable[[], Task]) -> None:
+    """DDP advises an option that the lab does not have."""
+    task = build()
+    words = "Expected to have finished reduction\nfind_unused_parameters=True"
+    with pytest.raises(ValueError, match=r"a parameter of the model had no gradient in the last step; freeze those"):
+        task.training_loss(Unused(), (words, None))
     with pytest.raises(RuntimeError, match="another mistake"):
-        task.training_loss(torch.nn.Linear(2, 1), "another mistake")
+        task.training_loss(Unused(), ("another mistake", None))
 
 
 def test_the_generator_of_gpus_is_left_to_the_training(monkeypatch: pytest.MonkeyPatch) -> None:

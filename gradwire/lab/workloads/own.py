@@ -106,18 +106,9 @@ class UserModel(Task):
             raise ValueError(f"{self.function}: batches(rank, world) has no length and so no epochs: give --steps")
         return len(batches)  # pyright: ignore[reportArgumentType]
 
-    def training_loss(self, model: nn.Module, batch: Any) -> Tensor:
-        try:
-            with _named(self.function):
-                loss = self._made.loss(model, batch)
-        except RuntimeError as error:
-            # DDP's advice is an option that the lab has not
-            if "find_unused_parameters" not in str(error):
-                raise
-            raise ValueError(
-                f"{self.function}: a parameter had no gradient in the last step; freeze those that the loss does not "
-                "use, by requires_grad_(False)"
-            ) from error
+    def batch_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        with _named(self.function):
+            loss = self._made.loss(model, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
             raise ValueError(f"{self.function}: loss(model, batch) gives {_form(loss)}, not one number: {_CALL}")
         return loss
@@ -136,7 +127,7 @@ class UserModel(Task):
 
     def scores(self, model: nn.Module, batch: Any) -> list[float]:
         """The sum of the batches' losses."""
-        return [sum(self.training_loss(model, each).item() for each in batch), len(batch)]
+        return [sum(self.batch_loss(model, each).item() for each in batch), len(batch)]
 
     def figures(self, sums: list[float]) -> dict[str, float]:
         """The mean over the batches; nothing where none are held out."""

@@ -95,7 +95,21 @@ class Task(ABC):
         return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
     def training_loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The mean loss of a batch that lies where the model does."""
+        """The mean loss of a batch that lies where the model does. Raises ValueError where the step before left a
+        parameter of a DDP model without a gradient."""
+        try:
+            return self.batch_loss(model, batch)
+        except RuntimeError as error:
+            # DDP advises an option that the lab does not have
+            if "find_unused_parameters" not in str(error):
+                raise
+            raise ValueError(
+                "a parameter of the model had no gradient in the last step; freeze those that the loss does not use, "
+                "by requires_grad_(False)"
+            ) from error
+
+    def batch_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """The mean loss of a batch, as `training_loss` has it."""
         inputs, targets = batch
         return self.loss(model(inputs), targets)
 
