@@ -27,7 +27,6 @@ from gradwire.torch_private.process_groups import world_size
 from gradwire.torch_private.reducer import (
     is_ddp,
     managed_by,
-    module_in,
     reduces_in_python,
     shard_in,
     skips_unused,
@@ -102,7 +101,7 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
         return _attach_alone(ddp, choices)
     _check_ddp(ddp, choices)
     # the parameters in DDP's buckets, which it chose when it was made
-    managed, module = managed_by(ddp), module_in(ddp)
+    managed, module = managed_by(ddp), ddp.module
     front_end = DDPFrontEnd.of(ddp)
     if not (present := {*module.parameters()}):
         raise ValueError(

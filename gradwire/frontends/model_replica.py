@@ -19,6 +19,7 @@ from gradwire.frontends.trained import TrainedParameters, on_one_device
 from gradwire.frontends.values import local
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot, real
+from gradwire.torch_private.compiled import named_parameters
 from gradwire.torch_private.fully_shard import fsdp_groups, is_fsdp, only_inside_replicas
 from gradwire.torch_private.process_groups import world_size
 from gradwire.torch_private.reducer import averaged_over
@@ -80,7 +81,7 @@ def replica_of(
 def _sharded(model: nn.Module, mesh: DeviceMesh | None, optimizer: Optimizer | None) -> ModelReplica:
     trained, mesh = shards_front_end.checked_replicas(model, mesh, optimizer)
     parameters = trained.fit if optimizer else trained.parameters()
-    others = trained.others if optimizer else dict(model.named_parameters()).keys() - parameters.keys()
+    others = trained.others if optimizer else dict(named_parameters(model)).keys() - parameters.keys()
     local = shards_front_end.locals_of(parameters)
     return ModelReplica(
         parameters, others, _real(local), slots_of(local), shards_front_end.planned_slots(parameters),

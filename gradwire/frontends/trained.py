@@ -10,6 +10,7 @@ from gradwire.frontends.owners import check_free, held_by
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
 from gradwire.torch_private.autograd import NO_PASS, backward_pass
+from gradwire.torch_private.compiled import named_parameters
 
 Check = Callable[[str, nn.Parameter], None]
 """Raises ValueError, naming the parameter, for one whose gradient cannot be reduced."""
@@ -28,7 +29,7 @@ class TrainedParameters:
     """The names of those that the runtime reduces now."""
 
     def __init__(self, model: nn.Module, check: Check, optimizer: Optimizer | None = None) -> None:
-        named = dict(model.named_parameters())
+        named = dict(named_parameters(model))
         # empty parameters are never trained
         full = {name: p for name, p in named.items() if p.numel()}
         self._check, self._optimizer = check, optimizer
@@ -179,7 +180,7 @@ def check_held(optimizer: Optimizer, model: nn.Module) -> None:
 def on_one_device(model: nn.Module) -> Check:
     """A check that refuses parameters that cannot be sent together with the first trained one: on another device, or
     not of floating-point numbers."""
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
+    trained = [(name, p) for name, p in named_parameters(model) if p.requires_grad and p.numel()]
 
     # asked for each parameter that is trained, now or once it is thawed
     def check(name: str, parameter: nn.Parameter) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
+from gradwire.torch_private.compiled import named_buffers, named_parameters
 from gradwire.torch_private.foreach import plain_tensors
 from gradwire.transports.mesh import SAME, Mesh
 
@@ -44,8 +45,8 @@ def or_zero(shard: Tensor) -> Tensor:
 
 
 def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
+    yield from named_parameters(model)
+    yield from named_buffers(model)
 
 
 def _described(name: str, tensor: Tensor) -> str:

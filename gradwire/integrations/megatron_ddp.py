@@ -13,6 +13,7 @@ from gradwire.integrations.framework import Replacements, check_fits, check_has
 from gradwire.ops.host import number_in
 from gradwire.ops.vectors import Scalar
 from gradwire.options import one_line
+from gradwire.torch_private.compiled import named_parameters
 from gradwire.torch_private.process_groups import world_size
 
 # by name, for it is not among what development needs
@@ -84,7 +85,7 @@ class MegatronModel:
 
     def left_out(self) -> str:
         """An error message about a parameter that needs a gradient now, and needed none then; empty if none does."""
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in named_parameters(self.module):
             if parameter.requires_grad and not self.reduces(parameter):
                 return (
                     f"parameter {name!r} was thawed after DistributedDataParallel was made, which keeps no gradient of "

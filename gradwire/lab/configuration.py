@@ -41,6 +41,7 @@ from gradwire.memories import Memory
 from gradwire.notation import lowered, read_grouping, read_parts, read_rule, way_of
 from gradwire.plans import Group, Plan, default_communicator, default_memory
 from gradwire.slots import Slot
+from gradwire.torch_private.compiled import named_parameters
 from gradwire.transports import Mesh, Transport
 from gradwire.tuner import Auto
 from gradwire.unknown import unknown
@@ -277,7 +278,7 @@ def parse_all(texts: Sequence[str]) -> list[Configuration]:
 def check_plans(configurations: Sequence[Configuration], make_model: Callable[[], nn.Module]) -> None:
     """Raises ValueError, naming a parameter, where a configuration's plan is for another model."""
     if planned := [configuration.plan for configuration in configurations if configuration.plan]:
-        named = [(name, p) for name, p in make_model().named_parameters() if p.requires_grad and p.numel()]
+        named = [(name, p) for name, p in named_parameters(make_model()) if p.requires_grad and p.numel()]
         for plan in planned:
             plan.check([Slot.of(name, parameter) for name, parameter in named])
 

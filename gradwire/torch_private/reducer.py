@@ -15,16 +15,6 @@ def is_ddp(model: nn.Module) -> TypeGuard[DistributedDataParallel]:
     return isinstance(model, DistributedDataParallel)
 
 
-def module_in(ddp: DistributedDataParallel) -> nn.Module:
-    """The model that DDP was given, by whose names its parameters are known: a copy of DDP, of which Accelerate has
-    compiled parts, has other names."""
-    return _original(ddp).module
-
-
-def _original(ddp: DistributedDataParallel) -> DistributedDataParallel:
-    return getattr(ddp, "_orig_mod", ddp)
-
-
 def averaged_over(parameters: Collection[Tensor]) -> int:
     """The ranks over which DDP will average gradients of some of these, as this is inside of its forward pass; else
     0."""
@@ -126,11 +116,11 @@ def wait_for_delayed(ddp: DistributedDataParallel) -> None:
         when_backward_ends(work.wait)
         return gradient
 
-    # put in the place of DDP's own hook, on whichever parameter that is
+    # put in the place of DDP's own hook, on whichever parameter that is; Accelerate's copy of a DDP has the first one's
     for parameter in ddp.module.parameters() if delayed_by(ddp) else ():
         hooks = parameter._backward_hooks or {}
         for key, hook in hooks.items():
-            if hook == _original(ddp)._delayed_all_reduce_hook:
+            if hook == getattr(ddp, "_orig_mod", ddp)._delayed_all_reduce_hook:
                 hooks[key] = reduce
 
 

@@ -73,11 +73,14 @@ def values(model: nn.Module) -> Tensor:
 @scenario(2)
 def a_compiled_model_trains_as_the_model_does() -> None:
     for front_end in (of_ddp, in_ddp, of_an_optimizer, of_local_steps, of_shards):
-        trained = []
+        trained, plans = [], []
         for compiled in (not_at_all, around, *[in_place] * (front_end is of_an_optimizer)):
             torch.compiler.reset()
             model, handle = front_end(compiled)
             trained.append(values(model))
+            plans.append(handle.plan)
             handle.verify()
             handle.detach()
         assert all(torch.equal(trained[0], other) for other in trained), front_end
+        # the same names, so that rules, plans and states hold for both
+        assert plans[1:] == plans[:1] * len(plans[1:]), front_end

@@ -20,7 +20,8 @@ from gradwire.frontends.paused import Accumulated, paused
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.steps.step_lock import GONE
 from gradwire.torch_private.autograd import in_backward, when_backward_ends
-from gradwire.torch_private.reducer import delayed_by, hooks_of, is_joining, module_in, retire, with_hook, without_hook
+from gradwire.torch_private.compiled import named_parameters
+from gradwire.torch_private.reducer import delayed_by, hooks_of, is_joining, retire, with_hook, without_hook
 
 
 class DDPFrontEnd:
@@ -34,9 +35,8 @@ class DDPFrontEnd:
     3. `_bucket_ready`: a bucket is complete. Its slots that did not arrive have no gradient, or only one that was
        accumulated before. The first bucket's future, for which DDP waits first, completes when all means are in place.
 
-    On a GPU hooks on all gradients would take Python's lock from the threads that launch its work, hundreds of times a
-    step: see `Buckets.wants_each`. Without them DDP's first bucket opens the step, and gradients arrive bucket by
-    bucket.
+    On a GPU hooks on all gradients would take Python's lock from the threads that launch work (`Buckets.wants_each`).
+    Without them DDP's first bucket opens the step, and gradients arrive bucket by bucket.
 
     DDP's first bucket opens the step in three more cases, in which no hook tells beforehand that DDP will reduce: after
     `ddp.forward(x)`, for which torch runs no forward hook; with a static graph; and on a rank that has joined.
@@ -78,7 +78,7 @@ class DDPFrontEnd:
                 raise ValueError("this DDP has a communication hook already; attach to a new DDP of the same module")
             if front_end.runtime:
                 raise ValueError("this DDP is attached already; call detach() of its handle first")
-        front_end._named = dict(module_in(ddp).named_parameters())
+        front_end._named = dict(named_parameters(ddp.module))
         return front_end
 
     def __reduce__(self) -> tuple[Any, ...]:

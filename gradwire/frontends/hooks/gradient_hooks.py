@@ -19,6 +19,7 @@ from gradwire.frontends.updates import UpdateWarning
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import real
 from gradwire.torch_private.autograd import NO_PASS, backward_pass, in_backward, when_backward_ends
+from gradwire.torch_private.compiled import named_parameters
 from gradwire.transports.process_group import world_or
 
 _OF_MODELS: ByModel["GradientHooks"] = ByModel()
@@ -115,7 +116,7 @@ class GradientHooks:
 
     def held(self) -> Mapping[str, Tensor]:
         """All parameters of the model."""
-        return {name: parameter for name, parameter in self._model.named_parameters() if parameter.numel()}
+        return {name: parameter for name, parameter in named_parameters(self._model) if parameter.numel()}
 
     @property
     def waiting(self) -> bool:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.slots import Slot
+from gradwire.torch_private.compiled import named_parameters
 
 
 def parameters_of(
@@ -14,7 +15,7 @@ def parameters_of(
     """The parameters that are reduced, by name, and the names of the others, including empty ones. Raises ValueError
     where there is none, and where they lie on several devices."""
     # those that need a gradient and have elements
-    named = dict(module.named_parameters())
+    named = dict(named_parameters(module))
     reduced = {name: p for name, p in named.items() if reduces(p) and p.numel()}
     if not reduced:
         raise ValueError("the model has no parameter that needs a gradient, so there is nothing to reduce")

@@ -27,6 +27,7 @@ from gradwire.frontends.values import is_sharded, share_values, values_of
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
 from gradwire.torch_private.autograd import has_gradient_hooks
+from gradwire.torch_private.compiled import named_parameters
 from gradwire.torch_private.fully_shard import (
     cuts_of,
     fsdp_groups,
@@ -138,7 +139,7 @@ class ShardsFrontEnd:
     def held(self) -> Mapping[str, Tensor]:
         """This rank's shards, which all replicas hold, and what is not sharded; a single zero for an empty one."""
         reshard(self._model)
-        return {name: local_of(p) for name, p in self._model.named_parameters() if p.numel()}
+        return {name: local_of(p) for name, p in named_parameters(self._model) if p.numel()}
 
     def _loaded(self, module: nn.Module, incompatible: Any) -> None:
         self._to_check = True
@@ -165,7 +166,7 @@ class ShardsFrontEnd:
         """Ends the job where parameters were replaced: new ones have no hooks."""
         # while a pass has gathered them, the module has whole parameters instead
         reshard(module)
-        present = dict(module.named_parameters())
+        present = dict(named_parameters(module))
         for name, parameter in self._parameters.items():
             if present.get(name) is not parameter:
                 runtime.refuse(
