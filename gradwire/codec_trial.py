@@ -1,5 +1,6 @@
 """A trial of a user's codec on a few numbers, before gradients go through it."""
 
+from functools import lru_cache
 from numbers import Integral
 
 import torch
@@ -15,9 +16,11 @@ TOLERANCE = 0.05
 """Of numbers of size 1: whatever type of numbers a codec computes in."""
 
 
+@lru_cache(1024)
 def try_codec(compressor: FixedSizeCompressor, error_feedback: bool) -> None:
     """Raises ValueError for a user's codec whose size is no whole number, and for one whose memory, with
-    `error_feedback`, would be wrong, because what it sends and what it leaves do not add up to what it was given."""
+    `error_feedback`, would be wrong, because what it sends and what it leaves do not add up to what it was given.
+    One that was tried is not tried again."""
     if type(compressor).__module__.partition(".")[0] == "gradwire":
         return
     # the codecs of several rounds are the compressor's own affair

@@ -21,6 +21,13 @@ def check_parts(compressor: Compressor, memory: Memory, communicator: Communicat
             raise ValueError(
                 f"{name} is no dataclass, which plans are written by; put @dataclass(frozen=True) above it"
             )
+        try:
+            hash(part)
+        except TypeError as error:
+            raise ValueError(
+                f"{part} has no hash, by which plans and profiles know it; write @dataclass(frozen=True), and options "
+                "as tuples in place of lists"
+            ) from error
     if memory.error_feedback and RESIDUAL not in memory.flat_state:
         raise ValueError(
             f"{type(memory).__name__}.flat_state has no {RESIDUAL!r}, in which what was not sent is kept; "

@@ -1,6 +1,7 @@
 """A user's codec is tried before the first step: its mistakes would make gradients wrong in silence."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -74,3 +75,19 @@ def test_others_are_not_and_random_numbers_stay_as_they_are(codec: gw.Compressor
 
 def test_without_a_memory_nothing_needs_to_be_left():
     uniform(SLOTS, LeavesAll(), gw.NoMemory()).check(SLOTS)
+
+
+@dataclass(frozen=True)
+class Counting(Truncated):
+    packed: ClassVar[list[int]] = []
+
+    def compress(self, x: Tensor, payload: Tensor, context: gw.GroupContext) -> None:
+        self.packed.append(x.numel())
+        super().compress(x, payload, context)
+
+
+def test_a_codec_is_tried_once():
+    """A controller's plans are checked on the runtime's thread, where drawing numbers anew takes others' back."""
+    for _ in range(3):
+        uniform(SLOTS, Counting()).check(SLOTS)
+    assert len(Counting.packed) == 1

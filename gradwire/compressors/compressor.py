@@ -102,7 +102,12 @@ class Compressor(Options, Recordable, ABC):
     @property
     def takes_parts(self) -> bool:
         """Whether parts of a group can be encoded by themselves. State is kept for whole groups, so not with any."""
-        return self.divisible and (self.own_collectives or not self.state_names)
+        if not self.divisible or self.own_collectives:
+            return self.divisible
+        try:
+            return not self.state_names
+        except Exception:  # a user's may keep state of larger slots alone
+            return False
 
     def phase(self, step: int) -> int:
         """The phase of a step: where this is `recordable`, steps of one phase launch the same work."""

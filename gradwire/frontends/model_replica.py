@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, replicated_specs, sharded_specs
-from gradwire.frontends.hooks.module_hooks import Hook
+from gradwire.frontends.hooks.module_hooks import Check
 from gradwire.frontends.options.parameters import parameters_of, slots_of
 from gradwire.frontends.shards import shards_front_end
 from gradwire.frontends.trained import TrainedParameters, on_one_device
@@ -22,7 +22,7 @@ from gradwire.slots import Slot, real
 from gradwire.torch_private.compiled import named_parameters
 from gradwire.torch_private.fully_shard import fsdp_groups, is_fsdp, only_inside_replicas
 from gradwire.torch_private.process_groups import world_size
-from gradwire.torch_private.reducer import averaged_over
+from gradwire.torch_private.reducer import averaged_over, in_ddp
 from gradwire.transports import Mesh, ProcessGroup, Transport
 from gradwire.transports.process_group import world_or
 
@@ -92,16 +92,22 @@ def _sharded(model: nn.Module, mesh: DeviceMesh | None, optimizer: Optimizer | N
 
 
 def _outside_ddp(model: nn.Module, runtime: Runtime) -> list[Callable[[], None]]:
-    """Ends the job where a DDP of all ranks trains the model, not one of a host's."""
+    """Ends the job where a DDP of all ranks trains the model, not one of a host's. Looks until a forward pass comes
+    outside of DDP: a model that is scripted or exported later has no hook."""
 
     def forward_begins(module: nn.Module, arguments: Any) -> None:
-        if torch.is_grad_enabled() and runtime.mesh.replica.world > 1 and averaged_over(runtime.owned) == world_size():
+        if not torch.is_grad_enabled():
+            return
+        if runtime.mesh.replica.world > 1 and averaged_over(runtime.owned) == world_size():
             runtime.refuse(
                 "DistributedDataParallel averages gradients over all ranks in every step, so that local steps save "
                 "nothing; train the model outside of it, or give it the process group of a host's ranks"
             )
+        if not in_ddp():
+            registered.remove()
 
-    return [model.register_forward_pre_hook(Hook(forward_begins)).remove]
+    registered = model.register_forward_pre_hook(Check(forward_begins))
+    return [registered.remove]
 
 
 def _all_of(mesh: DeviceMesh, holds: bool) -> bool:

@@ -1,7 +1,7 @@
 """The front end without DDP: an optimizer whose parameters' gradients are reduced as backward makes them."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any, Unpack
 
@@ -88,10 +88,13 @@ class DistributedOptimizer(Wrapper):
                 "DistributedOptimizer", trained.fit, slots_of(trained.fit), mesh, trained=parameters.keys(),
                 others=trained.others, values=values, sparse=sparse,
             )  # fmt: skip
-            share_values(model, mesh, device)
+            with ExitStack() as on_error:
+                on_error.callback(runtime.close)
+                share_values(model, mesh, device)
+                warn_of_momentum(runtime.plan, trained.fit, optimizer)
+                on_error.pop_all()
             self._front_end.hook_in(runtime)
             self._front_end.own(trained.held().values(), KIND)
-            warn_of_momentum(runtime.plan, trained.fit, optimizer)
         self.handle = Handle(runtime, self._front_end)
         self._wrap(optimizer)
 

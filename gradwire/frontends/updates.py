@@ -2,7 +2,7 @@
 momentum to an optimizer that has its own."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -73,10 +73,10 @@ def sends_momentum(compressor: Compressor, memory: Memory | None) -> bool:
 
 def warn_of_momentum(plan: Plan, parameters: Mapping[str, Tensor], optimizer: Optimizer) -> None:
     """Warns where matrices, which are sent as momentum, are given to an optimizer that keeps its own."""
+    sending = [group for group in plan.groups if sends_momentum(group.compressor, group.memory)]
     kept = {id(p) for group in optimizer.param_groups if _keeps_momentum(group) for p in group["params"]}
-    for group in plan.groups:
-        twice = any(parameters[name].dim() > 1 and id(parameters[name]) in kept for name in group.slots)
-        if twice and sends_momentum(group.compressor, group.memory):
+    for group in sending:
+        if any(parameters[name].dim() > 1 and id(parameters[name]) in kept for name in group.slots):
             _log.warning(
                 "%s with %s sends momentum, and this %s's momentum would count twice; give it an optimizer without, "
                 "such as SGD(..., momentum=0)", group.compressor, group.memory, type(optimizer).__name__,
@@ -92,4 +92,6 @@ def check_unsharded(plan: Plan, parameters: Iterable[Tensor]) -> None:
 
 def _keeps_momentum(options: Mapping[str, Any]) -> bool:
     """Whether one of torch's optimizers keeps momentum of parameters for which it has these options."""
-    return bool(options.get("momentum") or options.get("betas", (0,))[0])
+    # other optimizers may call something else betas
+    betas = options.get("betas")
+    return bool(options.get("momentum") or (isinstance(betas, Sequence) and betas and betas[0]))

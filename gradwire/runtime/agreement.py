@@ -146,13 +146,9 @@ def _digest(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:12]
 
 
-def _groups(plans: Iterable[Plan]) -> Sequence[Group]:
+def _groups(plans: Iterable[Plan]) -> Collection[Group]:
     """All groups of these plans, each once."""
-    found: list[Group] = []
-    for plan in plans:
-        # a user's parts may have no hash
-        found += [group for group in plan.groups if group not in found]
-    return found
+    return dict.fromkeys(group for plan in plans for group in plan.groups)
 
 
 def _sent(groups: Iterable[Group], slots: Sequence[Slot], world: int) -> Facts:

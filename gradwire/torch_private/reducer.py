@@ -15,6 +15,11 @@ def is_ddp(model: nn.Module) -> TypeGuard[DistributedDataParallel]:
     return isinstance(model, DistributedDataParallel)
 
 
+def in_ddp() -> bool:
+    """Whether this is inside of a DDP's forward pass."""
+    return DistributedDataParallel._get_active_ddp_module() is not None
+
+
 def averaged_over(parameters: Collection[Tensor]) -> int:
     """The ranks over which DDP will average gradients of some of these, as this is inside of its forward pass; else
     0."""

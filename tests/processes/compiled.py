@@ -1,5 +1,6 @@
 """What torch.compile makes of a model must train as the model does: scenarios as in `scenarios`."""
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -10,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
-from tests.processes.scenarios import network, scenario, train
+from tests.processes.scenarios import batch, network, scenario, train
 
 Compile = Callable[[nn.Module], nn.Module]
 
@@ -84,3 +85,16 @@ def a_compiled_model_trains_as_the_model_does() -> None:
         assert all(torch.equal(trained[0], other) for other in trained), front_end
         # the same names, so that rules, plans and states hold for both
         assert plans[1:] == plans[:1] * len(plans[1:]), front_end
+
+
+@scenario(2)
+def a_model_of_local_steps_is_compiled_whole_exported_and_scripted() -> None:
+    model = network()
+    optimizer = gw.LocalSteps(torch.optim.SGD(model.parameters(), 0.1), model, gw.TopK(0.2), inner_steps=2)
+    inputs, _ = batch(0)
+    torch.compile(model, backend="eager", fullgraph=True)(inputs).sum().backward()
+    torch.export.export(model, (inputs,), strict=True)
+    # a pass that is not compiled sees that no DDP is around
+    model(inputs)
+    torch.jit.script(copy.deepcopy(model))
+    optimizer.handle.detach()

@@ -29,6 +29,13 @@ class Hook:
         return Hook, ()
 
 
+class Check(Hook):
+    """A hook that only looks whether something is wrong, and so is left out where torch.compile traces the module."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        return None if torch.compiler.is_compiling() else super().__call__(*arguments)
+
+
 @contextmanager
 def trainable(parameters: Collection[Tensor]) -> Iterator[None]:
     """A context in which all of these need a gradient, without which torch registers no hooks. A hook stays while its

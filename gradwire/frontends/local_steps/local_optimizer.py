@@ -142,8 +142,8 @@ class LocalSteps(Wrapper):
         with ExitStack() as on_error:
             on_error.callback(runtime.close)
             self._rounds = rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)
+            warn_of_momentum(runtime.plan, rounds.anchors, rounds.outer)
             on_error.pop_all()
-        warn_of_momentum(runtime.plan, rounds.anchors, rounds.outer)
         self.handle = Handle(runtime, rounds, waits=not (delay or eager), inner_steps=lambda: rounds.taken)
         own(replica.trained.held().values(), runtime, KIND)
         self._wrap(inner_optimizer)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -91,10 +92,15 @@ def warned_of_momentum(caplog: pytest.LogCaptureFixture, make: Callable[[nn.Line
 
 
 def test_momentum_that_would_count_twice_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    def by(compressor: gw.compressors.Compressor, memory: gw.Memory | None = None, momentum: float = 0.9) -> int:
+    def by(
+        compressor: gw.compressors.Compressor, memory: gw.Memory | None = None, momentum: float = 0.9, **options: Any
+    ) -> int:
         def make(model: nn.Linear, transport: gw.Transport) -> gw.Handle:
             # the matrix, and the bias
-            groups = [{"params": [model.weight], "momentum": momentum}, {"params": [model.bias], "momentum": 0.9}]
+            groups = [
+                {"params": [model.weight], "momentum": momentum, **options},
+                {"params": [model.bias], "momentum": 0.9},
+            ]
             sgd = torch.optim.SGD(groups, lr=0.1)
             return gw.DistributedOptimizer(sgd, model, compressor, memory=memory, transport=transport).handle
 
@@ -110,6 +116,8 @@ def test_momentum_that_would_count_twice_is_warned_of(caplog: pytest.LogCaptureF
     assert by(gw.DGC(0.1), gw.DGCMemory()) == by(gw.Dion(1 / 4)) == by(gw.Signum()) == 1
     assert by(gw.DGC(0.1), gw.DGCMemory(), momentum=0) == by(gw.Dion(1 / 4), momentum=0) == 0
     assert by(gw.DGC(0.1)) == by(gw.SignSGD()) == 0
+    # what other optimizers may call betas
+    assert by(gw.Signum(), momentum=0, betas=None) == by(gw.Signum(), momentum=0, betas=0.9) == 0
     assert by_rounds(gw.DGCMemory(), gw.Outer()) == 1
     assert by_rounds(gw.DGCMemory(), gw.Outer(1.0, momentum=0)) == by_rounds(gw.Residual(), gw.Outer()) == 0
 
