@@ -30,11 +30,11 @@ test-all: $(DEV)  ## and the long ones: every row of every table, trainings in s
 
 test-deepspeed: $(DEV)  ## the tests that need DeepSpeed, which builds one of its kernels for CPUs
 	$(INSTALL) --editable '.[deepspeed]'
-	$(BIN)/python -m pytest -q tests/integrations/test_deepspeed.py
+	$(BIN)/python -m pytest -q tests/integrations/test_deepspeed.py tests/docs/test_examples.py -k deepspeed
 
 test-megatron: $(DEV)  ## the tests that need Megatron-core
 	$(INSTALL) --editable '.[megatron]'
-	$(BIN)/python -m pytest -q tests/integrations/test_megatron.py
+	$(BIN)/python -m pytest -q tests/integrations/test_megatron.py tests/docs/test_examples.py -k megatron
 
 test-ray: $(DEV)  ## the tests that need Ray, which takes 500 MB more
 	$(INSTALL) --editable '.[ray]'

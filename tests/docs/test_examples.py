@@ -13,7 +13,9 @@ EXAMPLES = sorted(
     set(FOLDER.glob("*.py")) - {FOLDER / "with_ray.py", FOLDER / "with_torchft.py"}
 )  # have tests of their own
 ON_FOUR = {"with_fsdp2", "with_accelerate_hsdp", "with_torchtitan"}  # two hosts of two ranks
-TRAINERS = [example for example in EXAMPLES if "gradwire.integrations" in example.read_text()]
+APART = {"with_deepspeed": "deepspeed", "with_megatron": "megatron.core", "with_torchtitan": "torchtitan"}
+"""The packages of those that run in no gate: `make test-deepspeed`, `test-megatron`, `test-titan`."""
+TRAINERS = [each for each in EXAMPLES if "gradwire.integrations" in each.read_text() and each.stem not in APART]
 REFUSED = {"mnist", "with_dion"}  # without files, and where one rank exchanges no updates
 ALONE = [each for each in EXAMPLES if each.stem not in ON_FOUR | REFUSED and each not in TRAINERS]
 each = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -28,10 +30,14 @@ def imports_of(example: Path) -> list[str]:
     return [name for name in FRAMEWORKS if re.search(rf"^(from|import) {name}", example.read_text(), re.MULTILINE)]
 
 
+def skip_without_its_package(example: Path) -> None:
+    if example.stem in APART:
+        pytest.importorskip(APART[example.stem], reason="runs in no gate: tests/README.md", exc_type=ImportError)
+
+
 @each
 def test_replicas_of_an_example_are_alike(example: Path, tmp_path: Path):
-    if example.stem == "with_torchtitan":
-        pytest.importorskip("torchtitan", reason="its packages take 400 MB: make test-titan", exc_type=ImportError)
+    skip_without_its_package(example)
     if example.stem == "mnist":
         write_idx(tmp_path)
     ranks = 4 if example.stem in ON_FOUR else 2
@@ -42,8 +48,8 @@ def test_replicas_of_an_example_are_alike(example: Path, tmp_path: Path):
     _, steps, ratio = told[0]
     assert int(steps) >= 8
     assert float(ratio) > 4
-    practice = (FOLDER.parent / "docs" / "practice.md").read_text()
-    assert [figure for figure in re.findall(r"[\d,]+ bytes a step", output) if figure not in practice] == []
+    pages = "".join((FOLDER.parent / "docs" / page).read_text() for page in ("practice.md", "integrations.md"))
+    assert [figure for figure in re.findall(r"[\d,]+ bytes a step", output) if figure not in pages] == []
 
 
 @each
@@ -74,6 +80,7 @@ def test_the_example_of_mnist_runs_as_one_process(tmp_path: Path):
 
 @pytest.mark.parametrize("example", ALONE, ids=lambda path: path.stem)
 def test_an_example_runs_on_one_rank(example: Path, tmp_path: Path):
+    skip_without_its_package(example)
     assert re.search(r"\d+ steps, (inf|nan|[\d.]+) times fewer bytes", run_ranks([str(example)], 1, cwd=tmp_path))
 
 
