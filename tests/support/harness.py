@@ -172,6 +172,9 @@ class Job:
     def install(self, plan: gw.Plan) -> None:
         raising(together(self.world, lambda rank: self.runtimes[rank].install(plan)))
 
+    def follow(self, trained: Sequence[str]) -> None:
+        raising(together(self.world, lambda rank: self.runtimes[rank].follow(trained)))
+
     def load(self, states: Sequence[dict[str, Tensor]]) -> None:
         raising(together(self.world, lambda rank: self.runtimes[rank].load_state_dict(states[rank])))
 
