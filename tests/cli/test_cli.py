@@ -19,7 +19,7 @@ from gradwire.cli.wanted import texts
 from gradwire.lab import names
 from gradwire.lab.catalogue import catalogue
 from gradwire.lab.configuration import parse
-from gradwire.lab.experiments.training_suites import TRAINING_SUITES
+from gradwire.lab.experiments.presets import SYSTEMS
 from gradwire.lab.jobs.bench_job import TimedSteps
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launch import launch
@@ -154,7 +154,7 @@ def test_names_that_are_checked_before_torch_is_loaded_are_those_of_the_catalogu
     known = {"Tasks": names.TASKS, "Models": names.MODELS, "Presets": names.PRESETS, "Suites": names.SUITES}
     known["Hooks"] = names.HOOKS
     assert {kind: tuple(found[kind]) for kind in known} == known
-    assert sorted(TRAINING_SUITES) == sorted(names.SUITES)
+    assert sorted(SYSTEMS) == sorted(names.SUITES)
     assert tuple(map(str.lower, found)) == names.KINDS
     for kind in ("Compressors", "Memories", "Communicators", "Controllers"):
         assert sorted(found[kind]) == sorted(names.exported(kind.lower()))
