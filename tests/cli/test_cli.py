@@ -157,7 +157,7 @@ def test_names_that_are_checked_before_torch_is_loaded_are_those_of_the_catalogu
     assert sorted(SYSTEMS) == sorted(names.SUITES)
     assert tuple(map(str.lower, found)) == names.KINDS
     for kind in ("Compressors", "Memories", "Communicators", "Controllers"):
-        assert sorted(found[kind]) == sorted(names.exported(kind.lower()))
+        assert sorted(found[kind]) == sorted(names.exported_names(kind.lower()))
 
 
 MISTAKES = [
