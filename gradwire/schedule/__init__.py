@@ -4,10 +4,9 @@ from gradwire.schedule import baselines
 from gradwire.schedule.costs import Affine, CostTable, theil_sen
 from gradwire.schedule.problem import Option, Problem
 from gradwire.schedule.profile import Candidate, Objective, Profile, SlotTime, over_link
-from gradwire.schedule.progress import best_index, plan_efficiency, search_progress
+from gradwire.schedule.progress import best_index, plan_efficiency, search_profile, search_progress
 from gradwire.schedule.regimes import Regime, Worker
 from gradwire.schedule.search import Solution, evaluate, search
-from gradwire.schedule.search_by_rule import search_profile
 from gradwire.schedule.timeline import Timeline, timeline
 
 __all__ = [
