@@ -75,9 +75,9 @@ class Device:
         """Milliseconds between two marks; the device has passed both."""
         return start.elapsed_time(end) if self.is_gpu else 1e3 * (end - start)
 
-    def ms(self, run: Callable[[], object], repeats: int = 20) -> float:
+    def ms(self, run: Callable[[], object]) -> float:
         """Median milliseconds of the device for a call that is made again and again, behind a queue that is full."""
-        repeats = 3 if self.tiny else repeats
+        repeats = self.size(20, 3)
         for _ in range(2):
             run()
         began = time.perf_counter()
