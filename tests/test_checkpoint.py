@@ -1056,9 +1056,6 @@ def test_a_controllers_state_fits_where_other_parameters_are_frozen(make, first:
     names = [slot.name for slot in SLOTS]
     steps = iter(range(20))
 
-    def follow(running: Job, trained: list[str]) -> None:
-        raising(together(2, lambda rank: running.runtimes[rank].follow(trained)))
-
     def step(running: Job, trained: list[str]) -> None:
         order, grads = [names.index(name) for name in trained], draw(SLOTS, 2, next(steps))
         for runtime, own in zip(running.runtimes, grads, strict=True):
@@ -1071,11 +1068,11 @@ def test_a_controllers_state_fits_where_other_parameters_are_frozen(make, first:
         for _ in range(3):
             step(running, names)
         if first:
-            follow(running, before)
+            running.follow(before)
         for _ in range(4):
             step(running, before)
         saved = running.states()
-        follow(running, after)
+        running.follow(after)
         step(running, after)
         running.load(saved)
         for _ in range(5):
@@ -1095,9 +1092,6 @@ def test_a_controller_waits_while_all_that_it_is_for_is_frozen(make, later: bool
     def mixed(slots: Sequence[Slot], ratio: float = 0.1) -> gw.Plan:
         return uniform(slots, gw.TopK(ratio), gw.Residual(), dense=lambda slot: slot.name in dense)
 
-    def follow(running: Job, trained: list[str]) -> None:
-        raising(together(2, lambda rank: running.runtimes[rank].follow(trained)))
-
     def step(running: Job, trained: list[str], count: int) -> None:
         order = [names.index(name) for name in trained]
         for _ in range(count):
@@ -1110,14 +1104,14 @@ def test_a_controller_waits_while_all_that_it_is_for_is_frozen(make, later: bool
     with job(mixed(SLOTS), SLOTS, 2, controllers=[make(), make()], trained=first, plan_for=mixed) as running:
         if later:
             step(running, names, 3)
-            follow(running, dense)
+            running.follow(dense)
         # through a window, a checkpoint and a plan that the user asks for
         step(running, dense, 9)
         assert {str(group.compressor) for group in running.runtimes[0].plan.groups} == {"FP32()"}
         running.load(running.states())
         running.install(mixed(SLOTS, 0.2))
         step(running, dense, 3)
-        follow(running, names)
+        running.follow(names)
         step(running, names, 6)
         assert {"FP32()"} < {str(group.compressor) for group in running.runtimes[0].plan.groups}
         # without anything for it no plan is taken

@@ -399,7 +399,7 @@ def test_a_native_plan_stays_where_other_parameters_are_trained():
     names = [slot.name for slot in SLOTS]
     with job(PLAN, SLOTS, 2, no_native="", trained=names, plan_for=lambda slots: uniform(slots, TOP_K)) as running:
         running.install(gw.NATIVE)
-        raising(together(2, lambda rank: running.runtimes[rank].follow(names[1:])))
+        running.follow(names[1:])
         assert [runtime.plan for runtime in running.runtimes] == [gw.NATIVE] * 2
 
 

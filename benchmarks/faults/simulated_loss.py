@@ -17,6 +17,10 @@ from gradwire.transports.heartbeat import Heartbeat
 TIMEOUT_S = 600.0
 
 
+DIES_S = 20.0
+"""When the ranks die that are lost."""
+
+
 class Loss(NamedTuple):
     """A loss, which all others have to name."""
 
@@ -42,8 +46,8 @@ class OverNCCL(gw.ProcessGroup):
 class Simulation:
     """Ranks that wait for each other and watch; some of them die when all have beaten for some time."""
 
-    def __init__(self, ranks: int, answer_s: float, step_s: float, dead: Collection[int], dies_s: float) -> None:
-        self._ranks, self._step_s, self._dead, self._dies_s = ranks, step_s, dead, dies_s
+    def __init__(self, ranks: int, answer_s: float, step_s: float, dead: Collection[int]) -> None:
+        self._ranks, self._step_s, self._dead = ranks, step_s, dead
         self._clock = Clock()
         self._store = PlayedStore(self._clock, answer_s)
         self._noticed: list[tuple[float, int]] = []
@@ -56,8 +60,8 @@ class Simulation:
                 stack.enter_context(patch.object(failure_verdict, name, played))
             self._clock.run([partial(self._rank, rank) for rank in range(self._ranks)])
         (noticed, before), *_ = self._noticed
-        named = [at - self._dies_s for at in self._named]
-        return Loss(noticed - self._dies_s, named, self._said, self._store.asked - before)
+        named = [at - DIES_S for at in self._named]
+        return Loss(noticed - DIES_S, named, self._said, self._store.asked - before)
 
     def _rank(self, rank: int) -> None:
         transport = OverNCCL(self._store, rank, self._ranks, self._clock)
@@ -66,7 +70,7 @@ class Simulation:
         self._clock.sleep(period_s * rank / self._ranks)
         while (why := transport.lost(True)) is None:
             self._clock.sleep(period_s)
-            if rank in self._dead and self._clock.now() > self._dies_s:
+            if rank in self._dead and self._clock.now() > DIES_S:
                 return
         self._noticed.append((self._clock.now(), self._store.asked))
         self._clock.sleep(monitor.SOON_S)
@@ -90,8 +94,6 @@ class Simulation:
         self._said.add(str(error))
 
 
-def simulated_loss(
-    ranks: int, answer_s: float, step_s: float = 0.0, dead: Collection[int] = (), dies_s: float = 20.0
-) -> Loss:
+def simulated_loss(ranks: int, answer_s: float, step_s: float = 0.0, dead: Collection[int] = ()) -> Loss:
     """Simulates the loss of the ranks `dead`, by default one, while all ranks wait for each other."""
-    return Simulation(ranks, answer_s, step_s, dead or {ranks // 3}, dies_s).run()
+    return Simulation(ranks, answer_s, step_s, dead or {ranks // 3}).run()

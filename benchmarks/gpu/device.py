@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.shared.provenance import CALLED, ROOT
+from gradwire.torch_private.delay import delay
 
 MOST_HELD_MS = 60.0
 
@@ -74,9 +75,9 @@ class Device:
         """Milliseconds between two marks; the device has passed both."""
         return start.elapsed_time(end) if self.is_gpu else 1e3 * (end - start)
 
-    def ms(self, run: Callable[[], object], repeats: int = 20) -> float:
+    def ms(self, run: Callable[[], object]) -> float:
         """Median milliseconds of the device for a call that is made again and again, behind a queue that is full."""
-        repeats = 3 if self.tiny else repeats
+        repeats = self.size(20, 3)
         for _ in range(2):
             run()
         began = time.perf_counter()
@@ -110,7 +111,7 @@ class Device:
     def hold(self, ms: float) -> None:
         """Keeps the GPU busy for some milliseconds, so that the host has launched what follows before it begins."""
         if self.is_gpu:
-            torch.cuda._sleep(int(ms * 1.7e6))  # cycles of a clock of about 1.7 GHz
+            delay(ms / 1e3, self.device)
 
     def free(self) -> None:
         """Gives memory back that nothing uses."""

@@ -100,14 +100,9 @@ def plan(case: Case, slots: Sequence[Slot] = SLOTS, groups: int = 2) -> gw.Plan:
     return plan_of(slots, case.compressor, case.memory, case.communicator, groups=groups)
 
 
-def recordable(case: Case) -> bool:
-    return all(part.recordable for part in (case.compressor, case.memory, case.communicator))
-
-
 def steps_until_recorded(case: Case, world: int) -> int:
     """Steps after which all phases of a row have come, for both halves of its state, and been replayed."""
-    phases = {(case.compressor.phase(step), case.communicator.phase(step, world)) for step in range(48)}
-    return lcm(len(phases), 2) + 5
+    return lcm(case.phases(world), 2) + 5
 
 
 @contextmanager

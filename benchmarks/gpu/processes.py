@@ -6,11 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from benchmarks.gpu.rows import ROWS
+from benchmarks.shared.provenance import ROOT
 
-ROOT = Path(__file__).parents[2]
 GRACE_S = 8.0
 """A section that has not ended by itself so long after its time is killed."""
 LAST = 12

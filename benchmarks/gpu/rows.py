@@ -10,8 +10,9 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shared.provenance import ROOT
+
 ROWS = "rows.jsonl"
-REPOSITORY = str(Path(__file__).parents[2])
 MOST_S = 60.0
 """Seconds after which an attempt counts as hung: the process prints the stacks of its threads and ends."""
 
@@ -92,7 +93,7 @@ def _places(error: BaseException) -> list[str]:
     """Where it came from: the innermost line, then the last ones of this repository; then its cause."""
     frames = traceback.extract_tb(error.__traceback__)
     cause = error.__cause__
-    ours = [frame for frame in frames if frame.filename.startswith(REPOSITORY)][-3:]
+    ours = [frame for frame in frames if frame.filename.startswith(str(ROOT))][-3:]
     texts = [f"{frame.filename.split('/')[-1]}:{frame.lineno} {frame.line}" for frame in [frames[-1], *ours[::-1]]]
     return [*texts, *([_first_line(cause), *_places(cause)] if cause and cause.__traceback__ else [])]
 

@@ -28,8 +28,8 @@ from benchmarks.steps.collectives import exchange_of
 from gradwire.ops.backend import in_use
 from gradwire.ops.gradients import Gradients
 from gradwire.plans import default_communicator
+from gradwire.runtime.exchanges.exchange import GroupExchange
 from gradwire.runtime.exchanges.group_input import GroupInput
-from gradwire.runtime.exchanges.replica_exchange import ReplicaExchange
 from gradwire.slots import Slot
 from gradwire.transports import SizeRecorder
 
@@ -88,7 +88,7 @@ def measured(repeats: int) -> dict[str, list[float]]:
     return found
 
 
-def encoded(exchange: ReplicaExchange, gradient: torch.Tensor, step: int) -> float:
+def encoded(exchange: GroupExchange, gradient: torch.Tensor, step: int) -> float:
     """Milliseconds until the last message goes out."""
     start = last = time.process_time()
     for op in exchange.run(GroupInput(Gradients.of_vector(exchange.stored.layout, gradient)), step):

@@ -8,8 +8,6 @@ One thread; the figure is the least CPU time over repeats, in ms. The gradient i
 
 import argparse
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 import torch
 
 import gradwire as gw
+from benchmarks.kernels.selection import least_ms
 from benchmarks.shared.provenance import save
 from gradwire.compressors import Codec, context_for
 from gradwire.slots import Layout
@@ -63,15 +62,6 @@ def indices(codec: Any, x: torch.Tensor, context: gw.GroupContext) -> torch.Tens
     if isinstance(codec, gw.RandomK):
         return codec.indices(len(x), context)[0]
     return codec.select(x, codec.count(len(x)), context)
-
-
-def least_ms(work: Callable[[], object], repeats: int) -> float:
-    times = []
-    for _ in range(repeats):
-        start = time.process_time()
-        work()
-        times.append(1e3 * (time.process_time() - start))
-    return min(times)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 from benchmarks.shared.provenance import save
+from benchmarks.shared.tables import markdown
 from gradwire.controllers.gain import Reading, share_of
 from gradwire.controllers.gravac import HORIZON_WINDOWS
 from gradwire.lab.experiments.recipe import Recipe
@@ -56,7 +57,7 @@ def main() -> None:
             continue
         rows.append(row(task, factor, delays[len(delays) * 2 // 3 :], losses, dense))
         save("delays.json", rows=rows)
-    print(markdown(rows))
+    print(table(rows))
 
 
 def train(name: str, factor: float, steps: int) -> tuple[list[tuple[float, float]], dict[int, float]]:
@@ -115,19 +116,17 @@ def row(task: str, factor: float, delays: list[Any], losses: dict[int, float], d
     }  # fmt: skip
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
-    heads = (
+def table(rows: list[dict[str, Any]]) -> str:
+    columns = (
         "task", "factor", "delay by energy", "by magnitude", "per factor", "progress in the first third", "in all",
         "gain, windows of 8",
     )  # fmt: skip
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    lines: list[list[str]] = []
     for r in rows:
         early, late = ("not there" if share is None else f"{share:.2f}" for share in r["progress"])
-        lines.append(
-            f"| {r['task']} | {r['factor']:g}x | {r['energy']:.1f} | {r['magnitude']:.1f} | {r['per_factor']:.2f} "
-            f"| {early} | {late} | {r['gain']:.2f} |"
-        )
-    return "\n".join(lines)
+        figures = f"{r['energy']:.1f}", f"{r['magnitude']:.1f}", f"{r['per_factor']:.2f}"
+        lines.append([r["task"], f"{r['factor']:g}x", *figures, early, late, f"{r['gain']:.2f}"])
+    return markdown(columns, lines)
 
 
 if __name__ == "__main__":

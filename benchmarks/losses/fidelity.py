@@ -32,6 +32,7 @@ from matplotlib.figure import Figure
 from benchmarks.shared.provenance import RESULTS, known_runs, save_more
 from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.rates import up_and_down
+from benchmarks.shared.tables import markdown
 from gradwire.lab.configuration import parse
 from gradwire.lab.workloads import FashionMnist, LanguageModel, Task
 from gradwire.report.pictures import look
@@ -113,7 +114,7 @@ def main() -> None:
             collect(__file__, [*given, *(["--rates"] if arguments.rates else [])], RANKS, "loopback")
     runs = known_runs(arguments.save)
     tasks = [task for task in TASKS if of_task(task, arguments.steps, runs)]
-    print("\n\n".join(markdown(task, arguments.steps, runs) for task in tasks))
+    print("\n\n".join(table(task, arguments.steps, runs) for task in tasks))
 
 
 def arguments_of() -> argparse.Namespace:
@@ -202,23 +203,19 @@ def of_task(task: str, steps: int, results: list[dict[str, Any]]) -> list[dict[s
     return sorted(mine, key=lambda run: run["seed"])
 
 
-def markdown(task: str, steps: int, results: list[dict[str, Any]]) -> str:
+def table(task: str, steps: int, results: list[dict[str, Any]]) -> str:
     runs = of_task(task, steps, results)
     dense = ", ".join(format(run["loss"], ".4f") for run in runs if run["name"] == "dense")
-    lines = [
-        f"{task}, {steps} steps, lr {TASKS[task].lr}, dense {dense}",
-        "",
-        "| | bytes a step | x | held out against dense, by seed | training |",
-        "|---|---|---|---|---|",
-    ]
+    lines: list[list[str]] = []
     for name in dict.fromkeys([*CONFIGURATIONS, *(run["name"] for run in runs)]):
         own = [run for run in runs if run["name"] == name]
         if own and name != "dense":
             held_out = ", ".join(f"{gap:+.1%}" for gap in against_dense(runs, name))
             training = mean(against_dense(runs, name, "training"))
             fewer = own[0]["dense_bytes"] / own[0]["bytes"]
-            lines.append(f"| {name} | {own[0]['bytes']:.0f} | {fewer:.1f} | {held_out} | {training:+.1%} |")
-    return "\n".join(lines)
+            lines.append([name, f"{own[0]['bytes']:.0f}", f"{fewer:.1f}", held_out, f"{training:+.1%}"])
+    columns = ("", "bytes a step", "x", "held out against dense, by seed", "training")
+    return f"{task}, {steps} steps, lr {TASKS[task].lr}, dense {dense}\n\n{markdown(columns, lines)}"
 
 
 DRAWN = {

@@ -11,7 +11,6 @@ and prints a Markdown table.
 """
 
 import argparse
-import json
 import math
 import statistics
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from benchmarks.shared.provenance import RESULTS, save
+from benchmarks.shared.provenance import known_runs, save
 from benchmarks.shared.ranks import as_rank, collect
 
 SAVED = "local_steps.json"
@@ -70,8 +69,7 @@ def main() -> None:
     arguments = parse()
     if arguments.out:
         as_rank(arguments.out, lambda: rank_job(arguments))
-    path = RESULTS / SAVED
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = known_runs(SAVED, "rows")
     done = {(row["name"], row["seed"], row["steps"]) for row in rows}
     for seed in range(arguments.seeds):
         for name in settings():

@@ -11,7 +11,6 @@ after each training, skips trainings that it has, and prints a Markdown table.
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ from typing import Any, NamedTuple
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from benchmarks.shared.provenance import RESULTS, save
+from benchmarks.shared.provenance import known_runs, save
 from benchmarks.shared.tables import markdown, span
 
 SAVED = "updates.json"
@@ -57,8 +56,7 @@ NAMES = {"adamw": "AdamW", "muon": "Muon", "demo": "DeMo", "dion-4": "Dion 1/4",
 def main() -> None:
     arguments = parse()
     os.environ["OMP_NUM_THREADS"] = "1"
-    path = RESULTS / SAVED
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = known_runs(SAVED, "rows")
     names = arguments.only.split(",")
     with TemporaryDirectory() as text, ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         write_text(Path(text), arguments.steps)

@@ -1,6 +1,6 @@
 """Plans that others make, in the interface of the search: one option for all large slots, groups by a rule."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,8 +11,9 @@ from gradwire.schedule.problem import Problem
 from gradwire.schedule.regimes import Regime
 from gradwire.schedule.search import Solution
 
+MOST_GROUPS = 32
 MOST_VISITS = 20_000
-"""Prefixes that Cupcake's search looks at, by default."""
+"""Prefixes that Cupcake's search looks at."""
 
 
 def even_split(problem: Problem, regime: Regime, option: int, groups: int) -> Solution:
@@ -22,34 +23,18 @@ def even_split(problem: Problem, regime: Regime, option: int, groups: int) -> So
     return cut(problem, regime, option, [n * (group + 1) // groups for group in range(groups)])
 
 
-def best_even_split(problem: Problem, regime: Regime, option: int, most: int = 32) -> Solution:
-    """The best of even splits into 1 to `most` groups."""
-    return min((even_split(problem, regime, option, m) for m in range(1, most + 1)), key=lambda found: found.step_s)
+def best_even_split(problem: Problem, regime: Regime, option: int) -> Solution:
+    """The best of even splits into 1 to MOST_GROUPS groups."""
+    return min(
+        (even_split(problem, regime, option, m) for m in range(1, MOST_GROUPS + 1)), key=lambda found: found.step_s
+    )
 
 
-def mg_wfbp(problem: Problem, regime: Regime, option: int) -> Solution:
-    """Merged-gradient wait-free backpropagation's greedy: a slot joins the group before it where the next slot is
-    ready before that group could start, or soon enough that one latency less pays for the wait (Shi et al., INFOCOM
-    2019, https://arxiv.org/abs/1811.11141). It knows the wire only."""
-    # the wire alone: a group waits for the next slot while that costs less than a latency
-    view, n = problem.views[option], problem.pieces
-    latency_s = float(problem.options[option].wire(np.zeros(1))[0])
-    wire, start = 0.0, 0
-    ends: list[int] = []
-    for end in range(1, n):
-        begin = max(wire, view.ready_s[end])
-        if view.ready_s[end + 1] > begin + latency_s:
-            wire = begin + float(load_of(problem, option, start, np.array([end])).wire[0])
-            ends.append(end)
-            start = end
-    return cut(problem, regime, option, [*ends, n])
-
-
-def cupcake(problem: Problem, regime: Regime, option: int, most_visits: int = MOST_VISITS) -> Solution:
+def cupcake(problem: Problem, regime: Regime, option: int) -> Solution:
     """Cupcake's Algorithm 1 (Wang et al., MLSys 2023): depth-first over the groups' ends, with its two prunings, under
     its own model (encoding interrupts backward, no decoding), seeded with the best even split. Exponential: it gives
-    up after `most_visits` prefixes and returns the best so far."""
-    search = _Cupcake(problem, option, list(range(1, problem.pieces + 1)), most_visits)
+    up after MOST_VISITS prefixes and returns the best so far."""
+    search = _Cupcake(problem, option, list(range(1, problem.pieces + 1)))
     return cut(problem, regime, option, search.ends())
 
 
@@ -58,13 +43,13 @@ class _Cupcake:
     problem: Problem
     option: int
     best_ends: list[int]
-    visits: int
-    best_s: float = field(default=float("inf"))
+    visits: int = MOST_VISITS
+    best_s: float = float("inf")
 
     def ends(self) -> list[int]:
         n = self.problem.pieces
         # seeds: even splits
-        for groups in range(1, min(n, 32) + 1):
+        for groups in range(1, min(n, MOST_GROUPS) + 1):
             self._end([n * (group + 1) // groups for group in range(groups)])
         # then every way, but for those that cannot be better
         self._visit([], 0.0, 0.0)

@@ -31,6 +31,13 @@ def collect(script: str, arguments: list[str], ranks: int, link: str, hosts: int
     return found
 
 
+def sent_bytes() -> int:
+    """Bytes that have gone out of this host's interface."""
+    from gradwire.lab.network.traffic import interface_traffic
+
+    return interface_traffic(os.environ["GLOO_SOCKET_IFNAME"]).sent_bytes
+
+
 def as_rank(out: str, job: Callable[[], Any]) -> None:
     """Joins the process group, runs `job`, and writes rank 0's result to `out`. Ends the process."""
     import torch

@@ -116,17 +116,11 @@ def exchange_of(compressor, communicator, slots: list, transport: gw.Transport):
     """The exchange of one group of all slots."""
     import torch
 
-    from gradwire.ops.workspace import Workspace
-    from gradwire.plans import Group, Plan, default_memory
-    from gradwire.runtime.exchanges.exchange import JobContext
-    from gradwire.runtime.exchanges.replica_exchange import ReplicaExchange
-    from gradwire.runtime.state.store import Store
+    from gradwire.plans import Group, default_memory
+    from gradwire.runtime.exchanges import host_exchange
 
-    cpu = torch.device("cpu")
     group = Group(tuple(slot.name for slot in slots), compressor, default_memory(compressor), communicator)
-    store = Store(slots, cpu)
-    store.arrange(Plan((group,)))
-    return ReplicaExchange(group, 0, store.groups[0], JobContext(gw.Mesh.of(transport), 0, Workspace(cpu)))
+    return host_exchange.exchange_of(group, slots, gw.Mesh.of(transport), torch.device("cpu"))
 
 
 def replayed(ops: list, transport: gw.ProcessGroup, repeats: int) -> float:

@@ -28,8 +28,8 @@ from benchmarks.shared.tables import markdown
 from benchmarks.steps.collectives import exchange_of, replayed
 from gradwire.notation import read
 from gradwire.ops.gradients import Gradients
+from gradwire.runtime.exchanges.exchange import GroupExchange
 from gradwire.runtime.exchanges.group_input import GroupInput
-from gradwire.runtime.exchanges.replica_exchange import ReplicaExchange
 from gradwire.slots import Slot
 
 COMPRESSORS = (
@@ -78,7 +78,7 @@ def measured(text: str, communicator: gw.Communicator, transport: gw.ProcessGrou
     return {"computing_s": own.item(), "wire_s": replayed(ops, transport, repeats)}
 
 
-def reduced(exchange: ReplicaExchange, slots: list[Slot], transport: gw.ProcessGroup, step: int) -> tuple[list, float]:
+def reduced(exchange: GroupExchange, slots: list[Slot], transport: gw.ProcessGroup, step: int) -> tuple[list, float]:
     """The collectives of a step, and the seconds that this thread computed between them."""
     generator = torch.Generator().manual_seed(step * transport.world + transport.rank)
     gradients = [torch.randn(slot.shape, generator=generator) for slot in slots]

@@ -10,7 +10,6 @@ bytes what its interface sent. Writes benchmarks/results/optimizers.json and pri
 """
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks.losses.updates import NAMES, ways
 from benchmarks.shared.provenance import save
-from benchmarks.shared.ranks import as_rank, collect
+from benchmarks.shared.ranks import as_rank, collect, sent_bytes
 from benchmarks.shared.tables import markdown, middle
 
 SAVED = "optimizers.json"
@@ -105,12 +104,6 @@ def turn(name: str, steps: int) -> tuple[int, dict[str, Any]]:
         handle.detach()
     dist.barrier()
     return sum(each.numel() for each in model.parameters()), {"ms": ms[WARM_UP:], "bytes": sent}
-
-
-def sent_bytes() -> int:
-    from gradwire.lab.network.traffic import interface_traffic
-
-    return interface_traffic(os.environ["GLOO_SOCKET_IFNAME"]).sent_bytes
 
 
 COLUMNS = ["", "ms a step", "AdamW over DDP is so many times longer", "MB sent"]

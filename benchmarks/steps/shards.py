@@ -11,7 +11,6 @@ Gradwire or of a dense ring. Writes benchmarks/results/shards_LINK.json and prin
 """
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -21,7 +20,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks.shared.provenance import save
-from benchmarks.shared.ranks import as_rank, collect
+from benchmarks.shared.ranks import as_rank, collect, sent_bytes
 from benchmarks.shared.tables import markdown, middle
 
 HOSTS, RANKS, WARM_UP = 2, 4, 3
@@ -121,10 +120,8 @@ def sent(handle: Any) -> Any:
     import torch
     import torch.distributed as dist
 
-    from gradwire.lab.network.traffic import interface_traffic
-
     dist.barrier()
-    own = interface_traffic(os.environ["GLOO_SOCKET_IFNAME"]).sent_bytes  # the host's, whose ranks share it
+    own = sent_bytes()  # the host's, whose ranks share it
     totals = torch.tensor([own * HOSTS / RANKS, handle.stats().wire_bytes if handle else 0], dtype=torch.float64)
     dist.all_reduce(totals)
     return totals

@@ -111,8 +111,7 @@ def measure(task, name: str, arguments: argparse.Namespace, rank: int) -> tuple[
 
 def setup(name: str) -> Callable:
     """A function from a model to (forward, stats, detach)."""
-    import torch
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, powerSGD_hook
     from torch.nn.parallel import DistributedDataParallel as DDP
 
     import gradwire as gw
@@ -128,13 +127,8 @@ def setup(name: str) -> Callable:
 
         return make
 
-    def noop(state, bucket):
-        future = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
-
     def nocomm(model):
-        ddp, *rest = hooked(None, noop)(model)
+        ddp, *rest = hooked(None, debugging_hooks.noop_hook)(model)
         ddp.broadcast_buffers = False  # BatchNorm's, before each step
         return ddp, *rest
 

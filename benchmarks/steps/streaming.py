@@ -15,7 +15,6 @@ Writes benchmarks/results/streaming.json and prints a Markdown table.
 
 import argparse
 import math
-import os
 import sys
 import time
 from pathlib import Path
@@ -26,7 +25,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks.losses.local_steps import inner_optimizer
 from benchmarks.shared.provenance import save
-from benchmarks.shared.ranks import as_rank, collect
+from benchmarks.shared.ranks import as_rank, collect, sent_bytes
 from benchmarks.shared.tables import markdown
 
 FRAGMENTS, WARM_UP = 2, 2
@@ -124,12 +123,6 @@ def rounds(arguments: argparse.Namespace, period: int, count: int) -> dict[str, 
 def busy_s(link: Any, sent: int) -> float:
     """Seconds that a link takes for bytes as the kernel counts them, which are fewer than those on the wire."""
     return sent / link.counted_bytes_per_second
-
-
-def sent_bytes() -> int:
-    from gradwire.lab.network.traffic import interface_traffic
-
-    return interface_traffic(os.environ["GLOO_SOCKET_IFNAME"]).sent_bytes
 
 
 COLUMNS = ("", "sent every", "delay, steps", "ms a step", "wire idle", "training waited", "outer steps")

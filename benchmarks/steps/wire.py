@@ -9,7 +9,6 @@ packets, which adds 6.7 % of headers to everything. Writes benchmarks/results/wi
 """
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -17,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 import gradwire as gw
 from benchmarks.shared.provenance import save
-from benchmarks.shared.ranks import as_rank, collect
+from benchmarks.shared.ranks import as_rank, collect, sent_bytes
 
 STEPS = 5
 PAIRINGS = [
@@ -63,7 +62,6 @@ def measure(model, compressor, communicator) -> dict:
     import torch
     import torch.distributed as dist
 
-    from gradwire.lab.network.traffic import interface_traffic
     from gradwire.plans import uniform
     from gradwire.runtime.job_options import JobOptions
     from gradwire.runtime.runtime import Runtime
@@ -75,14 +73,14 @@ def measure(model, compressor, communicator) -> dict:
     mesh = gw.Mesh.of(gw.ProcessGroup.own())
     runtime = Runtime(lambda: plan, slots, mesh, torch.device("cpu"), JobOptions(owns_mesh=True))
     dist.barrier()
-    before = interface_traffic(os.environ["GLOO_SOCKET_IFNAME"]).sent_bytes
+    before = sent_bytes()
     for _ in range(STEPS):
         runtime.open_step()
         for index, grad in enumerate(grads):
             runtime.submit(index, grad)
         runtime.finish()
     dist.barrier()
-    sent = interface_traffic(os.environ["GLOO_SOCKET_IFNAME"]).sent_bytes - before
+    sent = sent_bytes() - before
     totals = torch.tensor([sent, runtime.stats().wire_bytes], dtype=torch.float64)
     dist.all_reduce(totals)  # a ring's ranks may differ by a part; declared is the job's total
     measured, declared = (totals / dist.get_world_size() / STEPS).tolist()

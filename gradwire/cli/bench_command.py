@@ -38,7 +38,7 @@ def bench(model: dict[str, Any], compared: Compared, timed: TimingOptions, json_
         cluster, spec = setup.cluster(timed.device), setup.spec(named, timed)
     with runner(cluster) as ranks:
         # on the host where it is written, before anything is measured
-        if json_file and ranks.leads:
+        if json_file and leads():
             _check_can_be_written(json_file)
         time_turns(spec, ranks, partial(_show_setup, setup, cluster, timed, json_file))
 
@@ -80,8 +80,8 @@ def bench_played(
         cost = TrainingCost.of(**vars(training))
     with runner(running) as ranks:
         # one rank runs, and the process that leads shows
-        folder = run_folder(out, "played", ranks.leads)
-        with writing_to(folder, ranks.leads):
+        folder = run_folder(out, "played")
+        with writing_to(folder):
             time_turns(spec, ranks, partial(_show_played, setup, running, folder, cost), "playing")
 
 
@@ -147,7 +147,7 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
         specs = {setup: setup.spec([row.configuration for row in mine], timed) for setup, mine in of.items()}
         clusters = {setup: setup.cluster(timed.device) for setup in of}
     titles = {setup: f"{number}/{len(of)} {setup.model}" for number, setup in enumerate(of, 1)}
-    folder = run_folder(out, name, leads())
+    folder = run_folder(out, name)
     measured: list[suites.Result] = []
     paths: list[Path] = []
     if rows[0].setup.link == REAL and leads():
@@ -165,7 +165,7 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
 
     # a folder of results, written anew after each set-up
     try:
-        with writing_to(folder, leads()):
+        with writing_to(folder):
             for cluster, setups in groupby(of, key=clusters.__getitem__):
                 with runner(cluster) as ranks:
                     # once for a cluster: ranks that run already can meet only once

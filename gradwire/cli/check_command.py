@@ -52,8 +52,8 @@ def check(
         planned = [Configuration(each.way, plan=each.plan) for each in outcomes]
         check_plans(planned, lambda: make_task(training.task, training.options).build_model(seed))
     with runner(running) as ranks:
-        home = run_folder(out, "simulate", ranks.leads)
-        with writing_to(home, ranks.leads):
+        home = run_folder(out, "simulate")
+        with writing_to(home):
             spec = _spec(training, played, [_saved(each, home) for each in outcomes], seed)
             title = f"{Path(job).stem}: {played}"
             time_turns(spec, ranks, partial(_show, home, title, outcomes, cost), "playing")

@@ -14,7 +14,7 @@ from gradwire.lab.names import (
     PRESETS,
     SUITES,
     TASKS,
-    exported,
+    exported_names,
 )
 
 _FIRST = (DENSE, NOCOMM, AUTO, LOCAL, *HOOKS)
@@ -26,19 +26,19 @@ def configurations(incomplete: str) -> list[str]:
     head, plus, last = incomplete.rpartition("+")
     # local steps stand before a compressor
     begun = head.startswith(LOCAL) and "+" not in head
-    names = exported("compressors") if begun or not plus else exported(*PARTNERS)
+    names = exported_names("compressors") if begun or not plus else exported_names(*PARTNERS)
     return [f"{head}{plus}{name}" for name in _beginning([*(() if plus else _FIRST), *names], last)]
 
 
 def candidates(incomplete: str) -> list[str]:
     """Compressors separated by commas."""
     head, comma, last = incomplete.rpartition(",")
-    return [f"{head}{comma}{name}" for name in _beginning(exported("compressors"), last)]
+    return [f"{head}{comma}{name}" for name in _beginning(exported_names("compressors"), last)]
 
 
 def controllers(incomplete: str) -> list[str]:
     """Their names."""
-    return _beginning(exported("controllers"), incomplete)
+    return _beginning(exported_names("controllers"), incomplete)
 
 
 def tasks(incomplete: str) -> list[str]:
@@ -58,7 +58,7 @@ def presets(incomplete: str) -> list[str]:
 
 def families(incomplete: str) -> list[str]:
     """Kinds, and everything of each."""
-    own = exported("compressors", *PARTNERS)
+    own = exported_names("compressors", *PARTNERS)
     return _beginning([*KINDS, *_FIRST, *own, *TASKS, *MODELS, *PRESETS, *SUITES], incomplete)
 
 

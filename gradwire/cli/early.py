@@ -21,7 +21,7 @@ from gradwire.lab.names import (
     SUITES,
     TASKS,
     TINY,
-    exported,
+    exported_names,
 )
 from gradwire.lab.network.link import Link, link_of
 from gradwire.report.report_files import BESIDE
@@ -96,14 +96,14 @@ def configurations(texts: Sequence[str]) -> None:
         # local steps may stand before a compressor
         if others and _name(head) == LOCAL:
             head, *others = others
-        _check("compressor", head, (*exported("compressors"), DENSE, DDP, NOCOMM, LOCAL, AUTO))
+        _check("compressor", head, (*exported_names("compressors"), DENSE, DDP, NOCOMM, LOCAL, AUTO))
         for other in others:
-            _check("memory, communicator or controller", other, exported(*PARTNERS))
+            _check("memory, communicator or controller", other, exported_names(*PARTNERS))
 
 
 def controller(text: str) -> None:
     """Raises ValueError for an unknown controller."""
-    _check("controller", text, exported("controllers"))
+    _check("controller", text, exported_names("controllers"))
 
 
 def _check_named(kind: str, name: str, known: Sequence[str]) -> None:

@@ -44,12 +44,12 @@ def cluster_of(hosts: int | None, link: str | None, device: str, shard: int = 1)
     return LabCluster(ranks_of(hosts, shard), link_of(link or LOOPBACK), device, shard)
 
 
-def run_folder(out: Path, name: str, leads: bool = True) -> Path:
+def run_folder(out: Path, name: str) -> Path:
     """A folder of a run's own, named by the time. The process that leads makes it at once, so that a disk that cannot
     be written is noticed before hours of measuring, not after."""
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
     folder, number = out / stem, 1
-    if not leads:
+    if not leads():
         return folder
     # the first free name
     out.mkdir(parents=True, exist_ok=True)
@@ -63,11 +63,11 @@ def run_folder(out: Path, name: str, leads: bool = True) -> Path:
 
 
 @contextmanager
-def writing_to(folder: Path, leads: bool = True) -> Iterator[None]:
+def writing_to(folder: Path) -> Iterator[None]:
     """Prints the folder on the process that leads, and again where the run is stopped.
 
     Raises OSError, naming the folder, where its disk is full."""
-    if not leads:
+    if not leads():
         yield
         return
     try:

@@ -59,8 +59,8 @@ def find_plan(
         spec.check(gpus)
     # ranks measure; the process that leads writes and shows
     with runner(cluster) as ranks:
-        home = run_folder(out, f"plan-{spec.task}", ranks.leads)
-        with writing_to(home, ranks.leads):
+        home = run_folder(out, f"plan-{spec.task}")
+        with writing_to(home):
             if planned := _plan(spec, ranks, home):
                 paths = plan_report.write(home, f"A plan for {spec.task}: {played or cluster}", planned, gpus, cost)
                 show(plan_report.why(planned, gpus, cost))
@@ -157,7 +157,7 @@ def _plan(spec: PlanSpec, ranks: Runner, home: Path) -> Planned | None:
             progress.update(bar, completed=line.get("step", MOST_STEPS), note=line.get("doing", "done"))
 
         ranks.run(plan, spec, home / "steps.jsonl", follow)
-    return Planned.from_line(lines[-1]) if ranks.leads else None
+    return Planned.from_line(lines[-1]) if leads() else None
 
 
 def read_job(job: str, objective: Any) -> tuple[Profile, Plan | None]:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.progress import Progress
 
 from gradwire.cli.console import mistakes, progress_bars, show
-from gradwire.cli.run_setup import cluster_of, run_folder, writing_to
+from gradwire.cli.run_setup import cluster_of, leads, run_folder, writing_to
 from gradwire.cli.wanted import Wanted
 from gradwire.lab.configuration import Configuration, parse_all
 from gradwire.lab.experiments.comparison import Comparison, circumstances
@@ -80,23 +80,23 @@ def resume(folder: Path, wanted: Wanted, others: Sequence[Any]) -> None:
     with chdir(there):
         with mistakes():
             comparison, cluster = kept(folder)
-        with runner(cluster) as ranks, writing_to(folder, ranks.leads):
+        with runner(cluster) as ranks, writing_to(folder):
             compare_in(folder, comparison, cluster, ranks)
 
 
 def compare(comparison: Comparison, cluster: LabCluster, out: Path) -> None:
     """Trains all configurations; writes and prints the results."""
     with runner(cluster) as ranks:
-        folder = ranks.agreed(run_folder(out, comparison.task, ranks.leads))
-        with writing_to(folder, ranks.leads):
+        folder = ranks.agreed(run_folder(out, comparison.task))
+        with writing_to(folder):
             compare_in(folder, comparison, cluster, ranks)
 
 
 def _compare_all(name: str, comparisons: list[Comparison], cluster: LabCluster, out: Path) -> None:
     """Trains task after task, each with a folder in the suite's; results are written after each."""
     with runner(cluster) as ranks:
-        folder = ranks.agreed(run_folder(out, name, ranks.leads))
-        with writing_to(folder, ranks.leads):
+        folder = ranks.agreed(run_folder(out, name))
+        with writing_to(folder):
             _compare_in(folder, name, comparisons, cluster, ranks)
 
 
@@ -121,7 +121,7 @@ def compare_in(folder: Path, comparison: Comparison, cluster: LabCluster, ranks:
     it are written all the same."""
     runs: list[Run] = []
     # what --resume needs
-    if ranks.leads and comparison.checkpoint_every:
+    if leads() and comparison.checkpoint_every:
         folder.mkdir(parents=True, exist_ok=True)
         keep(folder, comparison, cluster)
     try:
@@ -129,7 +129,7 @@ def compare_in(folder: Path, comparison: Comparison, cluster: LabCluster, ranks:
         with progress_bars() as progress:
             for configuration, spec in comparison.specs(folder):
                 run = _train(configuration, spec, comparison.course.steps, ranks, progress)
-                if ranks.leads:
+                if leads():
                     runs.append(run)
     # also of a comparison that was stopped
     finally:
@@ -147,7 +147,7 @@ def _report(comparison: Comparison, cluster: LabCluster, folder: Path, runs: lis
 def _train(configuration: Configuration, spec: TrainSpec, steps: int, ranks: Runner, progress: Progress) -> Run:
     run, home = Run(configuration.text), Path(spec.home)
     # other ranks follow nothing
-    if not ranks.leads:
+    if not leads():
         ranks.run(train_rank, spec, home, lambda line: None)
         return run
     # the process that leads writes metrics, and shows the loss; after a resume those that were kept come first

@@ -14,7 +14,7 @@ from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.ranges import capacity, even, send_ranges
 from gradwire.ops.reference.largest import TINY
-from gradwire.ops.threshold import counted, largest_above, usable
+from gradwire.ops.threshold import count_nonzero, largest_above, usable
 from gradwire.wire import Wire, all_gather, all_to_all
 
 POINTS = 64
@@ -96,7 +96,7 @@ class OkTopk(SparseCommunicator):
         places, values = ops.unpack_entries(everyones.body, entries)
         if threshold is None:
             context.group.stage(THRESHOLD, _keep_largest(values, k))
-        shared = counted(values)
+        shared = count_nonzero(values)
         if shared is not None and not 2 / 3 <= shared / k <= 4 / 3:
             context.group.stage(THRESHOLD, torch.zeros(1, dtype=torch.float32, device="cpu"))
         # the next bounds

@@ -65,7 +65,7 @@ PARTNERS = ("memories", "communicators", "controllers")
 
 
 @cache
-def exported(*packages: str) -> list[str]:
+def exported_names(*packages: str) -> list[str]:
     """The names that configurations may use of these packages of Gradwire, in lower case, read from their sources."""
     sources = [Path(gradwire.__file__).with_name(package) / "__init__.py" for package in packages]
     nodes = [node for source in sources for node in ast.parse(source.read_text()).body if isinstance(node, ast.Assign)]

@@ -73,6 +73,6 @@ def usable(threshold: Tensor, x: Tensor) -> float | None:
     return threshold.item() or None if on_host(x.device) else None
 
 
-def counted(values: Tensor) -> int | None:
+def count_nonzero(values: Tensor) -> int | None:
     """The number of values other than 0; None on a GPU, where that would need a host sync."""
     return int(values.count_nonzero()) if on_host(values.device) else None

@@ -1,21 +1,18 @@
 """The scheduler's pure core: from a profile to the plan with the shortest step. No network, no clock, no printing."""
 
 from gradwire.schedule import baselines
-from gradwire.schedule.costs import Affine, CostTable, Fit, theil_sen
-from gradwire.schedule.problem import GroupChoice, Option, Problem
+from gradwire.schedule.costs import Affine, CostTable, theil_sen
+from gradwire.schedule.problem import Option, Problem
 from gradwire.schedule.profile import Candidate, Objective, Profile, SlotTime, over_link
-from gradwire.schedule.progress import best_index, plan_efficiency, search_progress
+from gradwire.schedule.progress import best_index, plan_efficiency, search_profile, search_progress
 from gradwire.schedule.regimes import Regime, Worker
 from gradwire.schedule.search import Solution, evaluate, search
-from gradwire.schedule.search_by_rule import search_profile
-from gradwire.schedule.timeline import Span, Timeline, timeline
+from gradwire.schedule.timeline import Timeline, timeline
 
 __all__ = [
     "Affine",
     "Candidate",
     "CostTable",
-    "Fit",
-    "GroupChoice",
     "Objective",
     "Option",
     "Problem",
@@ -23,7 +20,6 @@ __all__ = [
     "Regime",
     "SlotTime",
     "Solution",
-    "Span",
     "Timeline",
     "Worker",
     "baselines",

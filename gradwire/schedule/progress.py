@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from gradwire.rules import joined
 from gradwire.schedule.problem import GroupChoice, Problem
+from gradwire.schedule.profile import Profile
 from gradwire.schedule.regimes import Regime
-from gradwire.schedule.search import Solution, search
+from gradwire.schedule.search import Solution, evaluate, search
 
 NOISE = 1.03
 """Rates of progress within this factor of each other are noise."""
@@ -28,6 +30,16 @@ def best_index(rates: Sequence[float], efficiencies: Sequence[float]) -> int:
     efficient."""
     near = [index for index, rate in enumerate(rates) if NOISE * rate >= max(rates)]
     return max(near, key=lambda index: (efficiencies[index], rates[index]))
+
+
+def search_profile(profile: Profile, regime: Regime, eps: float) -> Solution:
+    """The plan with the most progress per second, to within a factor of 1 + eps. With several rules it is made of the
+    best plan for each rule's slots, were they alone, and no bound is proven."""
+    parts = profile.by_rule()
+    if parts == [profile]:
+        return search_progress(profile.problem(), regime, eps)
+    plans = [part.plan(search_progress(part.problem(), regime, eps).groups) for part in parts]
+    return evaluate(profile.problem(), profile.choices(joined(plans, profile.slots)), regime)
 
 
 def search_progress(problem: Problem, regime: Regime, eps: float = 0.0, known: Sequence[Solution] = ()) -> Solution:

@@ -45,10 +45,10 @@ def meet(rank: int, ranks: list[int], timeout_s: float) -> str:
 
 
 def _name(rank: int, ranks: list[int]) -> str:
-    return counted(f"gradwire/{sha256(str(ranks).encode()).hexdigest()[:16]}", rank)
+    return numbered(f"gradwire/{sha256(str(ranks).encode()).hexdigest()[:16]}", rank)
 
 
-def counted(name: str, rank: int, store: Any = None) -> str:
+def numbered(name: str, rank: int, store: Any = None) -> str:
     """A new name that begins with `name`, the same on all ranks, which make such names together. Every rank counts in
     the store how many it has made; so a rank that is new beside others has as many as they have."""
     return f"{name}/{TorchStore(name, store).add(f'made/{rank}', 1)}"

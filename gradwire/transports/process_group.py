@@ -27,7 +27,7 @@ from gradwire.transports import forked
 from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.connections import Connections, connections_of, let_go
 from gradwire.transports.direct_sends import DirectSends
-from gradwire.transports.gathering import counted, meet
+from gradwire.transports.gathering import meet, numbered
 from gradwire.transports.heartbeat import Heartbeat, raise_alarm
 from gradwire.transports.mesh import ABORT_S, Mesh
 from gradwire.transports.staged import Staging
@@ -59,7 +59,7 @@ class ProcessGroup(Transport):
         self._sends = DirectSends(self.rank, self.world)
         self.timeout_s = timeout_of(group).total_seconds()
         # a group may be given again, and what was left in the store for the job before is not to be read
-        name = name or counted(f"gradwire/{group.group_name}", self.rank, store)
+        name = name or numbered(f"gradwire/{group.group_name}", self.rank, store)
         # the store, with one more connection for the monitor's thread, and the heartbeat over that
         self.store = self._texts = TorchStore(name, store)
         self._queues = backend_of(group, GPU) == "nccl"

@@ -92,7 +92,7 @@ class Graphs:
 @pytest.fixture
 def gpu_of_stubs(monkeypatch: pytest.MonkeyPatch) -> Device:
     """What the script does on a GPU alone, done on the CPU."""
-    calls = "synchronize", "empty_cache", "_sleep", "set_sync_debug_mode", "reset_peak_memory_stats"
+    calls = "synchronize", "empty_cache", "set_sync_debug_mode", "reset_peak_memory_stats"
     for name in calls:
         monkeypatch.setattr(torch.cuda, name, lambda *args: None)
     for name in ("memory_allocated", "max_memory_allocated", "memory_reserved"):
@@ -100,6 +100,7 @@ def gpu_of_stubs(monkeypatch: pytest.MonkeyPatch) -> Device:
     for name, stub in {"Event": Event, "Stream": Stream, "current_stream": Stream}.items():
         monkeypatch.setattr(torch.cuda, name, stub)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr("benchmarks.gpu.device.delay", lambda seconds, device: None)
     monkeypatch.setattr(Device, "is_gpu", True)
     monkeypatch.setattr(Device, "kernels", lambda self, run: [(f"a_kernel<{run()}>", 1.0)])
     monkeypatch.setattr(import_module("benchmarks.gpu.sections.kernels"), "CUDAGraphs", Graphs)

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from socket import create_server, gethostname
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from gradwire.cli.wanted import texts
 from gradwire.lab import names
 from gradwire.lab.catalogue import catalogue
 from gradwire.lab.configuration import parse
-from gradwire.lab.experiments.training_suites import TRAINING_SUITES
+from gradwire.lab.experiments.presets import SYSTEMS
 from gradwire.lab.jobs.bench_job import TimedSteps
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launch import launch
@@ -155,10 +154,10 @@ def test_names_that_are_checked_before_torch_is_loaded_are_those_of_the_catalogu
     known = {"Tasks": names.TASKS, "Models": names.MODELS, "Presets": names.PRESETS, "Suites": names.SUITES}
     known["Hooks"] = names.HOOKS
     assert {kind: tuple(found[kind]) for kind in known} == known
-    assert sorted(TRAINING_SUITES) == sorted(names.SUITES)
+    assert sorted(SYSTEMS) == sorted(names.SUITES)
     assert tuple(map(str.lower, found)) == names.KINDS
     for kind in ("Compressors", "Memories", "Communicators", "Controllers"):
-        assert sorted(found[kind]) == sorted(names.exported(kind.lower()))
+        assert sorted(found[kind]) == sorted(names.exported_names(kind.lower()))
 
 
 MISTAKES = [
@@ -364,7 +363,8 @@ def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path: Path, monkey
     names = [run_folder(tmp_path / "runs", "lm").name for _ in range(3)]
     assert names == ["20260201-000000-lm", "20260201-000000-lm-2", "20260201-000000-lm-3"]
     assert all((tmp_path / "runs" / name).is_dir() for name in names)
-    assert not run_folder(tmp_path / "others", "lm", leads=False).exists()
+    _started(monkeypatch, RANK="1", WORLD_SIZE="2")
+    assert not run_folder(tmp_path / "others", "lm").exists()
 
 
 def test_training_two_configurations_writes_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -447,7 +447,7 @@ def test_a_file_is_of_the_host_that_writes_it(monkeypatch: pytest.MonkeyPatch) -
     """A rank on a host without that folder ended, and rank 0 waited for it."""
     timed: list[object] = []
     _started(monkeypatch, RANK="1", WORLD_SIZE="2")
-    monkeypatch.setattr(bench_command, "runner", lambda cluster: nullcontext(SimpleNamespace(leads=False)))
+    monkeypatch.setattr(bench_command, "runner", lambda cluster: nullcontext())
     monkeypatch.setattr(bench_command, "time_turns", lambda *job: timed.append(job))
     assert main(["bench", "dense", "--model", "tiny-resnet18", "--json", "/nowhere/a.json"]) == 0
     assert len(timed) == 1

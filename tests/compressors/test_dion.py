@@ -8,7 +8,7 @@ import gradwire as gw
 from gradwire import checkpoint
 from gradwire.frontends.null_job import NullRuntime
 from gradwire.slots import Layout
-from tests.support.harness import Job, draw, job, plan_of, raising, slots_of, together, total
+from tests.support.harness import Job, draw, job, plan_of, slots_of, total
 
 SLOTS = slots_of({
     "w": torch.empty(12, 27), "row": torch.empty(1, 12), "column": torch.empty(9, 1), "small": torch.empty(3, 2),
@@ -108,7 +108,7 @@ def test_momentum_stays_known_while_native_or_frozen_and_through_states():
         running.install(gw.NATIVE)
         native = running.states()
         running.install(dion)
-        raising(together(2, lambda rank: running.runtimes[rank].follow(others)))
+        running.follow(others)
         frozen = running.states()
     with job(sparse, SLOTS, 2, no_native="") as other:
         for states in (native, frozen, gw.reshard(native, 2), [checkpoint.gather(native)] * 2):

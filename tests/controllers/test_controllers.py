@@ -14,7 +14,7 @@ from gradwire.controllers import MESSAGE_NUMBERS
 from gradwire.controllers.requests import change_from_json
 from gradwire.runtime.plan.controller_runner import ControllerRunner, Tracing
 from gradwire.text_tensors import text_of
-from tests.support.harness import SMALL, Job, draw, hosts, job, plan_of, raising, slots_of, together, total
+from tests.support.harness import SMALL, Job, draw, hosts, job, plan_of, slots_of, total
 from tests.support.schedule import Schedule
 
 SLOTS = slots_of(SMALL)
@@ -277,7 +277,7 @@ def test_a_decision_for_other_slots_is_dropped_with_them():
             running.step(draw(SLOTS, 2, number))
         controls = [runtime._active._control for runtime in running.runtimes]
         assert [control.decided for control in controls] == [plan_with(DENSER)] * 2
-        raising(together(2, lambda rank: running.runtimes[rank].follow(names[1:])))
+        running.follow(names[1:])
         assert [control.decided for control in controls] == [None] * 2
         assert [slot.name for slot in controls[0].slots] == names[1:]
 

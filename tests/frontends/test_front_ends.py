@@ -1,8 +1,9 @@
 """What front ends check and give back before a job runs."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from time import sleep
 from typing import Any
@@ -159,17 +160,17 @@ def test_arithmetic_has_rows_that_only_noise_makes_independent(monkeypatch: pyte
     assert drawn == [40]
 
 
+def begin_and_end(plan: gw.Plan, transports: list, rank: int, make: Callable[[], Any] = lambda: None) -> None:
+    """A rank's job without a step."""
+    options = JobOptions(controller=make())
+    Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, options).close()
+
+
 def test_ranks_whose_arithmetic_differs_are_refused_where_all_must_compute_alike(monkeypatch: pytest.MonkeyPatch):
     numbers = count()
     monkeypatch.setattr(agreement, "_arithmetic", lambda device: str(next(numbers)))
     for compressor, differ in ((gw.TopK(0.1), False), (gw.RandomK(0.1), True), (gw.PowerSGD(2), True)):
-        plan = gw.plans.uniform(SLOTS, compressor)
-        transports = gw.Threads.group(2)
-
-        def begin(rank: int, plan: gw.Plan = plan, transports: list = transports) -> None:
-            Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, JobOptions()).close()
-
-        errors = together(2, begin)
+        errors = together(2, partial(begin_and_end, gw.plans.uniform(SLOTS, compressor), gw.Threads.group(2)))
         assert ["differ in arithmetic" in str(error) for error in errors] == [differ, differ]
 
 
@@ -189,13 +190,8 @@ def test_ranks_with_different_threads_are_refused_where_all_must_compute_alike(m
         (gw.FP32(), gw.Auto, False),
         (gw.FP32(), lambda: Later((low,)), True),
     ):
-        transports = gw.Threads.group(2)
-
-        def begin(rank: int, transports: list = transports, compressor: Any = compressor, make: Any = controller):
-            plan, options = gw.plans.uniform(SLOTS, compressor), JobOptions(controller=make())
-            Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, options).close()
-
-        errors = together(2, begin)
+        plan, transports = gw.plans.uniform(SLOTS, compressor), gw.Threads.group(2)
+        errors = together(2, partial(begin_and_end, plan, transports, make=controller))
         differs = ["threads that compute, which OMP_NUM_THREADS sets" in str(error) for error in errors]
         assert differs == [differ] * 2, (compressor, controller())
 
@@ -204,8 +200,8 @@ def test_ranks_whose_plans_differ_behind_a_controllers_first_one_are_refused():
     transports = gw.Threads.group(2)
 
     def begin(rank: int) -> None:
-        plan, options = gw.plans.uniform(SLOTS, gw.TopK((0.1, 0.2)[rank])), JobOptions(controller=gw.WarmUp(bits=8))
-        Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, options).close()
+        plan = gw.plans.uniform(SLOTS, gw.TopK((0.1, 0.2)[rank]))
+        begin_and_end(plan, transports, rank, lambda: gw.WarmUp(bits=8))
 
     assert ["the ranks differ in plan" in str(error) for error in together(2, begin)] == [True, True]
 
@@ -262,10 +258,7 @@ def test_a_rank_that_compiles_for_longer_than_ranks_wait_for_each_other_is_not_a
     monkeypatch.setattr(agreement, "_arithmetic", lambda device: sleep(2 * next(begun)) or "the same")
     plan, transports = gw.plans.uniform(SLOTS, gw.PowerSGD(2)), gw.Threads.group(2)
 
-    def begin(rank: int) -> None:
-        Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, JobOptions()).close()
-
-    assert together(2, begin) == [None, None]
+    assert together(2, partial(begin_and_end, plan, transports)) == [None, None]
 
 
 @needs_library
@@ -278,7 +271,7 @@ def test_a_rank_without_the_library_is_refused_where_all_must_compute_alike(monk
 
     def begin(rank: int) -> None:
         mine.lacks_it = rank == 1
-        Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, JobOptions()).close()
+        begin_and_end(plan, transports, rank)
 
     assert all("differ in arithmetic" in str(error) for error in together(2, begin))
 

@@ -18,6 +18,7 @@ from gradwire.ops.mean import Mean
 from gradwire.slots import Layout, Slot
 from tests.support.cases import CASES, Case, rows
 from tests.support.harness import SMALL, WIDE, Job, alone, draw, hosts, job, plan_of, slots_of, total
+from tests.support.states import same_states
 
 SMALL_SLOTS, WIDE_SLOTS = slots_of(SMALL), slots_of(WIDE)
 CONSERVING = [case for case in CASES if case.conserves]
@@ -300,13 +301,6 @@ def test_steps_that_count_for_no_rank_leave_no_trace(case: Case):
                 before = running.states()
     for poisoned_means, means in zip(later[:3], later[3:], strict=True):
         same_bits([poisoned_means, means])
-
-
-def same_states(before: list[dict[str, Tensor]], after: list[dict[str, Tensor]]) -> None:
-    """Equal bit for bit, but for the number of steps."""
-    for old, new in zip(before, after, strict=True):
-        assert old.keys() == new.keys()
-        assert all(torch.equal(new[key], old[key]) for key in old.keys() - {"step", "about"})
 
 
 @rows(CASES)

@@ -9,15 +9,10 @@ from gradwire.communicators import Communicator
 from gradwire.memories import Memory
 from gradwire.runtime.worker.executor import Executor
 from tests.support.harness import SMALL, Job, draw, hosts, impatient, job, plan_of, slots_of, together
+from tests.support.states import same_states
 
 SLOTS = slots_of(SMALL)
 SPIKE = 1e4
-
-
-def same(one: list[dict[str, Tensor]], other: list[dict[str, Tensor]]) -> None:
-    for a, b in zip(one, other, strict=True):
-        assert a.keys() == b.keys()
-        assert all(torch.equal(a[key], b[key]) for key in a.keys() - {"step", "about"})  # which count skipped steps
 
 
 def same_means(one: list[list[Tensor]], other: list[list[Tensor]]) -> None:
@@ -31,11 +26,11 @@ def leaves_no_trace(running: Job, steps: int) -> None:
     for step in range(1, steps + 1):
         means, after = running.step(draw(SLOTS, running.world, step)), running.states()
         running.skip()
-        same(running.states(), before)
+        same_states(running.states(), before)
         running.step(draw(SLOTS, running.world, 100 + step, scale=SPIKE))
         running.skip()
         same_means(running.step(draw(SLOTS, running.world, step)), means)
-        same(before := running.states(), after)
+        same_states(before := running.states(), after)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +49,7 @@ def test_what_was_pending_from_another_plan_is_pending_again():
         before = running.states()
         means = running.step(draw(SLOTS, 2, 1))
         running.skip()
-        same(running.states(), before)
+        same_states(running.states(), before)
         same_means(running.step(draw(SLOTS, 2, 1)), means)
 
 
@@ -106,7 +101,7 @@ def test_the_first_step_can_be_taken_back_though_the_plan_follows_it():
         before = running.states()
         running.step(draw(SLOTS, 2, 0, scale=SPIKE))
         running.skip()
-        same(running.states(), before)
+        same_states(running.states(), before)
         assert not any(residual.any() for own in running.state("residual") for residual in own)
 
 
@@ -118,7 +113,7 @@ def test_to_skip_twice_is_to_skip_once_and_a_step_that_was_not_finite_is_skipped
             running.step(draw(SLOTS, 2, 1, scale=scale))
             running.skip()
             running.runtimes[0].skip()  # asks no other rank
-            same(running.states(), before)
+            same_states(running.states(), before)
         assert [runtime.stats().skipped for runtime in running.runtimes] == [2, 2]
         running.step(draw(SLOTS, 2, 1))
         running.skip()
@@ -133,7 +128,7 @@ def test_draws_and_turns_go_on_from_a_checkpoint_as_if_no_step_had_been_skipped(
         running.skip()
         other.load(running.states())
         same_means(running.step(draw(SLOTS, 2, 2)), other.step(draw(SLOTS, 2, 2)))
-        same(running.states(), other.states())
+        same_states(running.states(), other.states())
 
 
 @pytest.mark.parametrize(("scale", "said"), [(1.0, "rank 0 of 2"), (torch.inf, "1 skipped, the last step 1 for")])

@@ -34,7 +34,7 @@ from tests.processes.scenarios import (
     scenario,
     train,
 )
-from tests.processes.shards import folder, kept
+from tests.processes.shards import folder, kept, shards_of
 
 
 def inner(model: nn.Module) -> torch.optim.Optimizer:
@@ -270,10 +270,6 @@ def sharded(mesh: DeviceMesh, seed: int = 0) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-def own_shards(model: nn.Module) -> Tensor:
-    return torch.cat([p.to_local().detach().flatten() for p in model.parameters()])
-
-
 @scenario(4, long=True)
 def hosts_that_train_with_fsdp2_inside_are_replicas() -> None:
     mesh = hosts_of_two()
@@ -288,7 +284,7 @@ def hosts_that_train_with_fsdp2_inside_are_replicas() -> None:
             (losses / 2).tolist(), [each[mesh.get_local_rank(0)] for each in expected], rtol=0, atol=1e-5
         )
         assert same_on_all_ranks(torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()]))
-        dense = 6 * 4 * len(own_shards(model))  # of two replicas each sends as much as it holds
+        dense = 6 * 4 * len(shards_of(model))  # of two replicas each sends as much as it holds
         assert dense <= optimizer.handle.stats().wire_bytes <= dense + 6 * 100
         optimizer.handle.detach()
 
@@ -315,12 +311,12 @@ def sharded_replicas_stream_and_resume_bit_for_bit() -> None:
         resumed.load_state_dict(state["optimizer"])
         other.load_state_dict(state["model"])
         assert train(other, 12, first=cut, optimizer=resumed) == expected, cut
-        assert torch.equal(own_shards(other), own_shards(model)), cut
-        before = own_shards(model).clone()
+        assert torch.equal(shards_of(other), shards_of(model)), cut
+        before = shards_of(model).clone()
         with optimizer.shared_parameters(), torch.no_grad():
             evaluated = model(batch(0, 0)[0])  # FSDP gathers what is shared, and lets go of it
             assert same_on_all_ranks(evaluated)
-        assert torch.equal(own_shards(model), before)
+        assert torch.equal(shards_of(model), before)
         with torch.no_grad():
             assert not torch.equal(model(batch(0, 0)[0]), evaluated)
 
@@ -337,7 +333,7 @@ def what_is_not_finite_on_one_shard_is_no_part_of_its_replicas_eager_update() ->
     train(model, 1, first=4, optimizer=optimizer)
     moved = optimizer.state_dict()["local_steps"]["eager"][0]["moved"]
     assert any(own.any() for own in moved.values()) == (dist.get_rank() > 1)
-    assert own_shards(model).isfinite().all()
+    assert shards_of(model).isfinite().all()
 
 
 def spoil(weight: DTensor, stepped: torch.optim.Optimizer, *_: object) -> None:
@@ -352,18 +348,18 @@ def what_is_not_finite_on_one_shard_counts_for_no_replica() -> None:
         model = sharded(mesh["shard"])
         optimizer = gw.LocalSteps(inner(model), model, compressor, inner_steps=6, mesh=mesh)
         train(model, 12, optimizer=optimizer)
-        before = own_shards(model).clone()
+        before = shards_of(model).clone()
         train(model, 5, first=12, optimizer=optimizer)
         if dist.get_rank() == 1:  # in the last inner step, so that no forward pass brings it to the other shard
             hook = optimizer.inner.register_step_post_hook(partial(spoil, model[2].weight))
         train(model, 1, first=17, optimizer=optimizer)
         if dist.get_rank() == 1:
             hook.remove()
-        assert torch.equal(own_shards(model), before), compressor
+        assert torch.equal(shards_of(model), before), compressor
         assert (model[2].weight in optimizer.inner.state) == (dist.get_rank() > 1)  # shards of a replica agree
         train(model, 12, first=18, optimizer=optimizer)
-        assert own_shards(model).isfinite().all()
-        assert not torch.equal(own_shards(model), before)
+        assert shards_of(model).isfinite().all()
+        assert not torch.equal(shards_of(model), before)
         assert same_on_all_ranks(torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()]))
         optimizer.handle.detach()
 

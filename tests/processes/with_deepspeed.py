@@ -20,6 +20,7 @@ import gradwire as gw
 from gradwire.integrations import deepspeed_engine
 from gradwire.integrations.deepspeed import attach
 from tests.processes.scenarios import batch, flat, freeze, network, refused, same_on_all_ranks, scenario
+from tests.support.states import residual_of
 
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 ADAM = {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}}
@@ -69,11 +70,6 @@ def trained(configuration: dict[str, Any], compressor: Any = None, **options: An
     train(engine)
     assert same_on_all_ranks(flat(engine.module))
     return flat(engine.module)
-
-
-def residual_of(handle: gw.Handle) -> Tensor:
-    state = handle.state_dict()
-    return torch.cat([tensor.flatten() for key, tensor in sorted(state.items()) if key.endswith("//residual")])
 
 
 @scenario(2, 3)

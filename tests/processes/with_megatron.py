@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 import gradwire as gw
 from tests.processes.scenarios import batch, flat, freeze, network, refused, same_on_all_ranks, scenario
+from tests.support.states import residual_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # about packages for GPUs
@@ -132,11 +133,6 @@ def forward_step(batches: Iterator[tuple[Tensor, Tensor]], model: Any) -> tuple[
         return mean, {"loss": mean.item()}
 
     return model(inputs.to(next(model.parameters()).dtype)).float(), loss
-
-
-def residual_of(handle: gw.Handle) -> Tensor:
-    state = handle.state_dict()
-    return torch.cat([tensor.flatten() for key, tensor in sorted(state.items()) if key.endswith("//residual")])
 
 
 @scenario(2, 3)

@@ -13,7 +13,7 @@ from tests.support.schedule_cases import REGIMES, all_plans, brute_force, filled
 
 RULES = [
     baselines.layer_wise, baselines.one_group, baselines.buckets, baselines.best_buckets, peers.best_even_split,
-    peers.mg_wfbp, peers.cupcake,
+    peers.cupcake,
 ]  # fmt: skip
 
 

@@ -46,10 +46,10 @@ class Page:
         assert "error" not in answer, f"{method}: {answer['error']}"
         return answer["result"]
 
-    def open(self, path: Path, *, width: int = 1400, height: int = 1000, dark: bool = False) -> None:
+    def open(self, path: Path, *, width: int = 1400, dark: bool = False) -> None:
         """Shows a file, and returns when it is drawn."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=1000, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.events.clear()
         self.call("Page.navigate", url=path.as_uri())

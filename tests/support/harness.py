@@ -17,14 +17,13 @@ from gradwire.controllers import Controller
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
-from gradwire.ops.workspace import Workspace
-from gradwire.runtime.exchanges.exchange import GroupExchange, JobContext
+from gradwire.runtime.exchanges import host_exchange
+from gradwire.runtime.exchanges.exchange import GroupExchange
 from gradwire.runtime.exchanges.group_input import GroupInput
-from gradwire.runtime.exchanges.replica_exchange import ReplicaExchange
 from gradwire.runtime.failures import failure_verdict
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.state.store import Exported, Store
+from gradwire.runtime.state.store import Exported
 from gradwire.slots import Layout, Slot
 from gradwire.tuner import profiler_for
 
@@ -173,6 +172,9 @@ class Job:
     def install(self, plan: gw.Plan) -> None:
         raising(together(self.world, lambda rank: self.runtimes[rank].install(plan)))
 
+    def follow(self, trained: Sequence[str]) -> None:
+        raising(together(self.world, lambda rank: self.runtimes[rank].follow(trained)))
+
     def load(self, states: Sequence[dict[str, Tensor]]) -> None:
         raising(together(self.world, lambda rank: self.runtimes[rank].load_state_dict(states[rank])))
 
@@ -249,9 +251,7 @@ def hosts(count: int, local: int) -> list[gw.Mesh]:
 
 def exchange_of(group: gw.Group, slots: Sequence[Slot], transport: gw.Transport) -> GroupExchange:
     """One group of one rank, without a job."""
-    store = Store(slots, CPU)
-    store.arrange(gw.Plan((group,)))
-    return ReplicaExchange(group, 0, store.groups[0], JobContext(gw.Mesh.of(transport), 0, Workspace(CPU)))
+    return host_exchange.exchange_of(group, slots, gw.Mesh.of(transport), CPU)
 
 
 def run(exchange: GroupExchange, grads: Sequence[Tensor], transport: gw.Transport, step: int = 0) -> None:

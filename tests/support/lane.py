@@ -8,12 +8,8 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.ops.gradients import Gradients
-from gradwire.ops.workspace import Workspace
-from gradwire.runtime.exchanges.exchange import GroupExchange, JobContext
 from gradwire.runtime.exchanges.group_input import GroupInput
-from gradwire.runtime.exchanges.host_exchange import HostExchange
-from gradwire.runtime.exchanges.replica_exchange import ReplicaExchange
-from gradwire.runtime.state.store import Store
+from gradwire.runtime.exchanges.host_exchange import exchange_of
 from gradwire.slots import Slot
 from tests.support.cases import Case
 from tests.support.pretend_cuda import PretendedGPU, on_gpu, real
@@ -36,12 +32,7 @@ class Lane:
         self.slots, self._gpu, self.number = slots, gpu, 0
         group = gw.Group(tuple(slot.name for slot in slots), case.compressor, case.memory, case.communicator)
         self._meshes = list(meshes) or [gw.Mesh.of(transport) for transport in gw.Threads.group(world)]
-        self.exchanges: list[GroupExchange] = []
-        for mesh in self._meshes:
-            store = Store(slots, device)
-            store.arrange(gw.Plan((group,)))
-            kind = HostExchange if mesh.host else ReplicaExchange
-            self.exchanges.append(kind(group, 0, store.groups[0], JobContext(mesh, 0, Workspace(device))))
+        self.exchanges = [exchange_of(group, slots, mesh, device) for mesh in self._meshes]
 
     def step(self, grads: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
         """The means, by rank and slot; gradients stay as they are."""

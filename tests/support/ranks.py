@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from tests.support.warm import ROOT, Forked
 
+TIMEOUT_S = 300.0
 GRACE_S = 10.0
 """So long after a rank has failed the others may still say why they did."""
 
@@ -26,29 +27,26 @@ class Ended(NamedTuple):
     err: str
 
 
-def run_ranks(
-    argv: Sequence[str], world: int, *, imports: Sequence[str] = (), cwd: Path = ROOT, timeout_s: float = 300
-) -> str:
+def run_ranks(argv: Sequence[str], world: int, *, imports: Sequence[str] = (), cwd: Path = ROOT) -> str:
     """Runs `python *argv` on so many ranks. Returns what they printed to standard output, one rank after the other.
 
     The store is this process's, so that no rank has to be the last. Fails with what all ranks printed to standard error
-    where one has failed, or still runs after `timeout_s`."""
+    where one has failed, or still runs after TIMEOUT_S."""
     _store, environments = meeting_place(world)
-    return _succeeded(_run(environments, argv, imports, cwd, timeout_s))
+    return _succeeded(_run(environments, argv, imports, cwd))
 
 
-def run_python(argv: Sequence[str], *, imports: Sequence[str] = (), cwd: Path = ROOT, timeout_s: float = 300) -> str:
+def run_python(argv: Sequence[str], *, imports: Sequence[str] = (), cwd: Path = ROOT) -> str:
     """Runs `python *argv` in one process that is no rank; the same otherwise."""
-    return _succeeded(_run([{}], argv, imports, cwd, timeout_s))
+    return _succeeded(_run([{}], argv, imports, cwd))
 
 
 def ended_ranks(
-    argv: Sequence[str], world: int, *, imports: Sequence[str] = (), env: Mapping[str, str] = MappingProxyType({}),
-    timeout_s: float = 300,
-) -> list[Ended]:  # fmt: skip
+    argv: Sequence[str], world: int, *, imports: Sequence[str] = (), env: Mapping[str, str] = MappingProxyType({})
+) -> list[Ended]:
     """How each of so many ranks that run `python *argv` has ended; some may fail."""
     _store, environments = meeting_place(world)
-    return _run([{**own, **env} for own in environments], argv, imports, ROOT, timeout_s)
+    return _run([{**own, **env} for own in environments], argv, imports, ROOT)
 
 
 def meeting_place(world: int) -> tuple[dist.TCPStore, list[dict[str, str]]]:
@@ -67,9 +65,7 @@ def _succeeded(ranks: list[Ended]) -> str:
     return "".join(ended.out for ended in ranks)
 
 
-def _run(
-    environments: list[dict[str, str]], argv: Sequence[str], imports: Sequence[str], cwd: Path, timeout_s: float
-) -> list[Ended]:
+def _run(environments: list[dict[str, str]], argv: Sequence[str], imports: Sequence[str], cwd: Path) -> list[Ended]:
     always = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         written = [(Path(folder) / f"{rank}.out", Path(folder) / f"{rank}.err") for rank in range(len(environments))]
@@ -77,14 +73,14 @@ def _run(
         for own, (out, err) in zip(environments, written, strict=True):
             files = {"stdout": stack.enter_context(out.open("w")), "stderr": stack.enter_context(err.open("w"))}
             processes.append(Forked(argv, imports, env=always | own, cwd=cwd, **files))
-        _wait(processes, timeout_s)
+        _wait(processes)
         texts = [(out.read_text(), err.read_text()) for out, err in written]
     return [Ended(process.returncode, *own) for process, own in zip(processes, texts, strict=True)]
 
 
-def _wait(processes: list[Forked], timeout_s: float) -> None:
+def _wait(processes: list[Forked]) -> None:
     """Until all have ended, or one has failed and the others have had time to; kills those that then still run."""
-    until, failed = time.monotonic() + timeout_s, False
+    until, failed = time.monotonic() + TIMEOUT_S, False
     while any(process.poll() is None for process in processes) and time.monotonic() < until:
         if not failed and any(process.returncode for process in processes):
             failed, until = True, min(until, time.monotonic() + GRACE_S)

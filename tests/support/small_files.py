@@ -61,11 +61,11 @@ def write_ptb(folder: Path):
     return folder
 
 
-def write_wikitext(folder: Path, lines: int = 60):
+def write_wikitext(folder: Path):
     """Sentences that say where a number of places are, in WikiText's form."""
-    text = [f" = Place {number} = \n \n Place {number} lies on river {number % 7} . \n" for number in range(lines)]
+    text = [f" = Place {number} = \n \n Place {number} lies on river {number % 7} . \n" for number in range(60)]
     (folder / "wiki.train.tokens").write_text("".join(text))
-    (folder / "wiki.valid.tokens").write_text("".join(text[: lines // 3]))
+    (folder / "wiki.valid.tokens").write_text("".join(text[:20]))
     return folder
 
 
@@ -90,11 +90,11 @@ def write_squad(folder: Path):
     return folder
 
 
-def write_image_folder(folder: Path, classes: int = 3):
+def write_image_folder(folder: Path):
     """24 images to train on and 6 held out of several sizes; one is grey."""
     for split, each in (("train", 24), ("val", 6)):
         for number in range(each):
-            label = number % classes
+            label = number % 3
             home = folder / split / f"n{label:02}"
             home.mkdir(parents=True, exist_ok=True)
             pixels = numpy.tile(numpy.arange(40 + number, dtype=numpy.uint8)[:, None], (50, 1, 3))

@@ -6,13 +6,26 @@ import json
 import torch
 from torch import Tensor
 
-from gradwire import checkpoint
+from gradwire import Handle, checkpoint
 from gradwire.text_tensors import letters, text_of
 
 
 def kept(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """What memories and compressors hold, without the step and what the state says of itself."""
     return {key: tensor for key, tensor in state.items() if "//" in key}
+
+
+def residual_of(handle: Handle) -> Tensor:
+    """All of a rank's residuals in one vector, by parameter."""
+    state = handle.state_dict()
+    return torch.cat([tensor.flatten() for key, tensor in sorted(state.items()) if key.endswith("//residual")])
+
+
+def same_states(some: list[dict[str, Tensor]], others: list[dict[str, Tensor]]) -> None:
+    """Each rank's is the same bit for bit, but for the number of steps, which counts skipped ones."""
+    for one, other in zip(some, others, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one.keys() - {"step", "about"})
 
 
 def through_a_file(state: dict[str, Tensor]) -> dict[str, Tensor]:

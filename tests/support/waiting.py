@@ -4,9 +4,9 @@ from collections.abc import Callable
 from time import monotonic, sleep
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 20.0, pause_s: float = 0.005) -> bool:
+def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> bool:
     """Whether a condition has come true in time."""
     until = monotonic() + seconds
     while not (true := condition()) and monotonic() < until:
-        sleep(pause_s)
+        sleep(0.005)
     return bool(true)

@@ -19,13 +19,10 @@ from benchmarks.gpu.rows import Rows
 from benchmarks.kernels.passes import Pass, passes
 from gradwire.notation import read
 from gradwire.ops.backend import REFERENCE, Backend, backend_for
-from gradwire.ops.workspace import Workspace
-from gradwire.plans import Group, Plan, uniform
-from gradwire.runtime.exchanges.exchange import JobContext
+from gradwire.plans import Group, uniform
 from gradwire.runtime.exchanges.group_input import GroupInput
+from gradwire.runtime.exchanges.host_exchange import exchange_of
 from gradwire.runtime.exchanges.recordings import GroupRecordings
-from gradwire.runtime.exchanges.replica_exchange import ReplicaExchange
-from gradwire.runtime.state.store import Store
 from gradwire.runtime.worker.graphs import CUDAGraphs
 from gradwire.slots import Slot
 
@@ -92,17 +89,14 @@ class OneGroup:
         slots = _slots(device.size(23, 1), device.size(1024, 64))
         chosen = uniform(slots, parts.compressor, parts.memory, parts.communicator, lambda slot: False).groups[0]
         group = Group(tuple(slot.name for slot in slots), chosen.compressor, chosen.memory, chosen.communicator)
-        # state, buffers and recordings as a runtime would make them
-        store = Store(slots, device.device)
-        store.arrange(Plan((group,)))
-        job = JobContext(gw.Mesh.of(self._transport), 0, Workspace(device.device))
-        self._exchange = ReplicaExchange(group, 0, store.groups[0], job)
+        self._exchange = exchange_of(group, slots, gw.Mesh.of(self._transport), device.device)
+        stored = self._exchange.stored
         self._stream = torch.cuda.stream(torch.cuda.Stream()) if device.is_gpu else nullcontext()
         self._steps = 0
         # gradients that lie in one bucket
-        self._source = 1e-3 * torch.randn(store.groups[0].layout.numel, device=device.device)
+        self._source = 1e-3 * torch.randn(stored.layout.numel, device=device.device)
         self._flat = torch.empty_like(self._source)
-        store.groups[0].gradients(store.groups[0].layout.views(self._flat), fixed=True)
+        stored.gradients(stored.layout.views(self._flat), fixed=True)
         self._recordings = GroupRecordings(self._exchange, CUDAGraphs, lambda: False) if device.is_gpu else None
 
     def measured(self) -> dict[str, Any]:

@@ -11,7 +11,8 @@ import sys
 
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.jobs import SLOTS, cases, job, plan
-from benchmarks.gpu.rows import REPOSITORY, Rows
+from benchmarks.gpu.rows import Rows
+from benchmarks.shared.provenance import ROOT
 from tests.support.harness import draw
 
 ROW, STEPS = "row: ", 2
@@ -24,8 +25,8 @@ def run(rows: Rows, device: Device) -> None:
         raise RuntimeError(f"{TOOL[0]} is not on the PATH; it comes with CUDA")
     command = [*(TOOL if device.is_gpu else []), sys.executable, "-m", __name__, device.device.type, *rows.part]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=REPOSITORY,
-        env=os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": REPOSITORY},
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
+        env=os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert process.stdout is not None
     what, found = "the start", list[str]()

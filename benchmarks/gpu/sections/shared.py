@@ -20,7 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from benchmarks.gpu.device import Device
-from benchmarks.gpu.rows import REPOSITORY, Rows
+from benchmarks.gpu.rows import Rows
+from benchmarks.shared.provenance import ROOT
 
 RANKS, STEPS, WIDTH = 4, 30, 512
 WAYS: dict[str, dict[str, Any]] = {
@@ -50,9 +51,9 @@ def run(rows: Rows, device: Device) -> None:
 def start(name: str, ranks: int, device: Device, folder: Path) -> list["subprocess.Popen[str]"]:
     """The processes of all ranks."""
     command = [sys.executable, "-m", __name__, name, device.device.type, str(folder / "store")]
-    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": REPOSITORY}
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
     return [
-        subprocess.Popen([*command, str(rank), str(ranks)], env=os.environ | {"PYTHONPATH": REPOSITORY}, **pipes)
+        subprocess.Popen([*command, str(rank), str(ranks)], env=os.environ | {"PYTHONPATH": str(ROOT)}, **pipes)
         for rank in range(ranks)
     ]
 

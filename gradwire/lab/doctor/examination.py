@@ -30,7 +30,6 @@ LIMIT_S = 30.0
 """How long one check may take."""
 LAST_BEGIN_S = 90.0
 """No check begins later than this on any rank, so that two minutes are enough for all."""
-ABORT_S = 5.0
 LOST = "look at that rank's own output and its host; a firewall, an address or a port may keep it away"
 STUCK = "NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME: hosts may have no network in common"
 
@@ -161,5 +160,5 @@ def _failed(name: str, error: BaseException, remedy: str, carried: bool, site: S
     words = f"{line} ({site.doing})" if site.doing else line
     if site.groups and carried:
         words = site.groups.failure() or words
-        site.groups.abort(f"{at_ranks([site.rank], site.hosts)}: {words}", ABORT_S)
+        site.groups.abort(f"{at_ranks([site.rank], site.hosts)}: {words}")
     return Finding(name, False, words, remedy)

@@ -11,6 +11,7 @@ from gradwire.lab.doctor.facts import Facts, names_of
 from gradwire.runtime.meeting import Meeting
 from gradwire.transports import Mesh, Pending, Transport
 from gradwire.transports.bounded_calls import run_bounded
+from gradwire.transports.mesh import ABORT_S
 from gradwire.transports.torch_store import TorchStore
 
 ALL, INSIDE, BETWEEN = "all ranks", "inside hosts", "between hosts"
@@ -52,9 +53,9 @@ class Groups:
         """The reason that a rank left when it aborted."""
         return next(filter(None, (axis.failure() for axis in self.axes.values())), None)
 
-    def abort(self, reason: str, seconds: float) -> None:
-        """Ends all ranks' collectives, within so many seconds on this one."""
-        run_bounded([partial(axis.abort, reason) for axis in self.axes.values()], seconds)
+    def abort(self, reason: str) -> None:
+        """Ends all ranks' collectives, within ABORT_S on this one."""
+        run_bounded([partial(axis.abort, reason) for axis in self.axes.values()], ABORT_S)
 
     def close(self) -> None:
         """Closes all transports."""

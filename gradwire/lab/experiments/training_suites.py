@@ -14,8 +14,8 @@ def training_suite(name: str, data: Path | None, task: str | None = None) -> lis
     ones. `task` picks one task's.
 
     Raises ValueError for an unknown suite, for one that needs data, and for a task that it does not have."""
-    if name not in TRAINING_SUITES:
-        raise unknown("suite to train", name, TRAINING_SUITES)
+    if name not in SYSTEMS:
+        raise unknown("suite to train", name, SYSTEMS)
     if not data and name != "gravac":
         raise ValueError(f"suite {name} trains on data that you have: give --data with a folder for each task")
     # each task's data is in a folder of its name
@@ -24,9 +24,6 @@ def training_suite(name: str, data: Path | None, task: str | None = None) -> lis
     if not chosen:
         raise unknown(f"task of {name} named", task or "", [row.task for row in rows])
     return chosen
-
-
-TRAINING_SUITES = tuple(SYSTEMS)
 
 
 def _small_gravac() -> list[Training]:

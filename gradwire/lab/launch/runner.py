@@ -30,13 +30,10 @@ _NCCL_OVER_THE_LINK = {
 class Runner(ABC):
     """Runs one job after the other in the same cluster."""
 
-    leads: bool = True
-    """Whether this process gets the results and shows them."""
-
     @abstractmethod
     def run(self, job: Job, spec: Spec, lines: Path, follow: Log) -> None:
-        """Runs `job` on every rank. Its log goes into the file `lines` and, where this process leads, to `follow`.
-        Raises RankFailed, or what the job raises."""
+        """Runs `job` on every rank. Its log goes into the file `lines` and to `follow`, on rank 0, or
+        where this process starts the ranks. Raises RankFailed, or what the job raises."""
 
     def agreed(self, folder: Path) -> Path:
         """The leading process's folder: ranks that were started beforehand may have chosen others."""
@@ -60,7 +57,7 @@ class _Joined(Runner):
     """Runs jobs on the ranks that were started beforehand, of which this process is one."""
 
     def __init__(self, peers: Peers) -> None:
-        self.peers, self.leads = peers, peers.rank == 0
+        self.peers = peers
 
     def run(self, job: Job, spec: Spec, lines: Path, follow: Log) -> None:
         def log(line: dict[str, Any]) -> None:
@@ -69,7 +66,7 @@ class _Joined(Runner):
 
         # as in the fresh processes that the other runner starts
         own.begin_anew()
-        job(spec, self.peers, log if self.leads else lambda line: None)
+        job(spec, self.peers, log if self.peers.rank == 0 else lambda line: None)
 
     def agreed(self, folder: Path) -> Path:
         return Path(self.peers.text_of_first(str(folder)))

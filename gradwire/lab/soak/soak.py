@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -254,17 +254,10 @@ def _in_words(facts: Facts) -> list[str]:
 @contextmanager
 def soaking(hosts: int, link: Link | None, seed: int, folder: Path) -> Iterator[Soak]:
     """Context of a run, whose processes end with it. Raises NetworkUnavailable where there can be no link."""
-    with (folder / "ranks.log").open("wb") as log, TemporaryDirectory(prefix="gradwire-soak-") as checkpoints:
-        home = Path(checkpoints)
-        if link is None:
-            yield from _closed(Soak(hosts, None, seed, home, log))
-        else:
-            with Network(hosts, link) as network:
-                yield from _closed(Soak(hosts, network, seed, home, log))
-
-
-def _closed(soak: Soak) -> Iterator[Soak]:
-    try:
+    with (
+        (folder / "ranks.log").open("wb") as log,
+        TemporaryDirectory(prefix="gradwire-soak-") as checkpoints,
+        Network(hosts, link) if link else nullcontext() as network,
+        closing(Soak(hosts, network, seed, Path(checkpoints), log)) as soak,
+    ):
         yield soak
-    finally:
-        soak.close()

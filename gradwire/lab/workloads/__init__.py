@@ -1,13 +1,13 @@
 """Workloads on real data that needs no download, on data sets the user has, and on random data."""
 
-from gradwire.lab.workloads.images import Cifar10, Cifar100, Digits, FashionMnist, ImageFolder, ImageTask, Mnist
-from gradwire.lab.workloads.language import LanguageModel, PennTreebank, TextFiles, TextTask, WikiText
+from gradwire.lab.workloads.images import Cifar10, Cifar100, Digits, FashionMnist, ImageFolder, Mnist
+from gradwire.lab.workloads.language import LanguageModel, PennTreebank, TextFiles, WikiText
 from gradwire.lab.workloads.masked import Masked
 from gradwire.lab.workloads.own import UserModel
 from gradwire.lab.workloads.published import Published
 from gradwire.lab.workloads.squad import Squad
 from gradwire.lab.workloads.synthetic import Synthetic
-from gradwire.lab.workloads.task import Batch, Task
+from gradwire.lab.workloads.task import Task
 
 TASKS: tuple[type[Task], ...] = (
     LanguageModel, TextFiles, PennTreebank, WikiText, Masked, Squad, Digits, Mnist, FashionMnist, Cifar10, Cifar100,
@@ -17,13 +17,11 @@ TASKS: tuple[type[Task], ...] = (
 
 __all__ = [
     "TASKS",
-    "Batch",
     "Cifar10",
     "Cifar100",
     "Digits",
     "FashionMnist",
     "ImageFolder",
-    "ImageTask",
     "LanguageModel",
     "Masked",
     "Mnist",
@@ -33,7 +31,6 @@ __all__ = [
     "Synthetic",
     "Task",
     "TextFiles",
-    "TextTask",
     "UserModel",
     "WikiText",
 ]  # fmt: skip

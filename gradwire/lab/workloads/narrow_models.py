@@ -71,12 +71,12 @@ def vgg16(width: int = 32, classes: int = 10, channels: int = 3, pixels: int = 3
     return NarrowVGG(stages, 16 * width, classes, channels, pixels)
 
 
-def cnn(width: int = 32, classes: int = 10, channels: int = 3, pixels: int = 32) -> NarrowVGG:
+def cnn(width: int, classes: int, channels: int, pixels: int) -> NarrowVGG:
     """The first two stages of VGG: for small images."""
     return NarrowVGG([(width, 2), (2 * width, 2)], 4 * width, classes, channels, pixels)
 
 
-def lenet(width: int = 10, classes: int = 10, channels: int = 1, pixels: int = 28) -> nn.Sequential:
+def lenet(width: int, classes: int, channels: int, pixels: int) -> nn.Sequential:
     """The small net of the MNIST examples of PyTorch and Horovod, whose `width` is 10: for images of 16 pixels or more.
 
     Raises ValueError for smaller ones."""
