@@ -46,7 +46,7 @@ ROWS = (
     Row("a wrapper of the optimizer", "gw.DistributedOptimizer(optimizer, compressor=gw.EFSignSGD())"),
     Row(
         "the first steps uncompressed, then more and more",
-        attached("gw.DGC(0.001), controller=gw.WarmUp(start=0.25, steps=1000, dense=1)"),
+        attached("gw.DGC(0.001), memory=gw.DGCMemory(), controller=gw.WarmUp(start=0.25, steps=1000, dense=1)"),
     ),
     Row("`--use-adasum`, `--gradient-predivide-factor`", note=_BASELINE),
     Row("`--fp16-allreduce`", bench("torch-fp16")),
