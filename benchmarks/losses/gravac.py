@@ -161,16 +161,17 @@ def made(way: str, scheduler: Any) -> tuple[gw.compressors.Compressor, Any]:
 
 
 def compared(runs: list[dict[str, Any]], case: str, link: str) -> dict[str, Any]:
-    """The time and the steps of each way to the goal over a link, None where it never was there, and GraVAC's
-    decisions."""
+    """The time and the steps of each way to the goal over a link, None where it never was there, its loss at the end
+    over dense's, and GraVAC's decisions."""
     own = {run["way"]: run for run in runs}
-    goal = NEAR * fmean(own["dense"]["losses"][-3:])
+    dense = fmean(own["dense"]["losses"][-3:])
     over_link = [*RIVALS, f"GraVAC, {link}"]
-    took, steps = dict[str, float | None](), dict[str, int | None]()
+    took, steps, ends = dict[str, float | None](), dict[str, int | None](), dict[str, float]()
     for way in over_link:
         name, clock = way.split(",")[0], Clock(LINKS[link], own[way]["dense_bytes"], case)
-        took[name], steps[name] = reached(own[way], goal, clock) or (None, None)
-    return {"took": took, "steps": steps, "decisions": own[over_link[-1]]["decisions"]}
+        took[name], steps[name] = reached(own[way], NEAR * dense, clock) or (None, None)
+        ends[name] = fmean(own[way]["losses"][-3:]) / dense
+    return {"took": took, "steps": steps, "ends": ends, "decisions": own[over_link[-1]]["decisions"]}
 
 
 def reached(run: dict[str, Any], goal: float, clock: Clock) -> tuple[float, int] | None:

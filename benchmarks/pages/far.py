@@ -78,9 +78,13 @@ def local_steps() -> Page:
     )
     seeds = len({run["seed"] for run in runs})
     what = f"GPT of {dense['parameters'] / 1e3:.0f}k, {dense['ranks']:.0f} ranks, {dense['steps']:,.0f} steps"
-    note = f"{what}, {'one seed' if seeds == 1 else f'means of {seeds} seeds'}; numbers are steps a round."
+    note = f"{what}, {_seeds(seeds)}; numbers are steps a round."
     shown = Shown(["local_steps"], ["configuration", "held-out loss", "fewer bytes"], rows, note)
     return Page("local_steps", "What do local steps save?", verdict, [shown])
+
+
+def _seeds(count: int) -> str:
+    return "one seed" if count == 1 else f"means of {count} seeds"
 
 
 def _mean_of(runs: list[dict[str, Any]]) -> dict[str, float]:
@@ -110,17 +114,19 @@ SIZES = {128: "0.5M", 280: "2M"}
 
 
 def time_to_loss() -> Page:
-    columns, soonest = [""], list[str]()
+    columns, soonest, seeds = [""], list[str](), set[int]()
     rows: dict[str, list[str]] = defaultdict(list)
     for width, size in SIZES.items():
         curves, times = map(load, reached.results(width))
+        seeds |= {run["seed"] for run in curves["runs"]}
         links = {found["link"]: reached.cells(found["seconds"], curves["runs"]) for found in times["links"]}
         columns += [f"{size}: steps", *(f"{link}: {column}" for link in links for column in ("ms", "sooner"))]
         soonest += [f"{_soonest(lines)} ({size}, {link})" for link, lines in links.items()]
         for lines in zip(*links.values(), strict=True):
             rows[lines[0][0]] += [lines[0][3], *(line[column] for line in lines for column in (2, 5))]
     names = [name for width in SIZES for name in reached.results(width)]
-    shown = Shown(names, columns, [[name, *own] for name, own in rows.items()], "GPT, 4 hosts.")
+    note = f"GPT, 4 hosts, {_seeds(len(seeds))}."
+    shown = Shown(names, columns, [[name, *own] for name, own in rows.items()], note)
     question = "How much sooner is dense's loss + 1% reached far apart?"
     return Page("time_to_loss", question, f"{', '.join(soonest)}.", [shown])
 

@@ -67,12 +67,12 @@ def _groups(found: dict[str, Any]) -> Shown:
 def _kernels(found: dict[str, Any]) -> Shown:
     rows = [
         [
-            row["what"], f"{1e3 * row['ms']:.0f}", f"{1e3 * row['copy ms']:.0f}", f"{row['of a copy']:.2f}",
-            f"{row['MB']:.0f}", str(row["launches"]), str(row["differ"]),
+            row["what"], f"{1e3 * row['ms']:.0f}", f"{row['of a copy']:.2f}", f"{row['MB']:.0f}",
+            str(row["launches"]), str(row["differ"]),
         ]
         for row in found["kernels"]
     ]  # fmt: skip
-    columns = ["", "us", "a copy, us", "of its speed", "MB", "launches", "differ"]
+    columns = ["", "us", "of a copy's speed", "MB", "launches", "differ"]
     note = "Beside a copy of the same bytes; elements that are not torch's, which orders indices of slices otherwise."
     return Shown([], columns, rows, note)
 

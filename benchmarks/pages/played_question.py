@@ -27,10 +27,7 @@ def played() -> Page:
         f"Within {100 * found[0]['within']:.0f}% of the real step in {' and '.join(_near(rows, found[0]['within']))}."
     )
     models = " and ".join(dict.fromkeys(row["model"] for row in rows))
-    note = (
-        f"Medians of steps of {models}. Real ranks share two cores with their sockets and wait for the "
-        "slowest; played ones do not."
-    )
+    note = f"Medians of steps of {models}. Only real ranks share two cores, and wait for the slowest."
     return Page("played", "Is a played cluster true?", verdict, [Shown(files, columns, table, note)])
 
 

@@ -82,7 +82,7 @@ def candidates() -> Page:
     columns = ["chosen: sooner than DDP (over best)", *links.values()]
     names = {key: key[0] if key[1] == RANKS else f"{key[0]}, {key[1]} ranks" for key in found}
     rows = [[names[key], *(own.get(link, "") for link in links)] for key, own in found.items()]
-    shown = Shown(["choices", "choices_curves"], columns, rows)
+    shown = Shown(["choices", "choices_curves"], columns, rows, "One seed.")
     return Page("candidates", "Does it choose well among ten families?", verdict, [shown])
 
 
@@ -177,7 +177,7 @@ def memory() -> Page:
     verdict = (
         f"{span(usual)} bytes a parameter for TopK 1%, signs and low rank of 4, with {ranks[0]} ranks; AdamW takes 8."
     )
-    note = "BERT-base. All-gathers keep all payloads."
+    note = "BERT-base."
     shown = Shown(["memory"], ["", *(f"{count} ranks" for count in ranks)], rows, note)
     return Page("memory", "How much memory does it take?", verdict, [shown])
 
@@ -226,13 +226,13 @@ def search() -> Page:
     same, problems = (sum(row[key] for row in found["equal"]) for key in ("equal", "problems"))
     cells = defaultdict(list)
     for row in found["seconds"]:
-        cells[row["slots"]].append(row)
+        cells[row.get("job", "random"), row["slots"]].append(row)
     rows = [
-        [str(slots), middle((row["seconds"] for row in own), ".1f"), middle(100 * (row["bound"] - 1) for row in own)]
-        for slots, own in cells.items()
+        [job, str(slots), middle(row["seconds"] for row in own), middle(100 * (row["bound"] - 1) for row in own)]
+        for (job, slots), own in cells.items()
     ]
-    verdict = f"It equals brute force in {same} of {problems} problems; {rows[0][0]} slots: {rows[0][1]} s."
-    columns = ["slots", "CPU seconds", "proven within %"]
+    verdict = f"It equals brute force in {same} of {problems} problems; {rows[0][1]} slots: {rows[0][2]} s."
+    columns = ["job", "slots", "CPU seconds", "proven within %"]
     return Page("search", "Is the search exact and quick?", verdict, [Shown(["search"], columns, rows)])
 
 

@@ -1,4 +1,5 @@
-"""The scheduler's search: equal to brute force on random problems in every regime, and how long it takes.
+"""The scheduler's search: equal to brute force on random problems in every regime, and how long it takes; on Cupcake's
+own jobs as well, DGC with every tensor compressed, in the paper's regime.
 
     python benchmarks/scheduler/search.py [problems]
 
@@ -12,16 +13,20 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2]))
 
 import numpy as np
 
+from benchmarks.scheduler import published
+from benchmarks.scheduler.compute_stream import ComputeStream
 from benchmarks.shared.provenance import save
 from gradwire.schedule import Affine, CostTable, Option, Problem, Regime, search
 from gradwire.schedule.costs import Array
 from gradwire.schedule.edges import load_of
+from gradwire.schedule.simulate import Cluster
 from tests.support.schedule_cases import REGIMES, random_problem
 
 EPS = 0.01
@@ -35,15 +40,14 @@ def main() -> None:
     problems = parser.parse_args().problems
     print("| regime | problems | of 12 slots or more | equal to brute force |\n|---|---|---|---|")
     equal = [equality(regime, problems) for regime in REGIMES]
-    print(
-        "\n| slots | large | link MB/s | regime | CPU seconds | step s | proven within |\n|---|---|---|---|---|---|---|"
-    )
+    print("\n| job | slots | large | link MB/s | regime | CPU seconds | step s | proven within |\n" + "|---" * 8 + "|")
     rows = [
-        seconds(slots, share, bytes_per_s, regime)
+        seconds("random", network(slots, bytes_per_s, share), bytes_per_s, regime)
         for slots, share in ((400, 3), (400, 1), (4000, 3))
         for bytes_per_s in (1.25e7, 1.25e8, 1.25e9)
         for regime in REGIMES
     ]
+    rows += [cupcakes(model, published.CLUSTERS[cluster]) for cluster, model in published.PUBLISHED]
     save("search.json", equal=equal, seconds=rows)
 
 
@@ -88,20 +92,27 @@ def groups_to(problem: Problem, regime: Regime, states: list[Array], k: int) -> 
             yield np.stack([*regime.step(tuple(state), view.ready_s[k], load, backward_s), left])
 
 
-def seconds(slots: int, share: int, bytes_per_s: float, regime: Regime) -> dict:
-    problem = network(slots, bytes_per_s, share)
+def seconds(job: str, problem: Problem, bytes_per_s: float, regime: Regime, eps: float = EPS) -> dict:
     start = time.process_time()
-    found = search(problem, regime, EPS)
+    found = search(problem, regime, eps)
     took_s = time.process_time() - start
+    slots = len(problem.ready_s)
     print(
-        f"| {slots} | {problem.pieces} | {bytes_per_s / 1e6:g} | {regime} | {took_s:.2f} | {found.step_s:.4f} "
+        f"| {job} | {slots} | {problem.pieces} | {bytes_per_s / 1e6:g} | {regime} | {took_s:.2f} | {found.step_s:.4f} "
         f"| {found.bound - 1:.2%} |",
         flush=True,
     )
     return {
-        "slots": slots, "large": problem.pieces, "bytes_per_s": bytes_per_s, "regime": str(regime), "seconds": took_s,
-        "step_s": found.step_s, "bound": found.bound,
+        "job": job, "slots": slots, "large": problem.pieces, "bytes_per_s": bytes_per_s, "regime": str(regime),
+        "seconds": took_s, "step_s": found.step_s, "bound": found.bound,
     }  # fmt: skip
+
+
+def cupcakes(model: str, cluster: Cluster) -> dict:
+    """The optimum of a published job."""
+    job = published.problem(model, cluster, "DGC")
+    compressed = replace(job, options=job.options[1:])
+    return seconds(model, compressed, 1 / published.link(cluster)[0], ComputeStream(), eps=0)
 
 
 def network(slots: int, bytes_per_s: float, share: int = 3) -> Problem:

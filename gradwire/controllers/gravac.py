@@ -62,6 +62,9 @@ class GraVAC(Controller):
     longer or less long, the gain falls, or delays fall to half.
 
     Give it the loss by `report`, and it steps back where that rises suddenly.
+
+    Where the learning rate falls after a number of steps, use a static factor of 10, such as `TopK(0.1)`: GraVAC seeks
+    progress per second, has made less in as many steps, and at the lower rate never catches up.
     """
 
     min_factor: float = 10

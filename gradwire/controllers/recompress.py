@@ -86,13 +86,15 @@ def _given(plan: Plan, named: Sequence[Group]) -> dict[str, tuple[Group, bool]]:
 
 def recompress(plan: Plan, compressor_of: Callable[[Group, str], Compressor], defaults: Defaults) -> Plan:
     """A copy of the plan with `compressor_of(group, name)` for each parameter; groups are split where that differs.
-    A communicator that the user named stays where it can; else the default suits the new compressor."""
+    A communicator that the user named stays where it can; else the default suits the new compressor. What travels dense
+    masks no momentum."""
     named = defaults.named(plan)
     return Plan(tuple(
-        replace(group, slots=names, compressor=compressor, communicator=communicator)
+        replace(group, slots=names, compressor=compressor, communicator=communicator, memory=memory)
         for group in plan.groups
         for compressor, names in _parts(group, compressor_of).items()
         for communicator in [_communicator(group, group in named, compressor, names, defaults)]
+        for memory in [(compressor.is_cast and group.memory.for_dense()) or group.memory]
     ))  # fmt: skip
 
 

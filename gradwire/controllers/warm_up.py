@@ -79,12 +79,6 @@ class WarmUp(Controller):
                 "the compressor sends all already, with ratio=1, and nothing warms up; "
                 "use e.g. attach(ddp, TopK(0.01), controller=WarmUp())"
             )
-        for group in plan.groups if self.dense else ():
-            if self._warms(group) and group.memory.masks_sent:
-                raise ValueError(
-                    f"the first dense={self.dense} steps send all, of which DGCMemory keeps no momentum; "
-                    "use WarmUp(dense=0), or DGCMemory(masking=False)"
-                )
         # which falls, where not all is sent
         most = max(ratio for ratio in ratios if ratio < 1)
         if self.start <= most:

@@ -21,7 +21,8 @@ from gradwire.report.words import in_words
 
 _NOTE = """Times nocomm: over the same model on as many ranks that do not talk, in turns with the others of the set-up.
 Bytes are the mean over the ranks; for plain DDP they are those of its ring all-reduce. Fewer bytes: than plain DDP.
-Cut: what differs from the published set-up, to fit this machine."""
+Cut: what differs from the published set-up, to fit this machine. On a GPU DGC, GaussianK, RedSync, SIDCo and
+ReusedThreshold select exactly, as TopK does: their rows time one algorithm there."""
 _SHOWN = """Milliseconds per step of each configuration, with quartiles, one panel per model and set-up; figures in the
 table below."""
 _PANELS_PER_LINE = 3

@@ -156,13 +156,27 @@ def test_what_sends_all_anyway_warms_up_no_more_and_the_rest_does():
     running.close()
 
 
-def test_dense_steps_have_no_dgc_memory():
-    plan = plan_of(SLOTS, gw.DGC(0.01), gw.DGCMemory(), gw.AllGather())
-    gw.WarmUp().check(plan)
-    with pytest.raises(ValueError, match=re.escape("use WarmUp(dense=0)")):
-        gw.WarmUp(dense=5).check(plan)
+def test_dense_steps_have_dgcs_momentum_which_nothing_masks():
+    """As in DGC's own code, so that its plain optimizer has the momentum that the steps after them go on with."""
+    plan = plan_of(SLOTS, gw.DGC(0.01), gw.DGCMemory(0.8), gw.AllGather())
+    running = Job(plan, SLOTS, 2, controllers=[gw.WarmUp(0.64, steps=9, dense=2) for _ in range(2)])
+    velocity = waiting = [torch.zeros(slot.shape) for slot in SLOTS]
+    for number in range(4):
+        means = run(running, range(number, number + 1))[0]
+        drawn = total(draw(SLOTS, 2, number))
+        velocity = [0.8 * v + t / 2 for v, t in zip(velocity, drawn, strict=True)]
+        waiting = [w + v - m for w, v, m in zip(waiting, velocity, means, strict=True)]
+        if number < 2:
+            torch.testing.assert_close(means, velocity, check_dtype=False)
+        torch.testing.assert_close(list(total(running.state("residual"))), waiting, rtol=1e-4, atol=1e-5)
+        velocity = list(total(running.state("velocity")))
+    assert {group.memory for group in running.runtimes[0].plan.groups} == {gw.DGCMemory(0.8)}
+    running.close()
+
+
+def test_steps_in_bits_have_no_dgc_memory():
     with pytest.raises(ValueError, match=re.escape("use WarmUp(start=0.25)")):
-        gw.WarmUp(bits=8).check(plan)
+        gw.WarmUp(bits=8).check(plan_of(SLOTS, gw.DGC(0.01), gw.DGCMemory(), gw.AllGather()))
 
 
 @pytest.mark.parametrize("make", [gw.GraVAC, gw.CAT, gw.ScaDLES])
