@@ -64,7 +64,7 @@ ROWS = (
     Row("ResNet-101 on CIFAR-10, 42,000 steps", trained("--preset gravac-resnet101 --data ~/cifar10")),
     Row("VGG-16 on CIFAR-100, 9,000 steps", trained("--preset gravac-vgg16 --data ~/cifar100")),
     Row("LSTM on PTB, 20,000 steps", trained("--preset gravac-lstm --data ~/ptb"), "held out: from a zero state"),
-    Row("all trainings, or in small without data", trained("--suite gravac")),
+    Row("all trainings", trained("--suite gravac --data ~/sets"), "in small without `--data`"),
     Row(
         "a resumed training goes on",
         trained("--preset gravac-lstm --data ~/ptb --checkpoint-every 1000"),
