@@ -54,7 +54,12 @@ ROWS = (
     Row("ScaDLES: one level or dense", _controlled("gw.TopK(0.1)", "gw.ScaDLES(factor=10, loss=0.3)")),
     Row("AR-Topk: one rank's indices, in turn", attached("gw.TopK(0.01), communicator=gw.LeaderIndices()")),
     Row("AR-Topk: the indices of the rank with the most energy", note="not done: ranks take turns"),
-    Row("the cheapest collective for a link and a ratio", "gw.attach(ddp, candidates=[gw.TopK(0.01), gw.TopK(0.001)])"),
+    Row(
+        "the cheapest collective for a link and a ratio",
+        "gradwire plan --task lm --hosts 4 --link 100mbit --candidates "
+        "topk:0.01+residual+allgather,topk:0.01+residual+leaderindices --objective step",
+        "where none is named: of all-gather and scatter-reduce",
+    ),
     Row("L-GreCo: a ratio or rank for each layer", _controlled("gw.PowerSGD(4)", "gw.LGreCo(budget='error')")),
     Row("L-GreCo within Accordion's regimes", note="not done: one controller at a time"),
     Row("CAT: a factor for each step", _controlled("gw.TopK(0.1)", "gw.CAT(10, 1000)")),
