@@ -94,7 +94,7 @@ def gravac() -> Page:
             Shown(["gravac"], columns, rows, note), *ends,
             Shown(["multilevel"], ["", "published", "measured"], [levels]), *on_a_gpu("gravac"),
         ],
-        waiting("gravac", "gradwire train --suite gravac"),
+        waiting("gravac", "gradwire train --suite gravac --data FOLDER"),
     )  # fmt: skip
 
 

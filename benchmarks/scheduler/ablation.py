@@ -2,11 +2,11 @@
 
     python benchmarks/scheduler/ablation.py   # DGC and EFSignSGD, four models, 2 ranks, 1 Gbit/s
 
-The plan of `gw.Auto([compressor], objective="step")` and that of its search alone, beside layer by layer, 25 MB
-buckets, the best of 40 bucket sizes and the best of 32 even splits (best as predicted from the same profile); one
-compressor for all weights, vectors dense. The plans take turns: a fresh model, a few steps to warm up, then timed ones.
-Figures are medians in ms over all timed steps of rank 0. Writes benchmarks/results/ablation.json and prints a Markdown
-table.
+The plan of `gw.Auto([compressor], objective="step")` and that of its search alone, beside the default of
+`gw.attach(ddp, compressor)`, layer by layer, one group, 25 MB buckets, the best of 40 bucket sizes and the best of 32
+even splits (best as predicted from the same profile); one compressor for all weights, vectors dense. The plans take
+turns: a fresh model, a few steps to warm up, then timed ones. Figures are medians in ms over all timed steps of rank 0.
+Writes benchmarks/results/ablation.json and prints a Markdown table.
 """
 
 import argparse
@@ -16,12 +16,12 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from benchmarks.scheduler.auto import found, in_turns
+from benchmarks.scheduler.auto import WARM, Training, found, in_turns
 from benchmarks.shared.provenance import save
 from benchmarks.shared.ranks import as_rank, collect
 
 COMPRESSORS = ("DGC", "EFSignSGD")
-RULES = ("auto", "searched", "layer-wise", "25 MB", "best bucket", "best even split")
+RULES = ("auto", "default", "searched", "layer-wise", "one group", "25 MB", "best bucket", "best even split")
 
 
 def main() -> None:
@@ -68,13 +68,27 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     others = [
         controller.found,
         baselines.layer_wise(problem, regime, option),
+        baselines.one_group(problem, regime, option),
         baselines.buckets(problem, regime, option),
         baselines.best_buckets(problem, regime, option),
         peers.best_even_split(problem, regime, option),
     ]
-    plans = dict(zip(RULES, [chosen, *(profile.plan(each.groups) for each in others)], strict=True))
+    own = [chosen, default(arguments.model, compressor)]
+    plans = dict(zip(RULES, [*own, *(profile.plan(each.groups) for each in others)], strict=True))
     groups = {name: len(plan.groups) for name, plan in plans.items()}
     return {"groups": groups} | in_turns(arguments, controller, plans, arguments.repeats)
+
+
+def default(model: str, compressor: Any) -> Any:
+    """The plan of `gw.attach(ddp, compressor)` once its groups have the order in which gradients become ready."""
+    import gradwire as gw
+
+    step = Training(model, lambda ddp: gw.attach(ddp, compressor))
+    for _ in range(WARM):
+        step.run()
+    plan = step.handle.plan
+    step.handle.detach()
+    return plan
 
 
 HEAD = (

@@ -25,6 +25,7 @@ _PLAN_RULE = "candidates for parameters that match a pattern, the first match co
 _BENCH_MODEL = "by default tiny-vgg16; see `list models`; or my.module:make, a function of your own"
 _BENCH_SUITE = "instead of CONFIGs, what a published system ran: cupcake, acpsgd, adtopk or gravac; --model picks rows"
 _TRAIN_MODEL = "a function of your own, my.module:make or file.py:make, that returns model, batches and loss"
+_PRETRAINED = "folder with config.json and model.safetensors to start from; with --suite, of such folders by task"
 _TRAIN_SUITE = "instead of CONFIGs, what such a system trained; on the sets below --data, or gravac's in small"
 _TASK = "what to train on, by default lm; see `list tasks`"
 _TRAIN_TASK = f"{_TASK}. Of a suite, the task to keep"
@@ -92,7 +93,7 @@ Folder = Annotated[
 OwnModel = Annotated[str | None, typer.Option("--model", help=_TRAIN_MODEL, callback=early(module_and_name))]
 Preset = Annotated[str | None, typer.Option(help=_PRESET, autocompletion=presets, callback=early(e.preset))]
 TrainSuite = Annotated[str | None, typer.Option(help=_TRAIN_SUITE, callback=early(e.suite))]
-Pretrained = Annotated[Path | None, typer.Option(help="folder with config.json and model.safetensors to start from")]
+Pretrained = Annotated[Path | None, typer.Option(help=_PRETRAINED)]
 
 Steps = Annotated[int | None, typer.Option(help="to train each configuration for; by default 300")]
 Epochs = Annotated[int | None, typer.Option(help="instead of steps; all that is held out is evaluated after each")]

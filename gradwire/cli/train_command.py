@@ -65,7 +65,7 @@ def train_suite(suite: str, wanted: Wanted, hosts: int | None, link: str | None,
     with mistakes():
         cluster = cluster_of(hosts, link, device)
         wanted.check_for_suite(suite)
-        rows = suite_rows(suite, wanted.folder, wanted.task)
+        rows = suite_rows(suite, wanted.folder, wanted.task, wanted.pretrained)
         comparisons = [wanted.comparison(row, cluster) for row in rows]
     _compare_all(suite, comparisons, cluster, out)
 

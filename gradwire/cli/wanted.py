@@ -43,7 +43,7 @@ class Wanted:
 
     def check_for_suite(self, suite: str) -> None:
         """Raises ValueError for options that a suite has by itself."""
-        if any((*vars(self.compared).values(), self.options, self.model, self.preset, self.pretrained)):
+        if any((*vars(self.compared).values(), self.options, self.model, self.preset)):
             raise ValueError(f"suite {suite} has configurations and options of its own: give none")
 
     def comparison(self, training: Training, cluster: LabCluster) -> Comparison:

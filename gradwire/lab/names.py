@@ -28,8 +28,9 @@ MODELS = (
 )  # fmt: skip
 PRESETS = (
     "cupcake-resnet50-cifar10", "cupcake-resnet101-cifar10", "cupcake-resnet50-imagenet", "cupcake-resnet101-imagenet",
-    "gravac-resnet101", "gravac-vgg16", "gravac-lstm", "adtopk-resnet152-imagenet", "adtopk-vit-large-imagenet",
-    "adtopk-bert-large-squad", "adtopk-gpt2-large-wikitext", "acpsgd-resnet50-imagenet", "acpsgd-resnet152-imagenet",
+    "cupcake-bert-base-squad", "gravac-resnet101", "gravac-vgg16", "gravac-lstm", "adtopk-resnet152-imagenet",
+    "adtopk-vit-large-imagenet", "adtopk-bert-large-squad", "adtopk-gpt2-large-wikitext", "adtopk-vgg16-cifar100",
+    "adtopk-resnet50-cifar100", "adtopk-lstm-wikitext", "acpsgd-resnet50-imagenet", "acpsgd-resnet152-imagenet",
     "acpsgd-resnet18-cifar10", "acpsgd-vgg16-cifar10", "acpsgd-bert-base", "acpsgd-bert-large", "acpsgd-mnist",
 )  # fmt: skip
 SUITES = ("cupcake", "acpsgd", "adtopk", "gravac")

@@ -145,6 +145,15 @@ def test_a_presets_options_and_configurations_are_known(name: str) -> None:
     assert f"| `{name}` | {training.files} |" in DOCS.read_text()
 
 
+def test_presets_have_the_ways_that_were_compared() -> None:
+    by_groups = {f"efsignsgd@{groups}" for groups in ("0mb", 1, 4, "25mb", "planned")}
+    for name, training in PRESETS.items():
+        if name.startswith("cupcake"):
+            assert by_groups <= set(training.configurations)
+        if name.startswith("adtopk"):
+            assert "interleaved:second=reusedthreshold" in training.configurations
+
+
 def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     listed = capsys.readouterr().out
@@ -159,7 +168,9 @@ def test_a_rate_for_one_rank_grows_with_them_unless_the_user_gives_one(tmp_path:
 
 def test_presets_that_begin_with_trained_weights_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fine_tuned = {name for name, training in PRESETS.items() if training.from_weights}
-    assert fine_tuned == {"adtopk-vit-large-imagenet", "adtopk-bert-large-squad", "adtopk-gpt2-large-wikitext"}
+    assert fine_tuned == {
+        "cupcake-bert-base-squad", "adtopk-vit-large-imagenet", "adtopk-bert-large-squad", "adtopk-gpt2-large-wikitext",
+    }  # fmt: skip
     assert main(["list", "presets"]) == 0
     assert " ".join(capsys.readouterr().out.split()).count("give --pretrained") == len(fine_tuned)
     training = preset("adtopk-gpt2-large-wikitext").on(write_wikitext(tmp_path))

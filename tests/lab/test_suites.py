@@ -112,7 +112,9 @@ def test_every_row_can_be_run(name: str) -> None:
 
 def test_suites_have_what_was_published() -> None:
     assert {row.setup.model for row in SUITES["adtopk"]} == {"bert-large", "gpt2-large", "vit-large", "resnet152"}
-    assert len(SUITES["adtopk"]) == 4 * (1 + 6 * 2 + 1)
+    assert len(SUITES["adtopk"]) == 4 * (1 + 7 * 2 + 1)
+    reused = gw.Interleaved(second=gw.ReusedThreshold(0.01))
+    assert any(parse(row.configuration).compressor == reused for row in SUITES["adtopk"])
     assert any(isinstance(parse(row.configuration).communicator, gw.OkTopk) for row in SUITES["adtopk"])
     groups = {parse(row.configuration).grouping for row in SUITES["acpsgd"]}
     assert {gw.groups.of(megabytes=megabytes) for megabytes in (0, 25, 50, 100, 500, 1000, 1500)} == groups - {None}

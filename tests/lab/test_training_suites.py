@@ -32,14 +32,32 @@ def test_the_published_rows() -> None:
         assert {option.partition("=")[0] for option in row.options} <= set(known)
         assert f"folder=sets/{row.task}" in row.options
         assert parse_all(row.configurations)[-1].controller == gw.GraVAC(10, 1000, 500)
+        static = {f"{name}:{ratio}" for name in ("topk", "dgc", "redsync", "randomk") for ratio in (0.1, 0.001)}
+        assert static | {"powersgd:4+accordion:4,1,interval=500"} <= set(row.configurations)
 
 
 def test_the_small_rows_need_no_data() -> None:
     rows = training_suite("gravac", None)
     assert len(rows) == 3
     for row in rows:
-        assert len(row.comparison(2).configurations) == 7
-    assert [row.task for row in training_suite("gravac", None, "lm")] == ["lm"]
+        assert len(row.comparison(2).configurations) == 8
+    (lstm,) = training_suite("gravac", None, "lm")
+    assert "carry=true" in lstm.options
+
+
+def test_what_was_fine_tuned_begins_with_weights_by_task() -> None:
+    """A suite took no weights: three of ADTopk's trainings began with random ones."""
+    begun = {
+        row.options[0]: option
+        for row in training_suite("adtopk", Path("sets"), weights=Path("w"))
+        for option in row.options
+        if option.startswith("pretrained=")
+    }
+    assert begun == {
+        "model=published-vit-large": "pretrained=w/images",
+        "model=published-bert-large": "pretrained=w/squad",
+        "model=published-gpt2-large": "pretrained=w/wikitext",
+    }
 
 
 @pytest.mark.parametrize(
@@ -49,6 +67,7 @@ def test_the_small_rows_need_no_data() -> None:
         (["--suite", "gravac", "--task", "ptb"], "there is no task of gravac named 'ptb'"),
         (["topk", "--suite", "gravac"], "suite gravac has configurations and options of its own"),
         (["--suite", "gravac", "--data", "nowhere", "--task", "cifar100"], "no file nowhere/cifar100/train.bin"),
+        (["--suite", "gravac", "--pretrained", "w"], "none of these trainings of gravac begins with trained weights"),
         (["--suite", "cupcake"], "suite cupcake trains on data that you have: give --data"),
     ],
 )

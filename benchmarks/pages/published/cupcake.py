@@ -98,10 +98,10 @@ ROWS = (
     Row("ResNet-101 on ImageNet, 120 epochs", trained("--preset cupcake-resnet101-imagenet --data ~/images")),
     Row(
         "BERT-base on SQuAD, 2 epochs",
-        trained("dense randomk:0.01 dgc:0.01 --task squad --data ~/squad --set model=published-bert-base --epochs 2"),
-        "`--pretrained FOLDER` begins with its weights",
+        trained("--preset cupcake-bert-base-squad --data ~/squad"),
+        "with `--pretrained FOLDER`",
     ),
-    Row("all trainings", trained("--suite cupcake --data ~/sets")),
+    Row("all trainings", trained("--suite cupcake --data ~/sets"), "with `--pretrained FOLDER`, by task"),
     Row("accuracy as dense training's, 1.3 to 1.7 times sooner", note="not repeated"),
     Row("`--batches-per-allreduce`", "ddp.no_sync()"),
     Row("`--adam`", trained("efsignsgd --optimizer adamw")),

@@ -62,7 +62,12 @@ ROWS = (
     ),
     Row("AR-Topk: one rank's indices, in turn", attached("gw.TopK(0.01), communicator=gw.LeaderIndices()")),
     Row("AR-Topk: the indices of the rank with the most energy", note="not done: ranks take turns"),
-    Row("the cheapest collective for a link and a ratio", "gw.attach(ddp, candidates=[gw.TopK(0.01), gw.TopK(0.001)])"),
+    Row(
+        "the cheapest collective for a link and a ratio",
+        "gradwire plan --task lm --hosts 4 --link 100mbit --candidates "
+        "topk:0.01+residual+allgather,topk:0.01+residual+leaderindices --objective step",
+        "where none is named: of all-gather and scatter-reduce",
+    ),
     Row(
         "L-GreCo: a ratio or rank for each layer",
         _controlled("gw.PowerSGD(4)", "gw.LGreCo(budget='error')"),
@@ -81,7 +86,7 @@ ROWS = (
     ),
     Row("VGG-16 on CIFAR-100, 9,000 steps", trained("--preset gravac-vgg16 --data ~/cifar100")),
     Row("LSTM on PTB, 20,000 steps", trained("--preset gravac-lstm --data ~/ptb"), "held out: from a zero state"),
-    Row("all trainings, or in small without data", trained("--suite gravac")),
+    Row("all trainings", trained("--suite gravac --data ~/sets"), "in small without `--data`"),
     Row(
         "a resumed training goes on",
         trained("--preset gravac-lstm --data ~/ptb --checkpoint-every 1000"),

@@ -120,12 +120,14 @@ def _acpsgd() -> list[SuiteRow]:
 
 
 def _adtopk() -> list[SuiteRow]:
-    """ADTopk and five others at 1 %, by all-gather, and with small matrices by all-reduce, and Ok-Topk, on 8 GPUs."""
+    """ADTopk-I (all-dimension and top-k in turn), ADTopk (and a reused threshold) and five others at 1 %, by
+    all-gather, and with small matrices by all-reduce, and Ok-Topk, on 8 GPUs."""
     sizes = {"bert-large": (4, 384), "gpt2-large": (2, 1024), "vit-large": (8, 224), "resnet152": (32, 224)}
     setups = [
         Setup(model=model, ranks=8, link="10gbit", batch=batch, size=size) for model, (batch, size) in sizes.items()
     ]
-    compressors = ["interleaved", "gaussiank:0.01", "sidco:0.01", "dgc:0.01", "redsync:0.01", "topk:0.01"]
+    compressors = ["interleaved", "interleaved:second=reusedthreshold"]
+    compressors += ["gaussiank:0.01", "sidco:0.01", "dgc:0.01", "redsync:0.01", "topk:0.01"]
     ways = ["+residual+allgather", "+residual+allgather@hybrid"]
     gathered = [f"{name}{way}" for name, way in product(compressors, ways)]
     return _rows(setups, ["dense", *gathered, "topk:0.01+residual+oktopk"])
