@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, replicated_specs, sharded_specs
-from gradwire.frontends.hooks.module_hooks import Check
+from gradwire.frontends.hooks.module_hooks import CheckHook
 from gradwire.frontends.options.parameters import parameters_of, slots_of
 from gradwire.frontends.shards import shards_front_end
 from gradwire.frontends.trained import TrainedParameters, on_one_device
@@ -106,7 +106,7 @@ def _outside_ddp(model: nn.Module, runtime: Runtime) -> list[Callable[[], None]]
         if not in_ddp():
             registered.remove()
 
-    registered = model.register_forward_pre_hook(Check(forward_begins))
+    registered = model.register_forward_pre_hook(CheckHook(forward_begins))
     return [registered.remove]
 
 

@@ -29,7 +29,7 @@ class Hook:
         return Hook, ()
 
 
-class Check(Hook):
+class CheckHook(Hook):
     """A hook that only looks whether something is wrong, and so is left out where torch.compile traces the module."""
 
     def __call__(self, *arguments: Any) -> Any:
