@@ -324,6 +324,8 @@ MISTAKES = {
     "no batch": ("mine.py:no_batch", "mine.py:no_batch: batches(0, 2) gives no batch"),
     "number": ("mine.py:number", "mine.py:number: batches(rank, world) gives a int, not batches to go through"),
     "import": ("bad.py:make", "bad.py cannot be imported: No module named 'nowhere'"),
+    "one model": ("mine.py:one", "mine.py:one returns the parameters that it has returned before"),
+    "one body": ("mine.py:one_body", "mine.py:one_body returns the parameters that it has returned before"),
     "package": ("mine.py:package", "mine.py:package cannot import what it needs: No module named 'nowhere'"),
     "package of batches": ("mine.py:lazy", "mine.py:lazy cannot import what it needs: No module named 'nowhere'"),
 }
@@ -338,6 +340,9 @@ def empty(): return torch.nn.ReLU(), lambda rank, world: [], loss
 def loader(): return torch.nn.Linear(1, 1), [], loss
 def no_batch(): return torch.nn.Linear(1, 1), lambda rank, world: [], loss
 def number(): return torch.nn.Linear(1, 1), lambda rank, world: 3, loss
+ONE = torch.nn.Linear(1, 1)
+def one(): return ONE, lambda rank, world: [torch.ones(1)], loss
+def one_body(): return torch.nn.Sequential(torch.nn.Linear(1, 1), ONE), lambda rank, world: [torch.ones(1)], loss
 def package(): import nowhere
 def lazy():
     def batches(rank, world):

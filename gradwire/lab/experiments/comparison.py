@@ -31,8 +31,8 @@ class Comparison:
 
     Raises ValueError for what would fail on `ranks` ranks: a task that cannot be made or has too little data,
     an optimizer that does not have what the recipe says, or would count momentum twice, local steps whose last round
-    does not end, `nocomm`, which does not train, and torch's hooks with shards, or with checkpoints that would lack their
-    state.
+    does not end, `nocomm`, which does not train, and torch's hooks with shards, or with checkpoints that would lack
+    their state.
     """
 
     configurations: list[Configuration]
@@ -73,6 +73,7 @@ class Comparison:
         task = self.make_task()
         next(task.batches(0, self.ranks, self.seed))
         task.held_out_size  # noqa: B018
+        task.parameters()
         _check_rounds(self.configurations, self.course.steps)
         _check_momentum(self.configurations, *self.recipe.optimizer_of(task))
         check_plans(self.configurations, lambda: task.build_model(self.seed))
