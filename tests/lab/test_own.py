@@ -1,5 +1,6 @@
 """A user's own model: on the command line, from Python, and every mistake in one line."""
 
+import json
 import re
 import subprocess
 import sys
@@ -298,6 +299,35 @@ def test_models_differ_by_seed_alone() -> None:
     first, again, other = (task.build_model(seed).weight for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+class Words(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = torch.nn.Embedding(20_000, 32, sparse=True), torch.nn.Linear(32, 64)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.out(self.table(words))
+
+
+def words():
+    def batches(rank: int, world: int):
+        return [torch.arange(40) // 2 + 30 * rank]
+
+    return Words(), batches, lambda model, batch: model(batch).square().mean()
+
+
+@pytest.mark.long
+def test_of_a_sparse_gradient_dense_sends_rows_too(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    options = ["--model", f"{__file__}:words", "--steps", "2", "--repeats", "1", "--json", str(file)]
+    assert main(["bench", "dense", "fp32", "localsteps:2", *options]) == 0
+    _, dense, fp32, local = (each["per_step"] for each in json.loads(file.read_text())["timings"])
+    of_layer, of_rows = 4 * (32 * 64 + 64), 20 * (8 + 4 * 32)  # among two ranks; each index once
+    assert (
+        dense["wire_bytes"] == dense["dense_bytes"] == fp32["dense_bytes"] == local["dense_bytes"] == of_layer + of_rows
+    )
+    assert fp32["wire_bytes"] == pytest.approx(dense["wire_bytes"], rel=0.02)
 
 
 def test_ranks_that_run_already_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
