@@ -1,12 +1,13 @@
 """A trial of a user's codec on a few numbers, before gradients go through it."""
 
 from functools import lru_cache
+from itertools import pairwise
 from numbers import Integral
 
 import torch
 from torch import Tensor
 
-from gradwire.compressors import Codec, FixedSizeCompressor, context_for
+from gradwire.compressors import Codec, FixedSizeCompressor, Sparse, context_for
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.slots import Layout, Slot
@@ -18,9 +19,9 @@ TOLERANCE = 0.05
 
 @lru_cache(1024)
 def try_codec(compressor: FixedSizeCompressor, error_feedback: bool) -> None:
-    """Raises ValueError for a user's codec whose size is no whole number, and for one whose memory, with
-    `error_feedback`, would be wrong, because what it sends and what it leaves do not add up to what it was given.
-    One that was tried is not tried again."""
+    """Raises ValueError for a user's codec whose size is no whole number, for one that selects what no payload holds,
+    and for one whose memory, with `error_feedback`, would be wrong, because what it sends and what it leaves do not add
+    up to what it was given. One that was tried is not tried again."""
     if type(compressor).__module__.partition(".")[0] == "gradwire":
         return
     # the codecs of several rounds are the compressor's own affair
@@ -37,9 +38,14 @@ def _try(codec: Codec, size: int, error_feedback: bool) -> None:
     name = type(codec).__name__
     if not isinstance(size, Integral):
         raise ValueError(f"{name}.payload_bytes() returns {size!r}, no whole number of bytes; write e.g. -(-n // 8)")
+    x = torch.randn(LAYOUT.numel, dtype=torch.float32, device="cpu", generator=torch.Generator().manual_seed(0))
+    if isinstance(codec, Sparse) and not _selects(codec, x):
+        raise ValueError(
+            f"{name}.select(x, k, context) is to return ascending indices, int64, k at most, and does not; write e.g. "
+            "x.abs().topk(k).indices.sort().values"
+        )
     if not error_feedback:
         return
-    x = torch.randn(LAYOUT.numel, dtype=torch.float32, device="cpu", generator=torch.Generator().manual_seed(0))
     try:
         total = _sent_and_left(codec, x, int(size))
     except Exception:  # it may need other gradients than these; where it does not, steps say what is wrong
@@ -49,6 +55,20 @@ def _try(codec: Codec, size: int, error_feedback: bool) -> None:
             f"{name} loses or adds gradients: what it sends and what it leaves in x do not add up to x; change x and "
             "out in place, as by x.sub_(sent) and out.copy_(sent), or use memory=gw.NoMemory()"
         )
+
+
+def _selects(codec: Sparse, x: Tensor) -> bool:
+    """Whether it selects ascending indices of x (n,), k or fewer; also where it fails, as it may of these numbers."""
+    k = codec.count(len(x))
+    try:
+        with torch.random.fork_rng(devices=[]):
+            indices = codec.select(x.clone(), k, context_for(LAYOUT, codec, x.device))
+    except Exception:  # steps say what is wrong
+        return True
+    if not isinstance(indices, Tensor) or (indices.dtype, indices.dim()) != (torch.int64, 1) or len(indices) > k:
+        return False
+    bounded = [-1, *indices.tolist(), len(x)]
+    return all(here < after for here, after in pairwise(bounded))
 
 
 def _sent_and_left(codec: Codec, x: Tensor, size: int) -> Tensor:

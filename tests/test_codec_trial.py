@@ -51,6 +51,39 @@ class ByLayer(Truncated):
         return sum({"w": 2}[slot.name] * slot.numel for slot in layout.slots)
 
 
+@dataclass(frozen=True)
+class Unsorted(gw.Sparse):
+    """Its selection is not in order; it leaves `value_bits` out, which are 32 then."""
+
+    ratio: float = 0.1
+
+    def select(self, x: Tensor, k: int, context: gw.GroupContext) -> Tensor:
+        return x.abs().topk(k).indices
+
+
+class Sorted(Unsorted):
+    def select(self, x: Tensor, k: int, context: gw.GroupContext) -> Tensor:
+        return super().select(x, k, context).sort().values
+
+
+class Narrow(Sorted):
+    def select(self, x: Tensor, k: int, context: gw.GroupContext) -> Tensor:
+        return super().select(x, k, context).int()
+
+
+class TooMany(Sorted):
+    def select(self, x: Tensor, k: int, context: gw.GroupContext) -> Tensor:
+        return super().select(x, k + 1, context)
+
+
+@pytest.mark.parametrize("memory", [gw.Residual(), gw.NoMemory()], ids=str)
+@pytest.mark.parametrize("codec", [Unsorted(), Narrow(), TooMany()], ids=lambda codec: type(codec).__name__)
+def test_a_selection_that_no_payload_can_hold_is_named(codec: gw.Sparse, memory: gw.Memory):
+    why = rf"^{type(codec).__name__}\.select\(x, k, context\) is to return ascending indices, int64, k at most"
+    with pytest.raises(ValueError, match=why):
+        uniform(SLOTS, codec, memory).check(SLOTS)
+
+
 @pytest.mark.parametrize(
     ("codec", "why"),
     [
@@ -66,7 +99,7 @@ def test_a_codec_that_loses_gradients_is_refused(codec: gw.Compressor, why: str)
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("codec", [Truncated(), WantsMore(), ByLayer()], ids=str)
+@pytest.mark.parametrize("codec", [Truncated(), WantsMore(), ByLayer(), Sorted()], ids=str)
 def test_others_are_not_and_random_numbers_stay_as_they_are(codec: gw.Compressor):
     before = torch.get_rng_state()
     uniform(SLOTS, codec).check(SLOTS)

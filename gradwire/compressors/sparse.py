@@ -60,7 +60,7 @@ class Sparse(Sparsifier, Selective):
     (`Entries`). A payload of fewer than k elements is as long.
     """
 
-    value_bits: Literal[32, 4]
+    value_bits: Literal[32, 4] = 32
     """Bits of a value: 32 are exact; 4 are a sign and one of 8 levels, whose error stays in the memory. Levels come
     with a scale for each 1,024 elements; where these take as much as exact values, below 0.056 %, those are sent."""
 

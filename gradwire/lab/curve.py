@@ -39,6 +39,8 @@ class StepCurve:
     """That were played."""
     decode_s: float
     """Seconds of a step in which payloads are decoded."""
+    elsewhere: bool = True
+    """Whether it holds for other numbers of hosts: not where a user's own communicator sends."""
 
     def at(self, hosts: int, latency_s: float, bytes_per_s: float, alone_s: float = 0.0) -> float:
         """The seconds of a step with so many hosts, whose links are these; `alone_s` are those of a step without
@@ -66,7 +68,8 @@ class StepCurve:
     def from_line(cls, line: Mapping[str, Any]) -> Self:
         carried = (Carried(SentCollective(**each["sent"]), each["per_host"], each["count"]) for each in line["carried"])
         points = {name: tuple(line[name]) for name in ("busy_s", "step_s")}
-        return cls(**points, carried=tuple(carried), hosts=line["hosts"], decode_s=line["decode_s"])
+        rest = {name: line[name] for name in ("hosts", "decode_s", "elsewhere")}
+        return cls(**points, carried=tuple(carried), **rest)
 
 
 def seconds(carried: tuple[Carried, ...], hosts: int, latency_s: float, bytes_per_s: float) -> float:

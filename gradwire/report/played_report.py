@@ -77,7 +77,10 @@ class PlayedTimes:
 
     @property
     def ranks(self) -> list[int]:
-        """Numbers of ranks to show: those that fill 2, 4, 8 and so on hosts, up to 1,024 ranks, and the played one."""
+        """Numbers of ranks to show: those that fill 2, 4, 8 and so on hosts, up to 1,024 ranks, and the played one; the
+        played one alone where a curve holds for no other."""
+        if not all(curve.elsewhere for curves in self.curves.values() for curve in curves):
+            return [self.cluster.ranks]
         doubled = {self.per_host << power for power in range(1, 11)}
         return sorted({ranks for ranks in doubled if ranks <= MOST_RANKS} | {self.cluster.ranks})
 

@@ -33,6 +33,10 @@ class PlayedGroup(_ProcessGroup):
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> "_Work":
         if opts is not None and opts.reduceOp != dist.ReduceOp.SUM:
             raise NotImplementedError(f"a played group adds up, and knows no {opts.reduceOp}; use ReduceOp.SUM")
+        if any(each.is_sparse for each in tensors):
+            raise NotImplementedError(
+                "a played group knows no sparse gradients, as DDP reduces them; use Embedding(sparse=False)"
+            )
         return self._start(tensors, [Sum(Message.plain(each)) for each in tensors])
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> "_Work":

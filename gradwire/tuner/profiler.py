@@ -123,7 +123,8 @@ def measure(way: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device)
     # a group of these slots, and noise for its gradient
     exchange = exchange_of(replace(way, slots=tuple(slot.name for slot in slots)), slots, mesh, device)
     layout = exchange.stored.layout
-    noise = torch.randn(layout.numel, dtype=torch.float32, device=device).to(slots[0].dtype)
+    generator = torch.Generator(device).manual_seed(mesh.rank)
+    noise = torch.randn(layout.numel, generator=generator, dtype=torch.float32, device=device).to(slots[0].dtype)
     # once, to know how often fits
     first_s = slowest([sum(_reduce(exchange, noise, mesh, device))], mesh, device)[0]
     repeats = min(MOST_REPEATS, max(1, int(BUDGET_S / first_s)))

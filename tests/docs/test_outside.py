@@ -83,6 +83,23 @@ def test_what_a_compressor_of_rounds_says_is_what_it_sends():
     assert sent == gw.AllReduce().wire(SharedScale(), layout, 2).wire_bytes
 
 
+DRAWN: dict[str, set[float]] = {"own": set(), "shared": set()}
+
+
+class Drawing(Truncated):
+    def compress(self, x: torch.Tensor, payload: torch.Tensor, context: gw.GroupContext) -> None:
+        for name, seed in (("own", context.own_seed()), ("shared", context.shared_seed())):
+            DRAWN[name].add(torch.rand(1, generator=torch.Generator(x.device).manual_seed(seed.number)).item())
+        super().compress(x, payload, context)
+
+
+def test_seeds_of_a_step_are_a_ranks_own_or_shared():
+    with job(plan_of(SLOTS, Drawing(), gw.Residual(), gw.AllGather(), groups=1), SLOTS, 2) as running:
+        for step in range(3):
+            running.step(draw(SLOTS, 2, step))
+    assert {name: len(drawn) for name, drawn in DRAWN.items()} == {"own": 6, "shared": 3}
+
+
 def test_a_sparsifier_of_their_own_takes_what_gradwires_take():
     gw.GraVAC().check(plan_of(SLOTS, Largest(0.1), gw.Residual(), gw.AllGather()))
     gw.Group(("w",), Largest(0.1), gw.DGCMemory(), gw.AllGather(over_senders=True))

@@ -1,6 +1,7 @@
 """Local steps in the lab: beside configurations that send every step."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ import pytest
 import gradwire as gw
 from gradwire.cli import main
 from gradwire.cli.completion import configurations
-from gradwire.lab.configuration import parse
+from gradwire.lab.configuration import parse, parse_all
+from gradwire.lab.experiments.comparison import Comparison
+from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.jobs.meter import over_rounds
 from gradwire.lab.jobs.plan_job import candidate
 from gradwire.lab.local import LocalStepsSpec
@@ -51,6 +54,26 @@ def test_what_are_no_local_steps_is_named(text: str, message: str) -> None:
 def test_a_plan_has_no_local_steps() -> None:
     with pytest.raises(ValueError, match="is no candidate"):
         candidate("localsteps:30+topk:0.1")
+
+
+def test_a_training_ends_with_a_round() -> None:
+    """Replicas are judged by the parameters that they share, which are those of the last round."""
+
+    def trained(steps: int, *texts: str) -> None:
+        recipe = Recipe(steps=steps)
+        Comparison(configurations=parse_all(texts), task="digits", options=["width=4"], ranks=2, recipe=recipe)
+
+    trained(40, "dense", "localsteps:20+quantized:4", "localsteps:8")
+    trained(60, "localsteps:30,delay=5")
+    for steps, text, right in (
+        (39, "localsteps:20+quantized:4", 40), (41, "localsteps:20", 60), (300, "localsteps", 500),
+        (30, "localsteps:30,delay=5", 60),
+    ):  # fmt: skip
+        message = f"{steps} steps end within a round of {text}: give --steps {right}"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            trained(steps, "dense", text)
+    with pytest.raises(ValueError, match="give --steps 120"):
+        trained(100, "localsteps:40", "localsteps:30")
 
 
 def test_the_shell_offers_compressors_after_local_steps() -> None:

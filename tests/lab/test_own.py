@@ -1,5 +1,6 @@
 """A user's own model: on the command line, from Python, and every mistake in one line."""
 
+import json
 import re
 import subprocess
 import sys
@@ -301,6 +302,35 @@ def test_models_differ_by_seed_alone() -> None:
     assert not torch.equal(first, other)
 
 
+class Words(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = torch.nn.Embedding(20_000, 32, sparse=True), torch.nn.Linear(32, 64)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.out(self.table(words))
+
+
+def words():
+    def batches(rank: int, world: int):
+        return [torch.arange(40) // 2 + 30 * rank]
+
+    return Words(), batches, lambda model, batch: model(batch).square().mean()
+
+
+@pytest.mark.long
+def test_of_a_sparse_gradient_dense_sends_rows_too(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    options = ["--model", f"{__file__}:words", "--steps", "2", "--repeats", "1", "--json", str(file)]
+    assert main(["bench", "dense", "fp32", "localsteps:2", *options]) == 0
+    _, dense, fp32, local = (each["per_step"] for each in json.loads(file.read_text())["timings"])
+    of_layer, of_rows = 4 * (32 * 64 + 64), 20 * (8 + 4 * 32)  # among two ranks; each index once
+    assert (
+        dense["wire_bytes"] == dense["dense_bytes"] == fp32["dense_bytes"] == local["dense_bytes"] == of_layer + of_rows
+    )
+    assert fp32["wire_bytes"] == pytest.approx(dense["wire_bytes"], rel=0.02)
+
+
 def test_ranks_that_run_already_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
@@ -325,6 +355,8 @@ MISTAKES = {
     "no batch": ("mine.py:no_batch", "mine.py:no_batch: batches(0, 2) gives no batch"),
     "number": ("mine.py:number", "mine.py:number: batches(rank, world) gives a int, not batches to go through"),
     "import": ("bad.py:make", "bad.py cannot be imported: No module named 'nowhere'"),
+    "one model": ("mine.py:one", "mine.py:one returns the parameters that it has returned before"),
+    "one body": ("mine.py:one_body", "mine.py:one_body returns the parameters that it has returned before"),
     "package": ("mine.py:package", "mine.py:package cannot import what it needs: No module named 'nowhere'"),
     "package of batches": ("mine.py:lazy", "mine.py:lazy cannot import what it needs: No module named 'nowhere'"),
 }
@@ -339,6 +371,9 @@ def empty(): return torch.nn.ReLU(), lambda rank, world: [], loss
 def loader(): return torch.nn.Linear(1, 1), [], loss
 def no_batch(): return torch.nn.Linear(1, 1), lambda rank, world: [], loss
 def number(): return torch.nn.Linear(1, 1), lambda rank, world: 3, loss
+ONE = torch.nn.Linear(1, 1)
+def one(): return ONE, lambda rank, world: [torch.ones(1)], loss
+def one_body(): return torch.nn.Sequential(torch.nn.Linear(1, 1), ONE), lambda rank, world: [torch.ones(1)], loss
 def package(): import nowhere
 def lazy():
     def batches(rank, world):

@@ -106,6 +106,15 @@ def test_hosts_of_two_are_played_and_written(
             assert [*by_link.values()] == sorted(by_link.values(), reverse=True)
 
 
+def test_a_communicator_of_ones_own_is_shown_as_it_was_played(tmp_path: Path, monkeypatch) -> None:
+    """Among 1,024 ranks it kept the 4 broadcasts of 4."""
+    monkeypatch.setattr(played_report, "picture", lambda *shown, **options: Figure())
+    options = ["--model", f"{__file__}:make", "--steps", "1", "--repeats", "1", "--out", str(tmp_path)]
+    assert main(["bench", "dense", "topk:0.1+tests.support.outside:InTurns", "--play", "4@1gbit", *options]) == 0
+    (folder,) = tmp_path.iterdir()
+    assert {*json.loads((folder / "played.json").read_text())["step_s"]["dense"]} == {"4"}
+
+
 OTHERS: dict[str, Any] = {"different": True, "jitter": 0.05, "slow_rank": 1.2}
 
 

@@ -129,9 +129,12 @@ def lawful_step(case: Case, running: Job, grads: list[list[Tensor]]) -> list[Ten
 
 @all_cases
 def test_replicas_are_identical_and_keep_what_is_not_sent(case: Case):
+    drawn = torch.get_rng_state()
     with start(case, SMALL_SLOTS, 3, groups=3) as running:
         for step in range(6):
             lawful_step(case, running, draw(SMALL_SLOTS, 3, step))
+    # dropout and samplers draw from it
+    assert torch.equal(torch.get_rng_state(), drawn)
 
 
 @rows(CONSERVING)

@@ -404,13 +404,22 @@ def test_a_collective_without_memory_is_no_lost_rank():
             assert "failed on rank 1: OutOfMemoryError: no memory" in str(failed)
 
 
-def test_an_error_of_a_controller_reaches_every_rank():
-    """It decides between steps, when no group is under way."""
+@pytest.mark.parametrize("method", ["look", "decide"])
+def test_an_error_of_a_controller_reaches_every_rank(method: str):
+    """It looks while a group is encoded, and decides between steps, when no group is under way."""
 
     class Breaks(gw.Controller):
-        def decide(self, seen: gw.Observation) -> None:
-            if seen.rank == 1:
+        looks = True
+
+        def breaks(self, called: str, rank: int) -> None:
+            if called == method and rank == 1:
                 raise ArithmeticError("no decision")
+
+        def look(self, context: gw.GroupContext, vector: gw.LazySum, numbers: torch.Tensor) -> None:
+            self.breaks("look", context.rank)
+
+        def decide(self, seen: gw.Observation) -> None:
+            self.breaks("decide", seen.rank)
 
     plan = uniform(SLOTS, gw.TopK(0.1))
     with job(plan, SLOTS, 2, controllers=[Breaks(), Breaks()]) as running:
@@ -423,7 +432,7 @@ def test_an_error_of_a_controller_reaches_every_rank():
 
         first, second = together(2, train)
         assert isinstance(second, ReductionError)
-        assert str(second) == "Breaks.decide() failed on rank 1: ArithmeticError: no decision"
+        assert str(second) == f"Breaks.{method}() failed on rank 1: ArithmeticError: no decision"
         assert isinstance(first, ReductionError)
         assert "no decision" in str(first)
 

@@ -43,6 +43,7 @@ from gradwire.transports.played import SentCollective
 from gradwire.ways import CompressorWithMemory
 from gradwire.wire import ETHERNET
 from tests.support.harness import place_bytes
+from tests.support.outside import InTurns
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -120,10 +121,11 @@ def test_decoding_an_all_gather_grows_with_the_payloads_and_nothing_else_does():
     assert np.allclose(growth, np.array([1, 4, 1])[:, None])
     assert [t.encode for t in there.candidates] == [c.encode for c in CANDIDATES]
     # a user's own kind of it as well
-    mine = replace(CANDIDATES[1], way=replace(WAYS[1], communicator=MyGather()))
-    job = replace(JOB, candidates=(mine,), collectives=over_link([mine], 4, 1e-4, 1e8))
-    (grown,) = on_cluster(job, Cluster(16, 100 * MBIT)).candidates
-    assert np.allclose(grown.decode(size), 4 * mine.decode(size))
+    for communicator in (MyGather(), InTurns()):
+        mine = replace(CANDIDATES[1], way=replace(WAYS[1], communicator=communicator))
+        job = replace(JOB, candidates=(mine,), collectives=over_link([mine], 4, 1e-4, 1e8))
+        (grown,) = on_cluster(job, Cluster(16, 100 * MBIT)).candidates
+        assert np.allclose(grown.decode(size), 4 * mine.decode(size))
 
 
 def test_an_all_reduce_is_a_ring_or_trees_whichever_is_faster():

@@ -88,6 +88,8 @@ class Momentum(gw.Memory):
 class InTurns(gw.Communicator):
     """A communicator: the ranks broadcast their payloads, one after another."""
 
+    decodes_all: ClassVar[bool] = True
+
     def check(self, compressor: gw.Compressor) -> None:
         super().check(compressor)
         if not isinstance(compressor, gw.Codec):

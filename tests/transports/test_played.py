@@ -171,6 +171,13 @@ def test_ddp_and_torchs_hooks_run_on_a_played_group(register):
     assert sum((mean - mine).norm() for mean, mine in zip(means, own, strict=True)) < 0.05 * sum(g.norm() for g in own)
 
 
+def test_ddps_sparse_gradients_are_refused_by_name():
+    table = nn.Embedding(10, 4, sparse=True)
+    ddp = DistributedDataParallel(table, process_group=PlayedGroup(gw.Played(64, fast())))
+    with pytest.raises(NotImplementedError, match=r"knows no sparse gradients, as DDP reduces them; use Embedding\("):
+        ddp(torch.arange(3)).sum().backward()
+
+
 @pytest.mark.parametrize("compressor", [gw.FP32(), gw.NATIVE, gw.TopK(0.1)], ids=["fp32", "native", "topk"])
 @pytest.mark.parametrize("hosts", [False, True])
 def test_attach_runs_on_a_played_cluster(compressor, hosts: bool):

@@ -81,6 +81,15 @@ def test_seconds_grow_with_elements_whatever_the_models_matrices(monkeypatch: py
                 np.testing.assert_allclose(cost(size), truth + 1e-4, rtol=0.15)
 
 
+def test_a_measurement_leaves_torchs_random_numbers_to_the_training():
+    """Dropout drew others under `Auto` than under plain DDP."""
+    slots, meshes = [Slot.of("w", torch.empty(8, 8))], [gw.Mesh.of(each) for each in gw.Threads.group(2)]
+    before = torch.get_rng_state()
+    for way in WAYS:
+        raising(together(2, lambda rank, way=way: profiler.measure(way, slots, meshes[rank], CPU)))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_samples_are_far_apart_and_of_the_models_own_matrices(monkeypatch: pytest.MonkeyPatch, model: str):
     shapes = MODELS[model]

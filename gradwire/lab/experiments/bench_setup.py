@@ -82,6 +82,7 @@ class Setup:
         check_hooks(parsed, self.shard)
         check_autocast(parsed, timed.autocast)
         next(self.task().batches(0, self.ranks, timed.seed))
+        self.parameters()
         check_plans(parsed, lambda: self.task().build_model(timed.seed))
         names = [configuration.text for configuration in parsed]
         # `nocomm` first, beside which all others are shown

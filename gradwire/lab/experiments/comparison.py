@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
+from math import ceil, lcm
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,8 +30,9 @@ class Comparison:
     reached elsewhere.
 
     Raises ValueError for what would fail on `ranks` ranks: a task that cannot be made or has too little data,
-    an optimizer that does not have what the recipe says, or would count momentum twice, `nocomm`, which does not train,
-    and torch's hooks with shards, or with checkpoints that would lack their state.
+    an optimizer that does not have what the recipe says, or would count momentum twice, local steps whose last round
+    does not end, `nocomm`, which does not train, and torch's hooks with shards, or with checkpoints that would lack
+    their state.
     """
 
     configurations: list[Configuration]
@@ -71,7 +73,8 @@ class Comparison:
         task = self.make_task()
         next(task.batches(0, self.ranks, self.seed))
         task.held_out_size  # noqa: B018
-        self.course  # noqa: B018
+        task.parameters()
+        _check_rounds(self.configurations, self.course.steps)
         _check_momentum(self.configurations, *self.recipe.optimizer_of(task))
         check_plans(self.configurations, lambda: task.build_model(self.seed))
 
@@ -151,6 +154,17 @@ def circumstances(*clusters: LabCluster) -> dict[str, object]:
         "date": f"{datetime.now():%Y-%m-%d %H:%M}",
         "command": shlex.join(["gradwire", *sys.argv[1:]]),
     }
+
+
+def _check_rounds(configurations: Sequence[Configuration], steps: int) -> None:
+    """Raises ValueError for local steps whose last round would not end, or whose first mean would not be used: the
+    parameters that replicas share, which are evaluated, lack what was trained since."""
+    whole = lcm(*(configuration.every for configuration in configurations))
+    for configuration in configurations:
+        first = configuration.every + (configuration.local.delay if configuration.local else 0)
+        if steps % configuration.every or steps < first:
+            right = ceil(max(steps, first) / whole) * whole
+            raise ValueError(f"{steps} steps end within a round of {configuration.text}: give --steps {right}")
 
 
 def _check_momentum(configurations: Sequence[Configuration], optimizer: str, options: Mapping[str, Any]) -> None:

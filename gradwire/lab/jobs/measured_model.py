@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from gradwire.controllers import Decision
 from gradwire.frontends import LocalSteps
+from gradwire.frontends.hooks.sparse_gradients import sparse_in
 from gradwire.lab.configuration import Configuration
 from gradwire.lab.jobs.precision import MixedPrecision
 from gradwire.lab.jobs.sharded import gather_into, mesh_of, sharded
@@ -54,9 +55,14 @@ class MeasuredModel:
         self._local_steps: LocalSteps | None = None
         self._mesh: DeviceMesh | None = None
         self.controller = configuration.fresh_controller(self.rate)
-        # what plain DDP would send for this model
-        gradient_bytes, replicas = sum(p.nbytes for p in model.parameters() if p.requires_grad), peers.world // shard
+        # what plain DDP would send for this model: all-reduced gradients, and the rows of sparse ones
+        trained, replicas = {n: p for n, p in model.named_parameters() if p.requires_grad}, peers.world // shard
+        sparse = sparse_in(model, trained)
+        gradient_bytes = sum(p.nbytes for name, p in trained.items() if name not in sparse)
         self._dense_bytes = 2 * (replicas - 1) * gradient_bytes // replicas // shard
+        self._row_bytes = self._ddps_row_bytes = 0
+        for name in sparse:
+            trained[name].register_hook(self._count_rows)
         # without Gradwire all of it is sent, or nothing, or what torch's hook says
         self._share: Share = lambda steps: 0.0 if configuration.silent else 1.0
         self.wrapped: nn.Module
@@ -138,14 +144,23 @@ class MeasuredModel:
 
     def totals(self, steps: int) -> Totals:
         """This rank's bytes and seconds in `steps` steps."""
-        dense_bytes = steps * self._dense_bytes
         stats = self.handle.stats() if self.handle else None
+        dense_bytes = steps * self._dense_bytes
         stats = stats or Stats(steps, round(self._share(steps) * dense_bytes), dense_bytes, 0, 0, 0, 0)
-        # those counted only rounds
-        stats = replace(stats, dense_bytes=dense_bytes) if self.local else stats
+        # those of local steps counted only rounds
+        dense_bytes = (dense_bytes if self.local else stats.dense_bytes) + self._row_bytes
+        stats = replace(stats, wire_bytes=stats.wire_bytes + self._ddps_row_bytes, dense_bytes=dense_bytes)
         sent = self.peers.interface_bytes()
         start = self._interface_start
         return Totals.of(stats, None if sent is None or start is None else sent - start)
+
+    def _count_rows(self, gradient: Tensor) -> None:
+        """Counts what DDP sends of a sparse gradient: each row once, with its index, to every other rank."""
+        rows = gradient.coalesce()
+        nbytes = (self.peers.world - 1) * (rows.indices().nbytes + rows.values().nbytes)
+        self._row_bytes += nbytes
+        if not self._configuration.silent and (self.plan is None or self.plan.native):
+            self._ddps_row_bytes += nbytes
 
     def hash(self) -> str:
         """The parameters' SHA-256, the same on all ranks. Raises RuntimeError where it is not."""

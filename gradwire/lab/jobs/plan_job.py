@@ -79,7 +79,9 @@ class PlanSpec(Spec):
         if ranks < 2:
             raise ValueError("1 rank sends nothing and needs no plan: give 2 or more hosts")
         self.controller()
-        next(make_task(self.task, self.options).batches(0, ranks, self.seed))
+        task = make_task(self.task, self.options)
+        next(task.batches(0, ranks, self.seed))
+        task.parameters()
 
 
 @dataclass(frozen=True)

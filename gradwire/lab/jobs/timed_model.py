@@ -79,7 +79,10 @@ class TimedModel:
             played.set_speed(nbytes / (load * alone_s))
             points[load * alone_s] = median(self.time(CURVE_STEPS, warm_up=2)[0]) / 1e3
         played.set_speed()
-        return StepCurve((*points,), (*points.values(),), carried, played.hosts, totals.decode_s / steps)
+        # how often a user's own communicator sends among others is not known
+        groups = self._replica.plan.groups if self._replica.plan else ()
+        elsewhere = all(type(group.communicator).__module__.partition(".")[0] == "gradwire" for group in groups)
+        return StepCurve((*points,), (*points.values(),), carried, played.hosts, totals.decode_s / steps, elsewhere)
 
     def timeline(self) -> Timeline | None:
         """The spans of one more step; None where Gradwire does not reduce every step."""

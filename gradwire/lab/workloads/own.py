@@ -57,7 +57,14 @@ class UserModel(Task):
         return _first(self.function)
 
     def _module(self) -> nn.Module:
-        return _make(self.function).model
+        model, first = _make(self.function).model, {id(parameter) for parameter in self._made.model.parameters()}
+        # a model of the user's module would train on from one configuration to the next, and from one seed to another
+        if any(id(parameter) in first for parameter in model.parameters() if parameter.requires_grad):
+            raise ValueError(
+                f"{self.function} returns the parameters that it has returned before: make a new model in each call, "
+                "or return copy.deepcopy(model)"
+            )
+        return model
 
     def batches(self, rank: int, world: int, seed: int, start: int = 0) -> Iterator[Any]:
         """The function's batches, again and again. Those before `start` are read at once and left out.

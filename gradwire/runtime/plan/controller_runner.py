@@ -133,7 +133,8 @@ class ControllerRunner:
         """Shows the controller a group that is about to be encoded."""
         if self.looks:
             assert self.controller is not None
-            self.controller.look(context, vector, self._numbers[:-1])
+            with failing_in(self.controller, "look", self._mesh.rank):
+                self.controller.look(context, vector, self._numbers[:-1])
 
     def send(self, step: int, taken: int, groups: Sequence[GroupView], unrecorded: bool) -> None:
         """Sends this rank's numbers, once all groups of the step are encoded; `taken` steps before it count."""

@@ -96,6 +96,8 @@ class Pipeline:
         except StopIteration:
             self.recorder.add("decode", start, exchange.index)
             return
+        except ReductionError:  # a controller's that looked
+            raise
         except Exception as error:
             raise self._failed(f"reducing {exchange}", error) from error
         # start the collective, which goes on while other groups are encoded
