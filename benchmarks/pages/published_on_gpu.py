@@ -22,9 +22,7 @@ def on_a_gpu(system: str) -> list[Shown]:
 def waiting(system: str, suite: str) -> str:
     """The commands that wait for GPUs: the suite on many, and the same played on one."""
     played = f"benchmarks/gpu/gpu.py --only versions,{system}"
-    return "Waiting for GPUs: " + ", ".join(
-        f"`{command}`" for command in (suite, *([] if on_a_gpu(system) else [played]))
-    )
+    return "Awaiting GPUs: " + ", ".join(f"`{command}`" for command in (suite, *([] if on_a_gpu(system) else [played])))
 
 
 def table(system: str, found: dict[str, Any], result: str) -> Shown:
