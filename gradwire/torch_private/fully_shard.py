@@ -1,6 +1,7 @@
 """FSDP2: fully_shard, and replicate, which is made of the same."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -108,6 +109,33 @@ def fsdp_accumulates(group: Any) -> bool:
 def fsdp_reduces(group: Any) -> bool:
     """False after set_requires_gradient_sync(False)."""
     return group.reduce_grads
+
+
+@contextmanager
+def without_whole_gradients(groups: Iterable[Any]) -> Iterator[None]:
+    """A context in which `fsdp_groups` begin without the whole gradients that FSDP adds up after
+    set_requires_gradient_sync(False); afterwards they have those again, and none of what backward passes made."""
+    own = [parameter for group in groups for parameter in group.fsdp_params]
+    before = [_whole_gradients(parameter) for parameter in own]
+    for parameter in own:
+        _put_whole_gradients(parameter, None, None)
+    try:
+        yield
+    finally:
+        for parameter, gradients in zip(own, before, strict=True):
+            _put_whole_gradients(parameter, *gradients)
+
+
+def _whole_gradients(parameter: Any) -> tuple[Tensor | None, Tensor | None]:
+    # of the gathered parameter, which is there from the first forward pass on; and in reduce_dtype
+    whole = getattr(parameter, "_unsharded_param", None)
+    return None if whole is None else whole.grad, parameter.unsharded_accumulated_grad
+
+
+def _put_whole_gradients(parameter: Any, gradient: Tensor | None, accumulated: Tensor | None) -> None:
+    if (whole := getattr(parameter, "_unsharded_param", None)) is not None:
+        whole.grad = gradient
+    parameter.unsharded_accumulated_grad = accumulated
 
 
 def fsdp_sums(group: Any) -> bool:

@@ -5,7 +5,7 @@
 
 import tempfile
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
@@ -456,6 +456,40 @@ def passes_that_a_framework_only_accumulates_are_not_skipped_by_taking_back_the_
     with ddp.no_sync():
         ddp.forward(torch.ones(3, 20)).sum().backward()
     refused(ValueError, "only accumulated and sent nothing", handle.skip)
+
+
+@scenario(2)
+def whole_gradients_that_fsdp_holds_come_back_after_a_paused_pass() -> None:
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))
+
+    def step(model: nn.Module, passes: AbstractContextManager[None] | None, sync: bool) -> Tensor:
+        model.zero_grad()
+        model.set_requires_gradient_sync(False)
+        loss_of(model, 0).backward()
+        model.set_requires_gradient_sync(sync)
+        with passes or nullcontext():
+            if passes:
+                loss_of(model, 1).backward()
+        model.set_requires_gradient_sync(True)
+        loss_of(model, 2).backward()
+        return torch.cat([g.flatten() for g in gradients(model) if g is not None])
+
+    for policy, sync in product(
+        ({}, {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}), (True, False)
+    ):
+        models = [wrapped(mesh["shard"], **policy) for _ in range(3)]
+        attached = gw.attach(models[1], gw.FP32(), mesh=mesh)
+        local = gw.LocalSteps(torch.optim.SGD(models[2].parameters(), lr=0.1), models[2], mesh=mesh, inner_steps=9)
+        want = step(models[0], None, sync)
+        for model, handle in zip(models[1:], (attached, local.handle), strict=True):
+            assert torch.equal(step(model, handle.paused(), sync), want)
+            # also where FSDP has held none before
+            assert torch.equal(step(model, None, sync), want)
+            model.set_requires_gradient_sync(sync)
+            with handle.paused():
+                loss_of(model, 1).backward()
+            assert torch.equal(step(model, None, sync), want)
+            handle.detach()
 
 
 def spoil(parameter: Tensor) -> None:

@@ -1,7 +1,8 @@
 """The front end for FSDP2: dense inside a replica, by FSDP itself; compressed between replicas."""
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from typing import Any
@@ -33,6 +34,7 @@ from gradwire.torch_private.fully_shard import (
     fsdp_modules,
     is_fsdp,
     only_inside_replicas,
+    without_whole_gradients,
 )
 from gradwire.transports import ProcessGroup
 
@@ -123,9 +125,11 @@ class ShardsFrontEnd:
         """Backward passes inside only accumulate; the next one outside reduces the sum."""
         return self._hooks.accumulate()
 
-    def paused(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def paused(self) -> Iterator[None]:
         """A context whose backward passes' gradients stay inside the replica, and are not kept."""
-        return self._hooks.paused()
+        with self._hooks.paused(), without_whole_gradients(self._groups):
+            yield
 
     def skip(self) -> None:
         """Takes back the last step."""
