@@ -234,8 +234,8 @@ class Handle:
         return shared
 
     def verify(self, heal: bool = False) -> list[str]:
-        """Compares a checksum of every parameter, of local steps of every shared one, over the ranks that are to hold
-        the same. All ranks call this together, between backward passes, every so many steps of an optimizer; of another
+        """Compares a checksum of every parameter, of local steps of every shared one, between replicas, not between the
+        ranks of tensor parallelism. All ranks call this together, between backward passes, every so many steps of an optimizer; of another
         thread only while none changes parameters, nor runs a sharded model.
 
         Raises RuntimeError, on all ranks, naming the first parameter that differs and where. With `heal`, ranks take

@@ -70,6 +70,13 @@ def cuts_of(parameter: DTensor) -> dict[int, Any]:
     }
 
 
+def cut_over(parameter: DTensor) -> tuple[int, ...]:
+    """The ranks that hold one copy of a sharded tensor together, with this rank."""
+    mesh, cuts = parameter.device_mesh, cuts_of(parameter)
+    place = tuple(slice(None) if dim in cuts else mesh.get_local_rank(dim) for dim in range(mesh.ndim))
+    return tuple(mesh.mesh[place].flatten().tolist())
+
+
 def behind_rows(cut: Any) -> Any:
     """One of `cuts_of` a tensor, for the same one with a dimension more in front."""
     if cut.is_replicate():
@@ -178,6 +185,11 @@ def reduces_unused(group: Any) -> Callable[[], None]:
     that."""
     before, group.reduce_scatter_unused_params = group.reduce_scatter_unused_params, True
     return partial(setattr, group, "reduce_scatter_unused_params", before)
+
+
+def collectives_of(group: Any) -> list[Any]:
+    """What one of `fsdp_groups` reduces and gathers with."""
+    return [group._reduce_scatter_comm, group._all_gather_comm]
 
 
 def replace_collectives(group: Any, reduce_scatter: Any, all_gather: Any) -> Callable[[], None]:

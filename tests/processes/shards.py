@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.collective import framed
-from gradwire.frontends.shards.shard_compression import ShardAllGather, ShardReduceScatter
+from gradwire.frontends.shards.shard_collectives import ShardAllGather, ShardReduceScatter
 from gradwire.torch_private.fully_shard import fsdp_groups, parameters_of_fsdp
 from tests.processes.scenarios import (
     Halving,
@@ -756,6 +756,71 @@ def column_steps(model: nn.Module, replica: int, count: int = 3) -> None:
         model(torch.randn(4, 6, generator=generator)).square().mean().backward()
 
 
+class PartlyCut(Columns):
+    """Beside `Columns` an embedding, a norm and a head, which tensor parallelism leaves whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.first, self.second = nn.Embedding(64, 32), nn.Linear(32, 64), nn.Linear(64, 32)
+        self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(super().forward(self.embed(x))))
+
+
+CUT = ("first.weight", "first.bias", "second.weight")
+
+
+def partly_cut(mesh: DeviceMesh) -> PartlyCut:
+    torch.manual_seed(0)
+    return parallelize_module(PartlyCut(), mesh["tp"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
+
+
+def check_copies_stay_equal(model: nn.Module, parameters: dict[str, nn.Parameter], optimizer, mesh: DeviceMesh) -> None:
+    generator = torch.Generator().manual_seed(mesh.get_local_rank(0))
+    for _ in range(6):
+        x = torch.randint(64, (16, 8), generator=generator)
+        nn.functional.cross_entropy(model(x).flatten(0, 1), (7 * x.flatten() + 3) % 64).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, parameter in parameters.items():
+        own = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach().contiguous()
+        copies = [torch.empty_like(own) for _ in range(2)]
+        dist.all_gather(copies, own, group=mesh.get_group("tp"))
+        assert name in CUT or torch.equal(*copies), name
+
+
+@scenario(4)
+def what_tensor_parallelism_leaves_whole_stays_equal_on_its_ranks() -> None:
+    cube = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("replicate", "shard", "tp"))
+    for compressor in (gw.TopK(0.05), gw.QSGD()):
+        model = fully_shard(partly_cut(cube), mesh=cube["shard"])
+        handle, parameters = gw.attach(model, compressor, mesh=cube), dict(model.named_parameters())
+        check_copies_stay_equal(model, parameters, torch.optim.SGD(model.parameters(), lr=0.1), cube)
+        handle.detach()
+        model = fully_shard(partly_cut(cube), mesh=cube["shard"])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        local = gw.LocalSteps(optimizer, model, compressor, mesh=cube, inner_steps=2)
+        check_copies_stay_equal(model, dict(model.named_parameters()), local, cube)
+        local.handle.detach()
+        model, mesh = partly_cut(cube), cube["replicate", "tp"]
+        ddp = DistributedDataParallel(model, device_mesh=mesh["replicate"])
+        parameters = dict(model.named_parameters())
+        handle = gw.attach(ddp, compressor)
+        check_copies_stay_equal(ddp, parameters, torch.optim.SGD(parameters.values(), lr=0.1), mesh)
+        handle.detach()
+    ddp = DistributedDataParallel(partly_cut(mesh), device_mesh=mesh["replicate"])
+    refused(ValueError, "'head.bias' would part; name a compressor", lambda: gw.attach(ddp))
+    model = fully_shard(partly_cut(cube), mesh=cube["shard"])
+    together = gw.Plan((gw.Group(tuple(parameters), gw.FP32(), gw.NoMemory(), gw.AllReduce()),))
+    refused(ValueError, "is cut over other ranks", lambda: gw.attach(model, together, mesh=cube))
+    assert set(gw.attach(model, mesh=cube).plan.names) == {*parameters}
+    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tp"))
+    inside = fully_shard(partly_cut(square), mesh=square["shard"])
+    refused(ValueError, "whole, and its copies would part", lambda: gw.compress_shards(inside, gw.QSGD()))
+    gw.compress_shards(inside, gw.FP32())
+
+
 @scenario(8, long=True)
 def what_memories_keep_beside_tensor_parallelism_adds_up_on_any_mesh() -> None:
     names = ("replicate", "shard", "tp")
@@ -1252,8 +1317,13 @@ def a_memory_of_shards_ends_without_a_trace_and_is_of_what_was_trained() -> None
     for layer, trained in zip(model, (False, True), strict=True):
         layer.requires_grad_(trained)
     refused(ValueError, "memories are of others", lambda: model(torch.ones(2, 4)).sum().backward())
+    # two at once would bring back each other's collectives
+    refused(ValueError, "compressed already; call detach()", lambda: gw.compress_shards(model, gw.QSGD()))
     compression.detach()
     assert not group.reduce_scatter_unused_params
+    gw.compress_shards(model, gw.TopK(0.3), memory=gw.Residual())
+    compression.detach()
+    assert group.reduce_scatter_unused_params
 
 
 @scenario(2)

@@ -29,6 +29,7 @@ from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
 from gradwire.torch_private.autograd import has_gradient_hooks
 from gradwire.torch_private.fully_shard import (
+    cut_over,
     cuts_of,
     fsdp_groups,
     fsdp_modules,
@@ -183,9 +184,12 @@ def locals_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: local_of(parameter) for name, parameter in parameters.items()}
 
 
-def planned_slots(parameters: Mapping[str, Tensor]) -> list[Slot]:
+def planned_slots(parameters: Mapping[str, Any]) -> list[Slot]:
     """Slots of the largest shards' sizes, for which plans are made, the same on all ranks."""
-    return slots_of({name: _largest_shard(parameter) for name, parameter in parameters.items()})
+    over = {name: frozenset(cut_over(parameter)) for name, parameter in parameters.items()}
+    kinds = list(dict.fromkeys(over.values()))
+    slots = slots_of({name: _largest_shard(parameter) for name, parameter in parameters.items()})
+    return [replace(slot, cut=kinds.index(over[slot.name])) for slot in slots]
 
 
 def _largest_shard(parameter: Tensor) -> Tensor:
