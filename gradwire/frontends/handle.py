@@ -235,9 +235,9 @@ class Handle:
         return shared
 
     def verify(self, heal: bool = False) -> list[str]:
-        """Compares a checksum of every parameter, of local steps of every shared one, between replicas, not between the
-        ranks of tensor parallelism. All ranks call this together, between backward passes, every so many steps of an optimizer; of another
-        thread only while none changes parameters, nor runs a sharded model.
+        """Compares a checksum of every parameter, of local steps of every shared one, between replicas, not within one.
+        All ranks call this together, between backward passes, every so many steps of an optimizer; of another thread
+        only while none changes parameters, nor runs a sharded model.
 
         Raises RuntimeError, on all ranks, naming the first parameter that differs and where. With `heal`, ranks take
         what most of them have, and this returns the names of what differed; it raises where there is no majority.

@@ -42,6 +42,11 @@ def parameters_of_fsdp(group: Any) -> list[nn.Parameter]:
     return [parameter.sharded_param for parameter in group.fsdp_params]
 
 
+def is_gathered(group: Any) -> bool:
+    """Whether one of `fsdp_groups` has whole parameters now, as between a forward pass and its backward pass."""
+    return not group.is_sharded
+
+
 def offloaded_in(group: Any) -> dict[Tensor, Any]:
     """What FSDP knows of each sharded parameter of one of `fsdp_groups` whose gradient it copies to the host."""
     return {parameter.sharded_param: parameter for parameter in group.fsdp_params if parameter.offload_to_cpu}

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from zlib import crc32
 
 import torch
@@ -20,6 +21,7 @@ from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -352,6 +354,26 @@ def fsdp_reshards_a_native_hsdp_model_as_before() -> None:
     column_steps(both, dist.get_rank())
     local.handle.detach()
     assert not any(group._use_post_forward_mesh for group in fsdp_groups(both))
+
+
+@scenario(2)
+def an_attached_model_gathers_its_parameters_as_often_as_before() -> None:
+    """Also in steps of several forward passes, between which FSDP keeps them gathered."""
+    mesh, counts = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard")), []
+    gather = _fsdp_param_group.foreach_all_gather
+    for attached in (False, True):
+        model = wrapped(mesh["shard"], reshard_after_forward=False)
+        if attached:
+            gw.attach(model, gw.FP32(), mesh=mesh)
+        with patch.object(_fsdp_param_group, "foreach_all_gather", side_effect=gather) as counted:
+            for _ in range(2):
+                (loss_of(model, 0) + loss_of(model, 1)).backward()
+                for last in (False, False, True):
+                    model.set_requires_gradient_sync(last)
+                    model.set_reshard_after_backward(last)
+                    loss_of(model, 2).backward()
+        counts.append(counted.call_count)
+    assert counts[0] == counts[1]
 
 
 @scenario(4)

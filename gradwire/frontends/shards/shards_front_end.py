@@ -34,7 +34,9 @@ from gradwire.torch_private.fully_shard import (
     fsdp_groups,
     fsdp_modules,
     is_fsdp,
+    is_gathered,
     only_inside_replicas,
+    parameters_of_fsdp,
     without_whole_gradients,
 )
 from gradwire.transports import ProcessGroup
@@ -152,6 +154,8 @@ class ShardsFrontEnd:
         if not torch.is_grad_enabled():
             return
         # a state was loaded, or a step begins: are the parameters still those with hooks?
+        if self._to_check:
+            reshard(module)
         if self._to_check or self._hooks.waiting:
             self._check_same(module, runtime)
             self._to_check = False
@@ -168,11 +172,11 @@ class ShardsFrontEnd:
 
     def _check_same(self, module: nn.Module, runtime: Runtime) -> None:
         """Ends the job where parameters were replaced: new ones have no hooks."""
-        # while a pass has gathered them, the module has whole parameters instead
-        reshard(module)
         present = dict(module.named_parameters())
+        # instead of those that FSDP has gathered, the module has whole parameters
+        gathered = {p for group in self._groups if is_gathered(group) for p in parameters_of_fsdp(group)}
         for name, parameter in self._parameters.items():
-            if present.get(name) is not parameter:
+            if present.get(name) is not parameter and parameter not in gathered:
                 runtime.refuse(
                     f"parameter {name!r} was replaced after attach(), as load_state_dict(assign=True) and to_empty() "
                     "do; call attach() after that"
