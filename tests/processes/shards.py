@@ -778,8 +778,8 @@ def column_steps(model: nn.Module, replica: int, count: int = 3) -> None:
         model(torch.randn(4, 6, generator=generator)).square().mean().backward()
 
 
-class PartlyCut(Columns):
-    """Beside `Columns` an embedding, a norm and a head, which tensor parallelism leaves whole."""
+class PartlyCut(nn.Module):
+    """Beside two layers that tensor parallelism cuts, an embedding, a norm and a head, which it leaves whole."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -787,7 +787,7 @@ class PartlyCut(Columns):
         self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 64)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(super().forward(self.embed(x))))
+        return self.head(self.norm(self.second(torch.relu(self.first(self.embed(x))))))
 
 
 CUT = ("first.weight", "first.bias", "second.weight")
@@ -837,6 +837,8 @@ def what_tensor_parallelism_leaves_whole_stays_equal_on_its_ranks() -> None:
     together = gw.Plan((gw.Group(tuple(parameters), gw.FP32(), gw.NoMemory(), gw.AllReduce()),))
     refused(ValueError, "is cut over other ranks", lambda: gw.attach(model, together, mesh=cube))
     assert set(gw.attach(model, mesh=cube).plan.names) == {*parameters}
+    hybrid = fully_shard(partly_cut(cube), mesh=cube["replicate", "shard"])
+    assert {*gw.attach(hybrid, gw.TopK(0.1)).plan.names} == {*parameters}
     square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tp"))
     inside = fully_shard(partly_cut(square), mesh=square["shard"])
     refused(ValueError, "whole, and its copies would part", lambda: gw.compress_shards(inside, gw.QSGD()))

@@ -274,10 +274,10 @@ def _check_fits(name: str, parameter: DTensor, replica: list[int], peers: list[i
 
 def _replicas_of(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> DeviceMesh:
     """The mesh that the model was wrapped on, if that has replicas."""
-    # HSDP: a mesh of two dimensions, of which the first has the replicas
-    for parameter in parameters.values():
-        if is_sharded(parameter) and parameter.placements[0].is_replicate():
-            return parameter.device_mesh
+    # HSDP: the first dimension has the replicas, and what tensor parallelism has cut one dimension more than the rest
+    sharded = [p for p in parameters.values() if is_sharded(p) and p.placements[0].is_replicate()]
+    if sharded:
+        return max((parameter.device_mesh for parameter in sharded), key=lambda mesh: mesh.ndim)
     raise ValueError(
         f"the model is sharded over one dimension, and mesh= says where its replicas are; use {RECIPE}. Where "
         "there are none, gw.compress_shards(model, gw.QSGD()) compresses what shards exchange"
