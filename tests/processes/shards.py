@@ -745,6 +745,11 @@ def a_checkpoint_has_the_memories_of_all_shards_of_tensor_parallelism_beside_ddp
     assert mine.keys() == want.keys()
     assert any(want[key].any() for key in residuals)
     assert all(torch.equal(mine[key], want[key]) for key in residuals)
+    # a rank of tensor parallelism that has taken another one's file
+    gw.save(want, path / f"{dist.get_rank()}.pt")
+    dist.barrier()
+    others = torch.load(path / f"{dist.get_rank() ^ 1}.pt", weights_only=True)
+    refused(ValueError, f"(shard {1 - mesh.get_local_rank(1)} of 2), and here", lambda: resumed.load_state_dict(others))
     own = f"this job has shard {mesh.get_local_rank(1)} of 2, and other ranks have"
     refused(ValueError, own, lambda: handle.state_dict(all_ranks=True))
 
