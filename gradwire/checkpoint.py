@@ -55,6 +55,7 @@ class Unpacked:
             common |= {SEPARATOR + key: tensor for key, tensor in self.job.items()}
         return {
             "the state's ranks": f"{'all of ' if self.about.gathered else ''}{self.about.ranks}",
+            "the state's shard": self.about.shard or "all of the model",
             "the state's step": str(self.step),
             "the state's training": self.about.training or "unknown",
             "the steps that the state skipped": str(self.about.skipped),
@@ -116,9 +117,12 @@ class Unpacked:
 
 
 def pack(exported: Exported, job: Mapping[str, Tensor], step: int, about: About) -> StateDict:
-    """A copy of all this as a state dict."""
+    """A copy of all this as a state dict, of contiguous tensors."""
     everything = {**exported, "": job}
-    tensors = {key_of(name, key): tensor.detach().clone() for name, key, tensor in each_tensor(everything)}
+    tensors = {
+        key_of(name, key): tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, key, tensor in each_tensor(everything)
+    }
     tensors[STEP] = torch.tensor(step, dtype=torch.int64, device="cpu")
     kinds = {key: [sum_of(tensor), *_kind(tensor)] for key, tensor in tensors.items()}
     return tensors | {ABOUT: describe(about, kinds)}

@@ -61,7 +61,8 @@ def of(*, megabytes: float | None = None, count: int | None = None) -> Grouping:
 
 def listed(names: Sequence[Sequence[str]]) -> Grouping:
     """These groups of parameters, by name. What of a group belongs to several rules, or to several fragments of local
-    steps, travels in as many groups. Raises ValueError for names alone."""
+    steps, or is cut by tensor parallelism beside what is whole, travels in as many groups. Raises ValueError for names
+    alone."""
     if one := next((group for group in names if isinstance(group, str)), None):
         raise ValueError(f"{one!r} is a name where a group of names belongs; write gw.groups.listed([[{one!r}]])")
     return Listed(tuple(tuple(group) for group in names))

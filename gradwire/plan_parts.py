@@ -1,10 +1,10 @@
-"""The parts of a plan: compressors, memories and communicators as JSON, the class by its name, and its options; and how
-many elements a group may have."""
+"""The parts of a plan: compressors, memories and communicators as JSON, the class by its name, and its options; and
+which parameters a group may have."""
 
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from inspect import isclass
@@ -17,6 +17,7 @@ from gradwire import communicators, compressors, memories
 from gradwire.importing import place_of
 from gradwire.ops.vectors import LONGEST
 from gradwire.options import dtype_name, dtype_of, names
+from gradwire.slots import Slot
 
 WrittenPart = Callable[[Any], Any]
 """`as_json`, or `in_place`."""
@@ -92,7 +93,18 @@ def from_dict(data: dict[str, Any], base: type) -> Any:
     return part(**arguments | inner | dtypes)
 
 
-def check_length(numel: dict[str, int], compressor: compressors.Compressor) -> None:
+def check_group(slots: Sequence[Slot], compressor: compressors.Compressor) -> None:
+    """Raises ValueError where a group's parameters are cut over different ranks, or have more elements than kernels
+    number."""
+    if other := next((slot for slot in slots if slot.cut != slots[0].cut), None):
+        raise ValueError(
+            f"the plan groups {slots[0].name!r} with {other.name!r}, which is cut over other ranks, and equal copies "
+            "of one of them would part; make a group for each"
+        )
+    _check_length({slot.name: slot.numel for slot in slots}, compressor)
+
+
+def _check_length(numel: dict[str, int], compressor: compressors.Compressor) -> None:
     """Raises ValueError where a group's parameters, of so many elements by name, have more than kernels number."""
     total, largest = sum(numel.values()), max(numel, key=lambda name: numel[name])
     if total <= LONGEST or compressor.is_cast:

@@ -14,7 +14,7 @@ from gradwire.memories import Memory, NoMemory, Residual
 from gradwire.ops.vectors import LONGEST
 from gradwire.options import Options, check_type, names
 from gradwire.pairing import check_parts, dense_memory
-from gradwire.plan_parts import WrittenPart, as_json, check_length, from_dict, groups_as_json, in_place, json_of
+from gradwire.plan_parts import WrittenPart, as_json, check_group, from_dict, groups_as_json, in_place, json_of
 from gradwire.slots import Layout, Slot
 
 T = TypeVar("T")
@@ -154,9 +154,9 @@ class Plan:
             raise ValueError(f"the plan names parameter {min(unknown)!r}, which the model lacks; make a plan for it")
         if missing := known - set(planned):
             raise ValueError(f"the plan lacks the model's parameter {min(missing)!r}; make a plan for this model")
-        numel = {slot.name: slot.numel for slot in slots}
+        by_name = {slot.name: slot for slot in slots}
         for group in self.groups:
-            check_length({name: numel[name] for name in group.slots}, group.compressor)
+            check_group([by_name[name] for name in group.slots], group.compressor)
         for group in {id(group.compressor): group for group in self.groups}.values():
             if sizes_follow_from_shapes(group.compressor):
                 try_codec(group.compressor, group.memory.error_feedback)

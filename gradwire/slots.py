@@ -39,6 +39,9 @@ class Slot:
     """Its type; it is reduced in float32."""
     pairs: bool = False
     """The last axis has real and imaginary parts."""
+    cut: int = 0
+    """The same number for parameters that are cut over the same ranks. Of one that is cut over fewer ranks than others,
+    several have equal copies, which stay equal where it is in no group with those."""
 
     @classmethod
     def of(cls, name: str, parameter: Tensor) -> "Slot":

@@ -38,10 +38,14 @@ class About(Options):
     """The compressors, in words, of parameters whose residual is the momentum of updates, in this plan or before."""
     training: str = ""
     """What tells its training from others, through all that resume it; "" in states of earlier versions."""
+    shard: str = ""
+    """Which shard of the model all of these ranks have, beside tensor parallelism; "" also in states of earlier
+    versions."""
 
     def __str__(self) -> str:
         ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
-        return f"the state of all of {ranks}" if self.gathered else f"the state of rank {self.rank} of {ranks}"
+        shard = f" ({self.shard})" if self.shard else ""
+        return f"the state of {'all' if self.gathered else f'rank {self.rank}'} of {ranks}{shard}"
 
 
 def describe(about: About, kinds: Mapping[str, Sequence[Any]]) -> Tensor:
@@ -64,11 +68,11 @@ def read_description(text: Tensor) -> tuple[About, dict[str, tuple[Any, list[Any
         raise ValueError("what it says of itself has changed since it was saved")
     # what each tensor was: its checksum, type and shape
     kinds = {key: (checksum, kind) for key, (checksum, *kind) in fields["tensors"].items()}
-    shards, training = fields.get("shards", 1), str(fields.get("training", ""))
+    shards, training, shard = fields.get("shards", 1), str(fields.get("training", "")), str(fields.get("shard", ""))
     momenta = {name: str(made_by) for name, made_by in fields.get("momenta", {}).items()}
     about = About(
         fields["rank"], fields["ranks"], fields["plan"], names(fields["order"]), fields["skipped"], fields["gathered"],
-        shards, momenta, training,
+        shards, momenta, training, shard,
     )  # fmt: skip
     if not (0 <= about.rank < about.ranks and 0 < about.shards <= about.ranks):
         raise ValueError("what it says of itself cannot be")

@@ -206,7 +206,7 @@ FAULTS = [
     Fault("script.py", "if len(in_flight) >= IN_FLIGHT:", "if len(in_flight) > IN_FLIGHT:"),
     # checkpoint
     Fault("checkpoint.py", "tensor[before.memories].sum(0)", "tensor[before.own]"),
-    Fault("checkpoint.py", "tensor.detach().clone() for name", "tensor.detach() for name"),
+    Fault("checkpoint.py", "clone(memory_format=torch.contiguous_format)", "contiguous()"),
     Fault("checkpoint.py", "else torch.zeros_like(like)", "else like"),
     Fault("checkpoint.py", "not tensors[key].isfinite().all()", "False"),
     Fault("checkpoint.py", "        if one.about.shards > 1:\n", "        if False:\n"),

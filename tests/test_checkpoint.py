@@ -168,6 +168,14 @@ def test_a_verdict_that_was_not_read_is_none_on_the_loaded_state(monkeypatch: py
                 assert all(torch.equal(old[key], new[key]) for key in old)
 
 
+def test_saved_tensors_are_contiguous():
+    """As safetensors wants them."""
+    kept = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    state = checkpoint.pack({"weight": {"residual": kept}}, {}, 1, about(0, 1))
+    assert state["weight//residual"].is_contiguous()
+    assert torch.equal(state["weight//residual"], kept)
+
+
 def test_a_saved_state_is_a_copy():
     case = Case(gw.TopK(0.1), gw.Residual(), gw.AllGather(), bits=0)
     with job(plan_for(case), SLOTS, 2) as running:

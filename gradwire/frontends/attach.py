@@ -1,5 +1,6 @@
 """`attach`: compresses the gradients that a framework reduces."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Unpack
@@ -21,11 +22,13 @@ from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.shards.shards_front_end import attach_shards
 from gradwire.options import called_as, check_type
 from gradwire.plans import Plan
+from gradwire.slots import Slot
 from gradwire.torch_private.compiled import uncompiled
 from gradwire.torch_private.fully_shard import is_fsdp
 from gradwire.torch_private.process_groups import world_size
 from gradwire.torch_private.reducer import (
     is_ddp,
+    is_shard,
     managed_by,
     reduces_in_python,
     shard_in,
@@ -113,6 +116,7 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
     parameters, others = parameters_of(module, managed.__contains__)
     # an earlier DDP of the same module may not be collected yet
     check_free(parameters, beside=KIND)
+    slots = _slots_of(parameters, choices)
     # open a process group; with one rank nothing is sent, and DDP keeps its reducer
     mesh = choices.mesh(partial(ProcessGroup.own, ddp.process_group), device_of(parameters))
     sparse = sparse_in(module, parameters)
@@ -124,7 +128,7 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
     choices = replace(choices, find_unused_parameters=ddp.find_unused_parameters)
     # the ranks meet over the store: they compare model, plan and options, or all of them raise
     runtime = choices.runtime(
-        "DDP", parameters, slots_of(parameters), mesh, others=others, no_native=no_native,
+        "DDP", parameters, slots, mesh, others=others, no_native=no_native,
         shard=shard_in(parameters.values()), weight=asked_in_backward(choices.weight), sparse=sparse,
     )  # fmt: skip
     # from here on gradients go to the runtime
@@ -157,6 +161,19 @@ def _check_ddp(ddp: DistributedDataParallel, choices: StepChoices) -> None:
             "find_unused_parameters=True is DDP's own option; pass it to DistributedDataParallel(model, "
             "find_unused_parameters=True)"
         )
+
+
+def _slots_of(parameters: Mapping[str, nn.Parameter], choices: StepChoices) -> list[Slot]:
+    """A slot for each parameter; what tensor parallelism has cut is told from what it leaves whole. Raises ValueError
+    beside the latter, of which several jobs have copies, for a controller that decides by what it sees."""
+    slots = [replace(slot, cut=int(is_shard(parameters[slot.name]))) for slot in slots_of(parameters)]
+    whole, controller = [slot.name for slot in slots if not slot.cut], choices.controlled_by()
+    if 0 < len(whole) < len(slots) and controller and controller.numbers:
+        raise ValueError(
+            f"each rank of tensor parallelism has a DDP, whose {type(controller).__name__} would decide by itself, so "
+            f"that copies of {whole[0]!r} would part; name a compressor, such as gw.TopK(0.01), without a controller"
+        )
+    return slots
 
 
 def _no_native(ddp: DistributedDataParallel, choices: StepChoices) -> str:

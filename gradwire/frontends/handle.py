@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 
 from gradwire.checkpoint import StateDict
 from gradwire.frontends.checkpoints.distributed_checkpoint import DistributedState, ShardSpec, job_of, saved_in
-from gradwire.frontends.null_job import NOTHING, NullRuntime
+from gradwire.frontends.null_job import ENDED, NOTHING, EndedRuntime, NullRuntime
 from gradwire.frontends.summary import table
 from gradwire.options import check_type
 from gradwire.plans import Plan
@@ -82,7 +82,7 @@ class Handle:
     def _attached(self) -> FrontEnd:
         """The front end. Raises ValueError after `detach()`."""
         if self._front_end is None:
-            raise ValueError("detach() ended the exchange of gradients; attach() again")
+            raise ValueError(ENDED)
         return self._front_end
 
     @property
@@ -181,7 +181,8 @@ class Handle:
 
         This rank's own by default, at any moment, from any thread: save one per rank, and see `gradwire.reshard` for
         another number of ranks. With `all_ranks`, which all of them call together, between backward passes, rank 0 gets
-        that of all, on the CPU, for frameworks that save rank 0's state alone; any number of ranks can load it."""
+        that of all, on the CPU, for frameworks that save rank 0's state alone; any number of ranks can load it. Raises
+        ValueError after `detach()`, with which memories are gone."""
         return self._runtime.state_dict(all_ranks)
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -190,7 +191,7 @@ class Handle:
         gradient finds what was loaded.
 
         Raises ValueError, on all ranks and before anything has changed, for what is no whole state of this model,
-        another rank's or another number of ranks', and for states that were not saved together."""
+        another rank's or another number of ranks', for states that were not saved together, and after `detach()`."""
         self._runtime.load_state_dict(state)
 
     def stateful(self, saved: str | Path | StorageReader | None = None, key: str | None = None) -> DistributedState:
@@ -218,7 +219,7 @@ class Handle:
         front_end, last = self._front_end, NOTHING
         with suppress(Exception):  # memories, which the caller has, matter more
             self._last_table, last = self._table(), self.stats()
-        self._runtime, self._front_end = NullRuntime(last), None
+        self._runtime, self._front_end = EndedRuntime(last), None
         self._remark, self._inner_steps = str, None
         if front_end:
             front_end.unhook()
@@ -234,9 +235,9 @@ class Handle:
         return shared
 
     def verify(self, heal: bool = False) -> list[str]:
-        """Compares a checksum of every parameter, of local steps of every shared one, over the ranks that are to hold
-        the same. All ranks call this together, between backward passes, every so many steps of an optimizer; of another
-        thread only while none changes parameters, nor runs a sharded model.
+        """Compares a checksum of every parameter, of local steps of every shared one, between replicas, not within one.
+        All ranks call this together, between backward passes, every so many steps of an optimizer; of another thread
+        only while none changes parameters, nor runs a sharded model.
 
         Raises RuntimeError, on all ranks, naming the first parameter that differs and where. With `heal`, ranks take
         what most of them have, and this returns the names of what differed; it raises where there is no majority.
@@ -283,7 +284,6 @@ class Handle:
         model, the front end or the other ranks' plans, or after `detach()`. With one rank, which sends nothing, it
         does nothing."""
         check_type("plan", plan, (Plan,), 'gw.Plan.load("plan.json")', optional=False)
-        _ = self._attached  # after detach() this raises
         self._runtime.install(plan)
 
     def detach(self) -> None:

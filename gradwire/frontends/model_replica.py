@@ -1,6 +1,7 @@
 """A replica of local steps: a model, whole on every rank or sharded by FSDP2 over several."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from gradwire.frontends.values import local
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot, real
 from gradwire.torch_private.compiled import named_parameters
-from gradwire.torch_private.fully_shard import fsdp_groups, is_fsdp, only_inside_replicas
+from gradwire.torch_private.fully_shard import fsdp_groups, is_fsdp, only_inside_replicas, without_whole_gradients
 from gradwire.torch_private.process_groups import world_size
 from gradwire.torch_private.reducer import averaged_over, in_ddp
 from gradwire.transports import Mesh, ProcessGroup, Transport
@@ -48,6 +49,8 @@ class ModelReplica:
     trained: TrainedParameters
     isolate: Callable[[Runtime], Sequence[Callable[[], None]]]
     """Keeps the framework from averaging over replicas; returns functions that undo it."""
+    aside: Callable[[], AbstractContextManager[None]] = nullcontext
+    """A context in which the framework keeps no gradients beside `p.grad`; afterwards it has the earlier ones again."""
     all_of: Callable[[bool], bool] = bool
     """Whether something holds on all ranks of the replica, which call this together."""
 
@@ -87,7 +90,7 @@ def _sharded(model: nn.Module, mesh: DeviceMesh | None, optimizer: Optimizer | N
         parameters, others, _real(local), slots_of(local), shards_front_end.planned_slots(parameters),
         partial(ProcessGroup.by_replica, mesh), partial(sharded_specs, mesh, parameters), trained,
         lambda _: [undo for group in fsdp_groups(model) if (undo := only_inside_replicas(group))],
-        partial(_all_of, mesh),
+        lambda: without_whole_gradients(fsdp_groups(model)), partial(_all_of, mesh),
     )  # fmt: skip
 
 

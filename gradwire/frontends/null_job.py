@@ -1,4 +1,4 @@
-"""The front end and the runtime of a job that reduces nothing: one rank, or detached."""
+"""The front end of one rank alone, and the runtimes of jobs that reduce nothing: one rank, or detached."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,6 +15,7 @@ from gradwire.runtime.steps.step_lock import RunOnAll
 from gradwire.slots import Slot
 
 NOTHING = Stats(0, 0, 0, 0, 0, 0, 0)
+ENDED = "detach() ended the exchange of gradients; attach() again"
 
 
 class NullFrontEnd:
@@ -47,8 +48,8 @@ class NullFrontEnd:
 
 
 class NullRuntime:
-    """The runtime of one rank alone, or of a detached job, which keeps a loaded state, with other ranks'
-    memories added up, for the next job of several ranks."""
+    """The runtime of one rank alone, which keeps a loaded state, with other ranks' memories added up, for the next job
+    of several ranks."""
 
     plan = origin = None
     controlled = closed = False
@@ -103,3 +104,20 @@ class NullRuntime:
 
     def close(self) -> None:
         """Does nothing: no resources are held."""
+
+
+class EndedRuntime(NullRuntime):
+    """The runtime of a detached job, of which the figures are left."""
+
+    def state_dict(self, all_ranks: bool = False, padded: bool = False) -> NoReturn:
+        """Raises ValueError, as all that follow do."""
+        raise ValueError(ENDED)
+
+    def load_state_dict(self, state: checkpoint.StateDict) -> NoReturn:
+        raise ValueError(ENDED)
+
+    def between_steps(self, call: str, patient: bool = False, /, **facts: object) -> NoReturn:
+        raise ValueError(ENDED)
+
+    def install(self, plan: Plan) -> NoReturn:
+        raise ValueError(ENDED)

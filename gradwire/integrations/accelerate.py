@@ -9,7 +9,7 @@ from torch import nn
 from gradwire.checkpoint import StateDict
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
-from gradwire.integrations.first_rank import load_first
+from gradwire.integrations.first_rank import load_or_warn
 from gradwire.integrations.framework import attach_whole, check_has
 from gradwire.plans import Plan
 
@@ -41,9 +41,11 @@ class CheckpointedHandle:
         self.handle = handle
 
     def state_dict(self) -> StateDict:
-        """The state of all ranks."""
-        return self.handle.state_dict(all_ranks=True)
+        """The state of all ranks; nothing after `detach()`."""
+        return {} if self.handle.detached else self.handle.state_dict(all_ranks=True)
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Takes over what rank 0 has read; with `save_on_each_node` other hosts have files of their own."""
-        load_first(self.handle, state)
+        """Takes over what rank 0 has read, before `detach()`; with `save_on_each_node` other hosts have files of their
+        own."""
+        if not self.handle.detached:
+            load_or_warn(self.handle, state or None)

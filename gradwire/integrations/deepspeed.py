@@ -1,6 +1,5 @@
 """Gradwire under DeepSpeed, without ZeRO or with its stage 1: `attach` to the engine."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -9,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from gradwire.checkpoint import StateDict
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
 from gradwire.frontends.hooks.gradient_access import FullGradients
@@ -19,14 +17,13 @@ from gradwire.frontends.options.parameters import device_of, slots_of
 from gradwire.frontends.owners import check_free
 from gradwire.frontends.trained import TrainedParameters
 from gradwire.integrations.deepspeed_engine import TrainingEngine
-from gradwire.integrations.first_rank import load_first
+from gradwire.integrations.first_rank import load_or_warn
 from gradwire.integrations.framework import check_unused
 from gradwire.plans import Plan
 from gradwire.runtime.runtime import Runtime
 from gradwire.transports import ProcessGroup
 
 KEY, KIND = "gradwire", "gradwire.integrations.deepspeed"
-_log = logging.getLogger("gradwire")
 
 
 def attach(engine: Any, compressor: Compressor | Plan | str | None = None, **options: Any) -> Handle:
@@ -61,14 +58,8 @@ def attach(engine: Any, compressor: Compressor | Plan | str | None = None, **opt
         front_end.hook_in(runtime)
         front_end.own(chain(trained.fit.values(), own.stepped()), KIND)
     handle = Handle(runtime, front_end)
-    own.save_with(KEY, partial(handle.state_dict, all_ranks=True), front_end.agree_on, partial(_load, handle))
+    own.save_with(KEY, partial(handle.state_dict, all_ranks=True), front_end.agree_on, partial(load_or_warn, handle))
     return handle
-
-
-def _load(handle: Handle, state: StateDict | None) -> None:
-    # under "use_node_local_storage" every host has a file, and only rank 0's has the state of all ranks
-    if not load_first(handle, state):
-        _log.warning("the checkpoint has nothing of Gradwire; training goes on without its memories")
 
 
 class EngineGradients(GradientHooks):

@@ -14,7 +14,9 @@ _log = logging.getLogger("gradwire")
 
 
 def keep_file(handle: Handle, folder: str | Path, first: bool) -> None:
-    """Writes the state of all ranks to a folder of the first one's; all of them call this."""
+    """Writes the state of all ranks to a folder of the first one's; all of them call this. A detached job has none."""
+    if handle.detached:
+        return
     state = handle.state_dict(all_ranks=True)
     if first:
         save(state, Path(folder) / FILE)
@@ -39,6 +41,13 @@ def load_first(handle: Handle, state: StateDict | None, error: str = "") -> bool
     if state is not None:
         handle.load_state_dict(state)
     return state is not None
+
+
+def load_or_warn(handle: Handle, state: StateDict | None) -> None:
+    """Loads the `state` that rank 0 has, on all ranks, which call this together, or warns that it has none. Other hosts
+    may have files of their own."""
+    if not load_first(handle, state):
+        _log.warning("the checkpoint has nothing of Gradwire; training goes on without its memories")
 
 
 def load_read(handle: Handle, first: bool, read: Callable[[], StateDict | None], checkpoint: object) -> None:

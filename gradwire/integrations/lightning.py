@@ -84,9 +84,10 @@ class GradientCompression(lightning.Callback):
         self._unused = False
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all ranks, which Lightning has all call this. Nothing, with a warning, where the job has failed,
-        or an interrupted training has left ranks in different steps: the model is in the same checkpoint."""
-        if not self.handle:
+        """The state of all ranks, which Lightning has all call this. Nothing after `detach()`; and, with a warning,
+        where the job has failed, or an interrupted training has left ranks in different steps: the model is in the same
+        checkpoint."""
+        if not self.handle or self.handle.detached:
             return self._loaded
         try:
             return self.handle.state_dict(all_ranks=True)

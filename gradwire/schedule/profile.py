@@ -229,7 +229,9 @@ class Profile:
             ways = Plan.from_json(json.dumps({"version": 1, "groups": data["candidates"]})).groups
             return cls(
                 slots=tuple(
-                    SlotTime(s["name"], tuple(s["shape"]), float(s["ready_s"]), bool(s.get("pairs")))
+                    SlotTime(
+                        s["name"], tuple(s["shape"]), float(s["ready_s"]), bool(s.get("pairs")), int(s.get("cut", 0))
+                    )
                     for s in data["slots"]
                 ),
                 forward_s=float(data["forward_s"]),

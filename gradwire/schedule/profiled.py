@@ -30,6 +30,8 @@ class SlotTime:
     """Seconds from the beginning of backward to the gradient."""
     pairs: bool = False
     """The last axis has real and imaginary parts."""
+    cut: int = 0
+    """As a `Slot` has it."""
 
     def __post_init__(self) -> None:
         if any(whole(f"shape of {self.name!r}", length) < 0 for length in self.shape):

@@ -1,6 +1,7 @@
 """FSDP2: fully_shard, and replicate, which is made of the same."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -41,6 +42,11 @@ def parameters_of_fsdp(group: Any) -> list[nn.Parameter]:
     return [parameter.sharded_param for parameter in group.fsdp_params]
 
 
+def is_gathered(group: Any) -> bool:
+    """Whether one of `fsdp_groups` has whole parameters now, as between a forward pass and its backward pass."""
+    return not group.is_sharded
+
+
 def offloaded_in(group: Any) -> dict[Tensor, Any]:
     """What FSDP knows of each sharded parameter of one of `fsdp_groups` whose gradient it copies to the host."""
     return {parameter.sharded_param: parameter for parameter in group.fsdp_params if parameter.offload_to_cpu}
@@ -67,6 +73,13 @@ def cuts_of(parameter: DTensor) -> dict[int, Any]:
         for dim, placement in enumerate(parameter.placements)
         if parameter.device_mesh.size(dim) > 1 and not (placement.is_replicate() or placement.is_partial())
     }
+
+
+def cut_over(parameter: DTensor) -> tuple[int, ...]:
+    """The ranks that hold one copy of a sharded tensor together, with this rank."""
+    mesh, cuts = parameter.device_mesh, cuts_of(parameter)
+    place = tuple(slice(None) if dim in cuts else mesh.get_local_rank(dim) for dim in range(mesh.ndim))
+    return tuple(mesh.mesh[place].flatten().tolist())
 
 
 def behind_rows(cut: Any) -> Any:
@@ -110,6 +123,33 @@ def fsdp_reduces(group: Any) -> bool:
     return group.reduce_grads
 
 
+@contextmanager
+def without_whole_gradients(groups: Iterable[Any]) -> Iterator[None]:
+    """A context in which `fsdp_groups` begin without the whole gradients that FSDP adds up after
+    set_requires_gradient_sync(False); afterwards they have those again, and none of what backward passes made."""
+    own = [parameter for group in groups for parameter in group.fsdp_params]
+    before = [_whole_gradients(parameter) for parameter in own]
+    for parameter in own:
+        _put_whole_gradients(parameter, None, None)
+    try:
+        yield
+    finally:
+        for parameter, gradients in zip(own, before, strict=True):
+            _put_whole_gradients(parameter, *gradients)
+
+
+def _whole_gradients(parameter: Any) -> tuple[Tensor | None, Tensor | None]:
+    # of the gathered parameter, which is there from the first forward pass on; and in reduce_dtype
+    whole = getattr(parameter, "_unsharded_param", None)
+    return None if whole is None else whole.grad, parameter.unsharded_accumulated_grad
+
+
+def _put_whole_gradients(parameter: Any, gradient: Tensor | None, accumulated: Tensor | None) -> None:
+    if (whole := getattr(parameter, "_unsharded_param", None)) is not None:
+        whole.grad = gradient
+    parameter.unsharded_accumulated_grad = accumulated
+
+
 def fsdp_sums(group: Any) -> bool:
     """Whether FSDP divides by a factor of the user's, and else adds gradients up instead of averaging them."""
     return group.gradient_divide_factor is not None
@@ -150,6 +190,11 @@ def reduces_unused(group: Any) -> Callable[[], None]:
     that."""
     before, group.reduce_scatter_unused_params = group.reduce_scatter_unused_params, True
     return partial(setattr, group, "reduce_scatter_unused_params", before)
+
+
+def collectives_of(group: Any) -> list[Any]:
+    """What one of `fsdp_groups` reduces and gathers with."""
+    return [group._reduce_scatter_comm, group._all_gather_comm]
 
 
 def replace_collectives(group: Any, reduce_scatter: Any, all_gather: Any) -> Callable[[], None]:

@@ -102,6 +102,14 @@ def shard_in(parameters: Iterable[Any]) -> str:
     return next((f"shard {ranks.index(dist.get_rank())} of {len(ranks)}" for ranks in meshes if len(ranks) > 1), "")
 
 
+def is_shard(parameter: Any) -> bool:
+    """Whether tensor parallelism has cut one of its parameters."""
+    spec = getattr(parameter, "_st_info", None)
+    return spec is not None and any(
+        spec.mesh.size(dim) > 1 and not placement.is_replicate() for dim, placement in enumerate(spec.placements)
+    )
+
+
 def delayed_by(ddp: DistributedDataParallel) -> list[Tensor]:
     """The parameters of `delay_all_reduce_named_params`, which it reduces by itself, outside of its buckets."""
     return ddp._delay_all_reduce_params

@@ -215,7 +215,7 @@ def _profile(
     device: torch.device,
 ) -> Profile:
     return Profile(
-        slots=tuple(SlotTime(slot.name, tuple(slot.shape), times.ready_s[slot.name], slot.pairs) for slot in slots),
+        slots=tuple(SlotTime(s.name, tuple(s.shape), times.ready_s[s.name], s.pairs, s.cut) for s in slots),
         forward_s=times.forward_s,
         optimizer_s=times.optimizer_s,
         candidates=tuple(_candidate(*each) for each in zip(ways, samples, efficiencies, strict=True)),

@@ -257,7 +257,7 @@ def test_a_checkpoint_of_lightnings_is_saved_though_gradwires_state_cannot(
 ):
     callback = pytest.importorskip("gradwire.integrations.lightning").GradientCompression("topk:0.1")
     callback.setup(SimpleNamespace(interrupted=interrupted), None, "fit")
-    callback.handle = Mock(**{"state_dict.side_effect": error("rank 1 did not come")})
+    callback.handle = Mock(detached=False, **{"state_dict.side_effect": error("rank 1 did not come")})
     if kept:
         assert callback.state_dict() == {}
         assert "has nothing of Gradwire, whose memories begin anew from it: rank 1 did not come" in caplog.text
@@ -276,7 +276,7 @@ def test_a_fit_of_lightnings_begins_with_the_memories_of_its_own_checkpoint(
     made: list[Mock] = []
 
     def attach_whole(*_: Any) -> Mock:
-        made.append(Mock(**{"state_dict.return_value": {"of": len(made)}}))
+        made.append(Mock(detached=False, **{"state_dict.return_value": {"of": len(made)}}))
         return made[-1]
 
     class Module(lightning.LightningModule):

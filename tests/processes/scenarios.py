@@ -1099,9 +1099,14 @@ def a_detached_handle_keeps_the_jobs_figures_and_nothing_of_the_model() -> None:
             train(module, 4, optimizer=optimizer)
             before, table = handle.stats(), handle.summary().partition("\n")[2]
             assert before.wire_bytes
+            state = handle.state_dict()
             getattr(handle, end)()
             assert (handle.stats(), handle.summary().partition("\n")[2]) == (before, table)
-            refused(ValueError, "detach() ended", partial(handle.replan, gw.NATIVE))
+            for call in (
+                partial(handle.replan, gw.NATIVE), handle.state_dict, partial(handle.state_dict, all_ranks=True),
+                partial(handle.load_state_dict, state), partial(handle.from_first, 1), handle.stragglers, handle.verify,
+            ):  # fmt: skip
+                refused(ValueError, "detach() ended", call)
             weights = [weakref.ref(parameter) for parameter in module.parameters()]
             del module, optimizer
             gc.collect()

@@ -5,11 +5,12 @@
 
 import tempfile
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from zlib import crc32
 
 import torch
@@ -20,13 +21,14 @@ from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.collective import framed
-from gradwire.frontends.shards.shard_compression import ShardAllGather, ShardReduceScatter
+from gradwire.frontends.shards.shard_collectives import ShardAllGather, ShardReduceScatter
 from gradwire.torch_private.fully_shard import fsdp_groups, parameters_of_fsdp
 from tests.processes.scenarios import (
     Halving,
@@ -354,6 +356,26 @@ def fsdp_reshards_a_native_hsdp_model_as_before() -> None:
     assert not any(group._use_post_forward_mesh for group in fsdp_groups(both))
 
 
+@scenario(2)
+def an_attached_model_gathers_its_parameters_as_often_as_before() -> None:
+    """Also in steps of several forward passes, between which FSDP keeps them gathered."""
+    mesh, counts = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard")), []
+    gather = _fsdp_param_group.foreach_all_gather
+    for attached in (False, True):
+        model = wrapped(mesh["shard"], reshard_after_forward=False)
+        if attached:
+            gw.attach(model, gw.FP32(), mesh=mesh)
+        with patch.object(_fsdp_param_group, "foreach_all_gather", side_effect=gather) as counted:
+            for _ in range(2):
+                (loss_of(model, 0) + loss_of(model, 1)).backward()
+                for last in (False, False, True):
+                    model.set_requires_gradient_sync(last)
+                    model.set_reshard_after_backward(last)
+                    loss_of(model, 2).backward()
+        counts.append(counted.call_count)
+    assert counts[0] == counts[1]
+
+
 @scenario(4)
 def torchs_replicate_is_compressed_as_well() -> None:
     mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("replicate",))
@@ -456,6 +478,40 @@ def passes_that_a_framework_only_accumulates_are_not_skipped_by_taking_back_the_
     with ddp.no_sync():
         ddp.forward(torch.ones(3, 20)).sum().backward()
     refused(ValueError, "only accumulated and sent nothing", handle.skip)
+
+
+@scenario(2)
+def whole_gradients_that_fsdp_holds_come_back_after_a_paused_pass() -> None:
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))
+
+    def step(model: nn.Module, passes: AbstractContextManager[None] | None, sync: bool) -> Tensor:
+        model.zero_grad()
+        model.set_requires_gradient_sync(False)
+        loss_of(model, 0).backward()
+        model.set_requires_gradient_sync(sync)
+        with passes or nullcontext():
+            if passes:
+                loss_of(model, 1).backward()
+        model.set_requires_gradient_sync(True)
+        loss_of(model, 2).backward()
+        return torch.cat([g.flatten() for g in gradients(model) if g is not None])
+
+    for policy, sync in product(
+        ({}, {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}), (True, False)
+    ):
+        models = [wrapped(mesh["shard"], **policy) for _ in range(3)]
+        attached = gw.attach(models[1], gw.FP32(), mesh=mesh)
+        local = gw.LocalSteps(torch.optim.SGD(models[2].parameters(), lr=0.1), models[2], mesh=mesh, inner_steps=9)
+        want = step(models[0], None, sync)
+        for model, handle in zip(models[1:], (attached, local.handle), strict=True):
+            assert torch.equal(step(model, handle.paused(), sync), want)
+            # also where FSDP has held none before
+            assert torch.equal(step(model, None, sync), want)
+            model.set_requires_gradient_sync(sync)
+            with handle.paused():
+                loss_of(model, 1).backward()
+            assert torch.equal(step(model, None, sync), want)
+            handle.detach()
 
 
 def spoil(parameter: Tensor) -> None:
@@ -689,6 +745,11 @@ def a_checkpoint_has_the_memories_of_all_shards_of_tensor_parallelism_beside_ddp
     assert mine.keys() == want.keys()
     assert any(want[key].any() for key in residuals)
     assert all(torch.equal(mine[key], want[key]) for key in residuals)
+    # a rank of tensor parallelism that has taken another one's file
+    gw.save(want, path / f"{dist.get_rank()}.pt")
+    dist.barrier()
+    others = torch.load(path / f"{dist.get_rank() ^ 1}.pt", weights_only=True)
+    refused(ValueError, f"(shard {1 - mesh.get_local_rank(1)} of 2), and here", lambda: resumed.load_state_dict(others))
     own = f"this job has shard {mesh.get_local_rank(1)} of 2, and other ranks have"
     refused(ValueError, own, lambda: handle.state_dict(all_ranks=True))
 
@@ -720,6 +781,73 @@ def column_steps(model: nn.Module, replica: int, count: int = 3) -> None:
     for _ in range(count):
         model.zero_grad()
         model(torch.randn(4, 6, generator=generator)).square().mean().backward()
+
+
+class PartlyCut(nn.Module):
+    """Beside two layers that tensor parallelism cuts, an embedding, a norm and a head, which it leaves whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.first, self.second = nn.Embedding(64, 32), nn.Linear(32, 64), nn.Linear(64, 32)
+        self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.second(torch.relu(self.first(self.embed(x))))))
+
+
+CUT = ("first.weight", "first.bias", "second.weight")
+
+
+def partly_cut(mesh: DeviceMesh) -> PartlyCut:
+    torch.manual_seed(0)
+    return parallelize_module(PartlyCut(), mesh["tp"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
+
+
+def check_copies_stay_equal(model: nn.Module, parameters: dict[str, nn.Parameter], optimizer, mesh: DeviceMesh) -> None:
+    generator = torch.Generator().manual_seed(mesh.get_local_rank(0))
+    for _ in range(6):
+        x = torch.randint(64, (16, 8), generator=generator)
+        nn.functional.cross_entropy(model(x).flatten(0, 1), (7 * x.flatten() + 3) % 64).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, parameter in parameters.items():
+        own = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach().contiguous()
+        copies = [torch.empty_like(own) for _ in range(2)]
+        dist.all_gather(copies, own, group=mesh.get_group("tp"))
+        assert name in CUT or torch.equal(*copies), name
+
+
+@scenario(4)
+def what_tensor_parallelism_leaves_whole_stays_equal_on_its_ranks() -> None:
+    cube = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("replicate", "shard", "tp"))
+    for compressor in (gw.TopK(0.05), gw.QSGD()):
+        model = fully_shard(partly_cut(cube), mesh=cube["shard"])
+        handle, parameters = gw.attach(model, compressor, mesh=cube), dict(model.named_parameters())
+        check_copies_stay_equal(model, parameters, torch.optim.SGD(model.parameters(), lr=0.1), cube)
+        handle.detach()
+        model = fully_shard(partly_cut(cube), mesh=cube["shard"])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        local = gw.LocalSteps(optimizer, model, compressor, mesh=cube, inner_steps=2)
+        check_copies_stay_equal(model, dict(model.named_parameters()), local, cube)
+        local.handle.detach()
+        model, mesh = partly_cut(cube), cube["replicate", "tp"]
+        ddp = DistributedDataParallel(model, device_mesh=mesh["replicate"])
+        parameters = dict(model.named_parameters())
+        handle = gw.attach(ddp, compressor)
+        check_copies_stay_equal(ddp, parameters, torch.optim.SGD(parameters.values(), lr=0.1), mesh)
+        handle.detach()
+    ddp = DistributedDataParallel(partly_cut(mesh), device_mesh=mesh["replicate"])
+    refused(ValueError, "'head.bias' would part; name a compressor", lambda: gw.attach(ddp))
+    model = fully_shard(partly_cut(cube), mesh=cube["shard"])
+    together = gw.Plan((gw.Group(tuple(parameters), gw.FP32(), gw.NoMemory(), gw.AllReduce()),))
+    refused(ValueError, "is cut over other ranks", lambda: gw.attach(model, together, mesh=cube))
+    assert set(gw.attach(model, mesh=cube).plan.names) == {*parameters}
+    hybrid = fully_shard(partly_cut(cube), mesh=cube["replicate", "shard"])
+    assert {*gw.attach(hybrid, gw.TopK(0.1)).plan.names} == {*parameters}
+    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tp"))
+    inside = fully_shard(partly_cut(square), mesh=square["shard"])
+    refused(ValueError, "whole, and its copies would part", lambda: gw.compress_shards(inside, gw.QSGD()))
+    gw.compress_shards(inside, gw.FP32())
 
 
 @scenario(8, long=True)
@@ -1218,8 +1346,13 @@ def a_memory_of_shards_ends_without_a_trace_and_is_of_what_was_trained() -> None
     for layer, trained in zip(model, (False, True), strict=True):
         layer.requires_grad_(trained)
     refused(ValueError, "memories are of others", lambda: model(torch.ones(2, 4)).sum().backward())
+    # two at once would bring back each other's collectives
+    refused(ValueError, "compressed already; call detach()", lambda: gw.compress_shards(model, gw.QSGD()))
     compression.detach()
     assert not group.reduce_scatter_unused_params
+    gw.compress_shards(model, gw.TopK(0.3), memory=gw.Residual())
+    compression.detach()
+    assert group.reduce_scatter_unused_params
 
 
 @scenario(2)

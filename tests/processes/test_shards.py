@@ -15,8 +15,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import gradwire as gw
 from gradwire.compressors import Codec
 from gradwire.frontends.checkpoints.distributed_checkpoint import sharded_specs
-from gradwire.frontends.shards import shard_compression
-from gradwire.frontends.shards.shard_compression import ShardAllGather, _check
+from gradwire.frontends.shards import shard_collectives
+from gradwire.frontends.shards.shard_collectives import ShardAllGather
+from gradwire.frontends.shards.shard_compression import _check
 from gradwire.frontends.shards.shard_gradients import ShardedGradients
 from gradwire.frontends.shards.shards_front_end import planned_slots
 from gradwire.torch_private.fully_shard import is_cut
@@ -46,7 +47,7 @@ def test_a_codec_that_cannot_send_shards_is_told_why(gradients: Codec, weights: 
 def test_collectives_of_two_streams_share_no_buffers(monkeypatch: pytest.MonkeyPatch):
     """As FSDP's own all-gathers and unshard(async_op=True), which do not wait for each other."""
     current = [3]
-    monkeypatch.setattr(shard_compression, "stream_of", lambda device: current[0], raising=False)
+    monkeypatch.setattr(shard_collectives, "stream_of", lambda device: current[0], raising=False)
     comm, group = ShardAllGather(gw.QSGD(), {}, 0), Mock(rank=lambda: 0, size=lambda: 2)
     first = comm._context(8, group, torch.device("cpu")).buffers
     current[0] = 4

@@ -89,6 +89,7 @@ class Rounds:
         self.taken = 0
         self.detached = False
         self.under_way = {}
+        self._aside = replica.aside
         runtime.fix_addresses(True)
 
     @property
@@ -102,7 +103,7 @@ class Rounds:
 
     def paused(self) -> AbstractContextManager[None]:
         """A context whose backward passes' gradients are dropped."""
-        return paused(self._trained.held().values(), Accumulated(), nullcontext())
+        return paused(self._trained.held().values(), Accumulated(), self._aside())
 
     def skip(self) -> None:
         """Raises ValueError: an inner step is a rank's own."""

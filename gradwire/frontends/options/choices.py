@@ -26,7 +26,7 @@ from gradwire.notation import read, way_of
 from gradwire.ops.host import kind_of
 from gradwire.options import check_type, one_line
 from gradwire.plans import NATIVE, SIZES, Group, Plan
-from gradwire.rules import Rule
+from gradwire.rules import Rule, cut_alike
 from gradwire.runtime.job_options import NO_NATIVE, JobOptions
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
@@ -137,7 +137,7 @@ class Choices:
         def checked(slots: list[Slot]) -> Plan:
             if self.groups:  # which the slots of a fragment, or of those that are trained now, do not tell
                 self.groups.check_names(parameters)
-            return make(slots)
+            return cut_alike(make(slots), slots)
 
         return checked
 

@@ -1,7 +1,8 @@
 """The front end for FSDP2: dense inside a replica, by FSDP itself; compressed between replicas."""
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from typing import Any
@@ -29,11 +30,15 @@ from gradwire.slots import Slot
 from gradwire.torch_private.autograd import has_gradient_hooks
 from gradwire.torch_private.compiled import named_parameters
 from gradwire.torch_private.fully_shard import (
+    cut_over,
     cuts_of,
     fsdp_groups,
     fsdp_modules,
     is_fsdp,
+    is_gathered,
     only_inside_replicas,
+    parameters_of_fsdp,
+    without_whole_gradients,
 )
 from gradwire.transports import ProcessGroup
 
@@ -124,9 +129,11 @@ class ShardsFrontEnd:
         """Backward passes inside only accumulate; the next one outside reduces the sum."""
         return self._hooks.accumulate()
 
-    def paused(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def paused(self) -> Iterator[None]:
         """A context whose backward passes' gradients stay inside the replica, and are not kept."""
-        return self._hooks.paused()
+        with self._hooks.paused(), without_whole_gradients(self._groups):
+            yield
 
     def skip(self) -> None:
         """Takes back the last step."""
@@ -148,6 +155,8 @@ class ShardsFrontEnd:
         if not torch.is_grad_enabled():
             return
         # a state was loaded, or a step begins: are the parameters still those with hooks?
+        if self._to_check:
+            reshard(module)
         if self._to_check or self._hooks.waiting:
             self._check_same(module, runtime)
             self._to_check = False
@@ -164,11 +173,11 @@ class ShardsFrontEnd:
 
     def _check_same(self, module: nn.Module, runtime: Runtime) -> None:
         """Ends the job where parameters were replaced: new ones have no hooks."""
-        # while a pass has gathered them, the module has whole parameters instead
-        reshard(module)
         present = dict(named_parameters(module))
+        # instead of those that FSDP has gathered, the module has whole parameters
+        gathered = {p for group in self._groups if is_gathered(group) for p in parameters_of_fsdp(group)}
         for name, parameter in self._parameters.items():
-            if present.get(name) is not parameter:
+            if present.get(name) is not parameter and parameter not in gathered:
                 runtime.refuse(
                     f"parameter {name!r} was replaced after attach(), as load_state_dict(assign=True) and to_empty() "
                     "do; call attach() after that"
@@ -180,9 +189,12 @@ def locals_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: local_of(parameter) for name, parameter in parameters.items()}
 
 
-def planned_slots(parameters: Mapping[str, Tensor]) -> list[Slot]:
+def planned_slots(parameters: Mapping[str, Any]) -> list[Slot]:
     """Slots of the largest shards' sizes, for which plans are made, the same on all ranks."""
-    return slots_of({name: _largest_shard(parameter) for name, parameter in parameters.items()})
+    over = {name: frozenset(cut_over(parameter)) for name, parameter in parameters.items()}
+    kinds = list(dict.fromkeys(over.values()))
+    slots = slots_of({name: _largest_shard(parameter) for name, parameter in parameters.items()})
+    return [replace(slot, cut=kinds.index(over[slot.name])) for slot in slots]
 
 
 def _largest_shard(parameter: Tensor) -> Tensor:
@@ -263,10 +275,10 @@ def _check_fits(name: str, parameter: DTensor, replica: list[int], peers: list[i
 
 def _replicas_of(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> DeviceMesh:
     """The mesh that the model was wrapped on, if that has replicas."""
-    # HSDP: a mesh of two dimensions, of which the first has the replicas
-    for parameter in parameters.values():
-        if is_sharded(parameter) and parameter.placements[0].is_replicate():
-            return parameter.device_mesh
+    # HSDP: the first dimension has the replicas, and what tensor parallelism has cut one dimension more than the rest
+    sharded = [p for p in parameters.values() if is_sharded(p) and p.placements[0].is_replicate()]
+    if sharded:
+        return max((parameter.device_mesh for parameter in sharded), key=lambda mesh: mesh.ndim)
     raise ValueError(
         f"the model is sharded over one dimension, and mesh= says where its replicas are; use {RECIPE}. Where "
         "there are none, gw.compress_shards(model, gw.QSGD()) compresses what shards exchange"

@@ -55,8 +55,9 @@ class States:
             plan, momenta = plans.plan.to_json(), plans.momenta.made_by
             order = plans.order.names
             about = checkpoint.About(
-                mesh.rank, mesh.ranks, plan, order, skipped, shards=shards, momenta=momenta, training=self._training
-            )
+                mesh.rank, mesh.ranks, plan, order, skipped, shards=shards, momenta=momenta, training=self._training,
+                shard=self._options.shard,
+            )  # fmt: skip
             return checkpoint.pack(steps.store.export(padded), plans.export(), steps.number, about)
 
     def last(self) -> list[checkpoint.StateDict]:
@@ -87,7 +88,9 @@ class States:
         def facts() -> Mapping[str, str]:
             others = more_facts()
             whole = checkpoint.unpack(state)
-            own = whole.of_rank(self._mesh.rank, self._mesh.ranks, self._options.rounds)
+            own, here = whole.of_rank(self._mesh.rank, self._mesh.ranks, self._options.rounds), self._options.shard
+            if own.about.shard not in ("", here):
+                raise ValueError(f"this is {whole.about}, and here is {here or 'a whole model'}; load each rank's own")
             own.check(self._slots, self._options.others)
             plans.append(self._plans.check(own))
             read.append(own)
