@@ -22,6 +22,7 @@ from gradwire.lab.play_spec import PlaySpec, check_links
 from gradwire.lab.saved_files import saved
 from gradwire.plans import Plan, from_file
 from gradwire.report import plan_report, simulation_report
+from gradwire.report.computed_on import doubt, this_machines
 from gradwire.report.text_table import figure
 from gradwire.report.training_cost import TrainingCost
 from gradwire.schedule.profile import Profile
@@ -47,7 +48,7 @@ def find_plan(
     """Finds the plan for a task on a network, or on a cluster to play, and what a training costs with it if that is
     asked for; `wanted` has `candidates`, `fidelity`, `objective` and `rules`."""
     with mistakes():
-        cost = TrainingCost.of(**vars(training))
+        cost = TrainingCost.of(**vars(training), device=device)
         # what can be refused is refused before ranks start
         cluster, played = _where(hosts, link, device, play)
         trained = described(task, model, None, folder, options or [])
@@ -62,9 +63,11 @@ def find_plan(
         home = run_folder(out, f"plan-{spec.task}", ranks.leads)
         with writing_to(home, ranks.leads):
             if planned := _plan(spec, ranks, home):
-                paths = plan_report.write(home, f"A plan for {spec.task}: {played or cluster}", planned, gpus, cost)
+                where = f"{played} on {this_machines(device)}" if played else cluster
+                doubts = doubt(device, play.gpus_per_host)
+                paths = plan_report.write(home, f"A plan for {spec.task}: {where}", planned, gpus, cost, doubts)
                 show(plan_report.why(planned, gpus, cost))
-                print(*paths, sep="\n")
+                print(*filter(None, [doubts]), *paths, sep="\n")
 
 
 def predict(
@@ -82,9 +85,9 @@ def predict(
     with mistakes():
         # nothing is played
         PlaySpec.of(None, typed=True, different=play.different, jitter=play.jitter, slow_rank=play.slow_rank)
-        cost = TrainingCost.of(**vars(training))
         # the profile, and the clusters to predict
         measured, chosen = read_job(job, objective)
+        cost = TrainingCost.of(**vars(training), device=measured.device)
         clusters = _clusters(measured, ranks, links, play)
     # ranks that were started beforehand would all predict the same
     if not leads():
