@@ -8,7 +8,12 @@ FOR_GPUS = (
 
 def this_machines(device: str) -> str:
     """This machine's processor of a type of device."""
-    return f"this machine's {'CPU' if device == 'cpu' else 'GPU'}"
+    return f"this machine's {processor(device)}"
+
+
+def processor(device: str) -> str:
+    """The processor of a type of device."""
+    return "CPU" if device == "cpu" else "GPU"
 
 
 def doubt(device: str, gpus_per_host: int) -> str:

@@ -255,18 +255,41 @@ def test_one_rank_needs_no_plan_from_python_either(monkeypatch: pytest.MonkeyPat
         gw.plan(make, hosts=1)
 
 
-def test_a_predicted_training_has_a_cost(tmp_path: Path) -> None:
+def test_a_predicted_training_has_a_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cluster = ["--ranks", "16", "--link", "10gbit", "--gpus-per-host", "8", "--latency-us", "20"]
     assert main(["simulate", "resnet50", *cluster, "--training-steps", "1000", "--out", str(tmp_path)]) == 0
     (report,) = tmp_path.glob("*/report.html")
-    assert "hours of 1,000 steps, best plan" in report.read_text()
+    # whose GPU it is, and what is saved
+    for text in (" ".join(capsys.readouterr().out.split()), report.read_text()):
+        assert "V100s in float32, by the figures of Wang et al. (MLSys 2023) and NVIDIA; 8 ranks a host" in text
+        assert "Beside FP32, the best plan makes" in text
+    assert all(f"hours of 1,000 steps, {way}" in report.read_text() for way in ("FP32", "best plan"))
+
+
+def test_an_unknown_job_names_those_that_are_built_in(capsys: pytest.CaptureFixture[str]) -> None:
+    """It asked "did you mean bert-base?" of bert-large."""
+    assert main(["simulate", "bert-lage"]) == 2
+    assert "there are resnet50, resnet101, bert-base, bert-large; `gradwire plan` writes" in capsys.readouterr().err
+
+
+def test_a_profile_of_a_cpu_is_doubted_for_hosts_of_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    replace(published("resnet50"), device="cpu").save(tmp_path / "profile.json")
+    command = ["simulate", str(tmp_path / "profile.json"), "--ranks", "16", "--link", "1gbit", "--gpus-per-host", "8"]
+    assert main([*command, "--latency-us", "20", "--out", str(tmp_path / "runs")]) == 0
+    (report,) = (tmp_path / "runs").glob("*/report.html")
+    assert all("A CPU computed these steps" in text for text in (capsys.readouterr().out, report.read_text()))
+    assert main([*command, "--training-steps", "9", "--price", "2"]) == 2
+    assert "is of an hour of a GPU, but a CPU computes" in capsys.readouterr().err
 
 
 def test_a_latency_below_a_microsecond_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[str, str]] = []
     monkeypatch.setattr(scheduler_commands, "_simulated", lambda *asked: [])
     monkeypatch.setattr(simulation_report, "table", lambda *asked: TextTable("", ["ranks"], []))
-    monkeypatch.setattr(simulation_report, "write", lambda home, title, outcomes, facts, cost: told.append(facts) or [])
+    monkeypatch.setattr(
+        simulation_report, "write", lambda home, title, outcomes, facts, *more: told.append(facts) or []
+    )
+    monkeypatch.setattr(simulation_report, "verdict", lambda *asked: "")
     assert main(["simulate", "resnet50", "--latency-us", "0.4", "--out", str(tmp_path)]) == 0
     assert told[0]["latency of a message"] == "0.400 µs"
 
