@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from itertools import groupby
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,7 +19,7 @@ from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
 from gradwire.lab.experiments.comparison import circumstances
 from gradwire.lab.experiments.suites import Overrides, SuiteRow
 from gradwire.lab.experiments.suites import suite as rows_of
-from gradwire.lab.jobs.bench_job import BenchSpec, TimedSteps
+from gradwire.lab.jobs.bench_job import OF_TURN, BenchSpec, TimedSteps
 from gradwire.lab.jobs.bench_job import bench as time_steps
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.runner import Runner, runner
@@ -29,6 +30,9 @@ from gradwire.report import suite_report as suites
 from gradwire.report.computed_on import this_machines
 from gradwire.report.timing import summarize
 from gradwire.report.training_cost import TrainingCost
+
+_LONG_S = 300
+"""From so many seconds on a run says how long it will take."""
 
 
 def bench(model: dict[str, Any], compared: Compared, timed: TimingOptions, json_file: Path | None) -> None:
@@ -201,8 +205,16 @@ def time_turns(
             bar = progress.add_task(title, total=turns, note="starting")
 
             def follow(line: dict[str, Any]) -> None:
+                done = len(samples)
+                if OF_TURN in line:
+                    # before anything is timed, while a run may still be cut
+                    if not progress.tasks[bar].completed and turns * line["seconds"] > _LONG_S:
+                        progress.console.print(_how_long(line["seconds"], spec), highlight=False)
+                    return progress.update(
+                        bar, completed=done + line[OF_TURN], note=spec.configurations[done % len(spec.configurations)]
+                    )
                 samples.append(TimedSteps.from_line(line))
-                progress.update(bar, advance=1, note=samples[-1].configuration)
+                progress.update(bar, completed=done + 1, note=samples[-1].configuration)
 
             ranks.run(time_steps, spec, Path(folder, "samples.jsonl"), follow)
     except BaseException:
@@ -212,6 +224,15 @@ def time_turns(
         raise
     if samples:
         keep(samples, "")
+
+
+def _how_long(turn_s: float, spec: BenchSpec) -> str:
+    """About how long turns of so many seconds take, in words."""
+    once = ceil(turn_s * len(spec.configurations) / 60)
+    shorter = f", {once} with --repeats 1" if spec.repeats > 1 else ""
+    return (
+        f"this takes about {spec.repeats * once} minutes{shorter}; less with fewer CONFIGs, or a smaller model or batch"
+    )
 
 
 def _keep_what_can_be(

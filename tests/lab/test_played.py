@@ -18,7 +18,7 @@ import gradwire as gw
 from gradwire.cli import main, scheduler_commands
 from gradwire.lab.built_in_profiles import profile as published
 from gradwire.lab.curve import Carried, StepCurve
-from gradwire.lab.jobs.bench_job import TimedSteps
+from gradwire.lab.jobs.bench_job import OF_TURN, TimedSteps
 from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.lab.launch.runner import _Launcher
 from gradwire.lab.network.link import Link
@@ -438,6 +438,21 @@ def test_a_report_that_fails_hides_no_error(
     err = capsys.readouterr().err
     assert "it was shot" in err
     assert "what was timed cannot be shown: no report" in err
+
+
+def test_a_long_run_says_at_once_how_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(launcher, job, spec, lines, follow):
+        follow({OF_TURN: 0.2, "seconds": 150.0})
+        for sample in played("nocomm", "dense"):
+            follow(sample.to_line())
+
+    monkeypatch.setattr(_Launcher, "run", run)
+    monkeypatch.setattr(played_report, "picture", lambda *shown, **options: Figure())
+    command = ["bench", "dense", "--play", "8@1gbit", "--model", f"{__file__}:make", "--out", str(tmp_path)]
+    assert main(command) == 0
+    assert "this takes about 15 minutes, 5 with --repeats 1" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_run_that_was_stopped_says_so(

@@ -276,7 +276,8 @@ def test_the_steps_of_bert_large_on_an_h200_are_near_those_that_were_measured():
     measured = {row["what"]: row["ms"] for row in rows if row["model"].startswith("GPT-2 medium")}
     named = {
         "FP32": "DDP", "BF16": "bf16 hook", "Quantized(bits=4)": "4 bits by ScatterReduce",
-        "TopK(ratio=0.01)": "TopK 1 %", "TopK(ratio=0.0625, value_bits=4)": "TopK 1/16 in 10 bits", "EFSignSGD(block=256)": "EFSignSGD",
+        "TopK(ratio=0.01)": "TopK 1 %", "TopK(ratio=0.0625, value_bits=4)": "TopK 1/16 in 10 bits",
+        "EFSignSGD(block=256)": "EFSignSGD",
         "PowerSGD(rank=4)": "PowerSGD r4", "ACPSGD(rank=4)": "ACP-SGD r4",
     }  # fmt: skip
     predicted = {each.way: 1e3 * each.step_s for each in simulate(job, h200_profile.PLAYED) if each.way != BEST}
