@@ -168,6 +168,11 @@ CLUSTERS = [
     (["--play", "12@1gbit", "--gpus-per-host", "8"], "12 ranks do not fill hosts of 8 GPUs"),
     (["--play", "8@1gbit", "--jitter", "-1"], "jitter -1.0 is no share"),
     (["--play", "8@1gbit", "--slow-rank", "0.5"], "1 to 1000 times as long"),
+    (["--play", "99999999999@1gbit"], "there is no cluster of 99,999,999,999 ranks: give 1,000,000 or fewer"),
+    (
+        ["--play", "8@1gbit", "--latency-us", "1e12"],
+        "a message cannot take 1e+12 µs beside its bytes: give 0 or more, and at most 10 s",
+    ),
 ]
 COMMANDS = (["bench", "dense"], ["plan"], ["simulate", "resnet50"])
 MISTAKES = [
