@@ -51,7 +51,7 @@ def bench(
     from gradwire.construct import texts_of
     from gradwire.importing import named
     from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
-    from gradwire.lab.jobs.bench_job import TimedSteps
+    from gradwire.lab.jobs.bench_job import OF_TURN, TimedSteps
     from gradwire.lab.jobs.bench_job import bench as job
     from gradwire.report.timing import summarize
 
@@ -61,7 +61,8 @@ def bench(
     played, ranks = _where(hosts, link, play, **inside_hosts, **others)
     setup = Setup(model=named(make), ranks=ranks, link=link, play=played)
     spec = setup.spec(texts_of("configurations", configurations), TimingOptions(steps, repeats, seed, device))
-    return summarize([TimedSteps.from_line(line) for line in _run(job, spec, setup.cluster(device))])
+    lines = _run(job, spec, setup.cluster(device))
+    return summarize([TimedSteps.from_line(line) for line in lines if OF_TURN not in line])
 
 
 @called_as("gw.plan(make, candidates=[gw.TopK(0.01)], hosts=2)")

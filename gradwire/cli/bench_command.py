@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from itertools import groupby
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,7 +19,7 @@ from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
 from gradwire.lab.experiments.comparison import circumstances
 from gradwire.lab.experiments.suites import Overrides, SuiteRow
 from gradwire.lab.experiments.suites import suite as rows_of
-from gradwire.lab.jobs.bench_job import BenchSpec, TimedSteps
+from gradwire.lab.jobs.bench_job import OF_TURN, BenchSpec, TimedSteps
 from gradwire.lab.jobs.bench_job import bench as time_steps
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.runner import Runner, runner
@@ -26,8 +27,12 @@ from gradwire.lab.network.link import LOOPBACK, REAL
 from gradwire.lab.play_spec import PlaySpec
 from gradwire.report import played_report, text_table
 from gradwire.report import suite_report as suites
+from gradwire.report.computed_on import this_machines
 from gradwire.report.timing import summarize
 from gradwire.report.training_cost import TrainingCost
+
+_LONG_S = 300
+"""From so many seconds on a run says how long it will take."""
 
 
 def bench(model: dict[str, Any], compared: Compared, timed: TimingOptions, json_file: Path | None) -> None:
@@ -77,7 +82,7 @@ def bench_played(
         setup = Setup(**model | {"ranks": played.cluster.ranks, "link": LOOPBACK, "play": played})
         named = texts(compared)
         running, spec = setup.cluster(timed.device), setup.spec(named, timed)
-        cost = TrainingCost.of(**vars(training))
+        cost = TrainingCost.of(**vars(training), device=timed.device)
     with runner(running) as ranks:
         # one rank runs, and the process that leads shows
         folder = run_folder(out, "played")
@@ -94,14 +99,16 @@ def check_not_played(play: Play, training: PricedTraining) -> None:
 
 
 def _show_played(
-    setup: Setup, running: LabCluster, folder: Path, cost: TrainingCost | None, samples: list[TimedSteps]
+    setup: Setup, running: LabCluster, folder: Path, cost: TrainingCost | None, samples: list[TimedSteps], stopped: str
 ) -> None:
     assert setup.play
-    title, times = f"{setup.title}: {setup.play}", played_report.PlayedTimes.of(setup.play.cluster, samples)
+    title = f"{setup.title} on {this_machines(running.device)}: {setup.play}{stopped}"
+    times = played_report.PlayedTimes.of(setup.play.cluster, samples, running.device)
     console().print(f"{title}; ms per step", highlight=False, markup=False)
-    show(played_report.steps(summarize(samples), setup.play.cluster, cost))
+    show(played_report.steps(times.timings, setup.play.cluster, cost))
     if fastest := played_report.winners(times):
         show(fastest)
+    console().print(played_report.verdict(times), highlight=False)
     # hosts and ranks are those that are played, which the place says
     real = ("hosts", "ranks")
     facts = {name: str(fact) for name, fact in circumstances(running).items() if name not in real and fact is not None}
@@ -119,7 +126,12 @@ def bench_suite(name: str, cuts: dict[str, Any], timed: TimingOptions, out: Path
 
 
 def _show_setup(
-    setup: Setup, cluster: LabCluster, timed: TimingOptions, json_file: Path | None, samples: list[TimedSteps]
+    setup: Setup,
+    cluster: LabCluster,
+    timed: TimingOptions,
+    json_file: Path | None,
+    samples: list[TimedSteps],
+    stopped: str,
 ) -> None:
     timings = summarize(samples)
     # whole rounds of local steps may be more
@@ -128,12 +140,13 @@ def _show_setup(
     autocast = f", autocast to {timed.autocast}" if timed.autocast else ""
     turns = f"{timed.repeats} x {timed.steps} steps{rounds}{autocast}"
     columns = "ms per step; the column wire sums messages that overlap, so it may exceed the step"
-    heading = f"{setup.title}, {cluster}: {turns}; {columns}"
+    heading = f"{setup.title}, {cluster}: {turns}{stopped}; {columns}"
     # the heading, the table, and the same as JSON with all samples
     console().print(heading, highlight=False, markup=False)
     show(text_table.timings(timings))
     if json_file:
         facts = {"model": setup.title, "parameters": setup.parameters(), **asdict(timed)} | circumstances(cluster)
+        facts |= {"stopped": stopped.lstrip("; ")} if stopped else {}
         figures = {"timings": [t.to_json() for t in timings], "samples": [s.to_line() for s in samples]}
         with named_if_full(json_file):
             json_file.write_text(json.dumps(facts | figures, indent=1) + "\n")
@@ -155,12 +168,13 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
             f"{rows[0].setup.ranks} ranks and their own network stand for the published ones", highlight=False
         )
 
-    def keep(setup: Setup, samples: list[TimedSteps]) -> None:
+    def keep(setup: Setup, samples: list[TimedSteps], stopped: str) -> None:
         mine = suites.results(of[setup], summarize(samples), timed)
         if not mine:
             return
         measured.extend(mine)
         where = circumstances(*(clusters[result.row.setup] for result in measured))
+        where |= {"stopped": stopped.lstrip("; ")} if stopped else {}
         paths[:] = suites.write(folder, name, measured, asdict(timed) | where)
 
     # a folder of results, written anew after each set-up
@@ -178,8 +192,11 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
             print(*paths, sep="\n")
 
 
-def time_turns(spec: BenchSpec, ranks: Runner, keep: Callable[[list[TimedSteps]], None], title: str = "timing") -> None:
-    """Times the configurations; on the process that leads, `keep` gets the samples, also those before a failure."""
+def time_turns(
+    spec: BenchSpec, ranks: Runner, keep: Callable[[list[TimedSteps], str], None], title: str = "timing"
+) -> None:
+    """Times the configurations; on the process that leads, `keep` gets the samples, and words for headings where those
+    are what there was before a failure."""
     samples: list[TimedSteps] = []
     try:
         with TemporaryDirectory() as folder, progress_bars() as progress:
@@ -188,21 +205,43 @@ def time_turns(spec: BenchSpec, ranks: Runner, keep: Callable[[list[TimedSteps]]
             bar = progress.add_task(title, total=turns, note="starting")
 
             def follow(line: dict[str, Any]) -> None:
+                done = len(samples)
+                if OF_TURN in line:
+                    # before anything is timed, while a run may still be cut
+                    if not progress.tasks[bar].completed and turns * line["seconds"] > _LONG_S:
+                        progress.console.print(_how_long(line["seconds"], spec), highlight=False)
+                    return progress.update(
+                        bar, completed=done + line[OF_TURN], note=spec.configurations[done % len(spec.configurations)]
+                    )
                 samples.append(TimedSteps.from_line(line))
-                progress.update(bar, advance=1, note=samples[-1].configuration)
+                progress.update(bar, completed=done + 1, note=samples[-1].configuration)
 
             ranks.run(time_steps, spec, Path(folder, "samples.jsonl"), follow)
     except BaseException:
         # what was timed before, whose report hides no failure
         if samples:
-            _keep_what_can_be(keep, samples)
+            _keep_what_can_be(spec, keep, samples)
         raise
     if samples:
-        keep(samples)
+        keep(samples, "")
 
 
-def _keep_what_can_be(keep: Callable[[list[TimedSteps]], None], samples: list[TimedSteps]) -> None:
+def _how_long(turn_s: float, spec: BenchSpec) -> str:
+    """About how long turns of so many seconds take, in words."""
+    once = ceil(turn_s * len(spec.configurations) / 60)
+    shorter = f", {once} with --repeats 1" if spec.repeats > 1 else ""
+    return (
+        f"this takes about {spec.repeats * once} minutes{shorter}; less with fewer CONFIGs, or a smaller model or batch"
+    )
+
+
+def _keep_what_can_be(
+    spec: BenchSpec, keep: Callable[[list[TimedSteps], str], None], samples: list[TimedSteps]
+) -> None:
+    timed = {each.configuration for each in samples}
+    missing = [name for name in spec.configurations if name not in timed]
+    stopped = f"; stopped after {len(samples)} of {spec.repeats * len(spec.configurations)} turns"
     try:
-        keep(samples)
+        keep(samples, f"{stopped}, without {', '.join(missing)}" if missing else stopped)
     except Exception as error:
         print(f"what was timed cannot be shown: {error}", file=sys.stderr)

@@ -21,6 +21,7 @@ from gradwire.lab.names import NOCOMM, PLAN, TIMED_STEPS, TURNS
 from gradwire.lab.play_spec import PlaySpec
 from gradwire.lab.workloads.make_task import make_task
 from gradwire.report import check_report
+from gradwire.report.computed_on import doubt, this_machines
 from gradwire.report.report_files import write_json
 from gradwire.report.timing import summarize
 from gradwire.report.training_cost import TrainingCost
@@ -44,7 +45,7 @@ def check(
         if not (task or model):
             raise ValueError(f"--play trains what {job} was measured on: give its --task or --model")
         profile, chosen = read_job(job, objective)
-        played, cost = PlaySpec.read(**vars(play), typed=True), TrainingCost.of(**vars(priced))
+        played, cost = PlaySpec.read(**vars(play), typed=True), TrainingCost.of(**vars(priced), device=device)
         running = LabCluster(1, device=device)
         training = described(task, model, None, folder, options or [])
         outcomes = list(simulate(profile, played.cluster, plan=chosen))
@@ -55,8 +56,10 @@ def check(
         home = run_folder(out, "simulate")
         with writing_to(home):
             spec = _spec(training, played, [_saved(each, home) for each in outcomes], seed)
-            title = f"{Path(job).stem}: {played}"
-            time_turns(spec, ranks, partial(_show, home, title, outcomes, cost), "playing")
+            title = f"{Path(job).stem} on {this_machines(device)}: {played}"
+            time_turns(
+                spec, ranks, partial(_show, home, title, doubt(device, play.gpus_per_host), outcomes, cost), "playing"
+            )
 
 
 def _spec(training: Training, played: PlaySpec, plans: list[str], seed: int) -> BenchSpec:
@@ -80,7 +83,13 @@ def _saved(outcome: Outcome, home: Path) -> str:
 
 
 def _show(
-    home: Path, title: str, outcomes: list[Outcome], cost: TrainingCost | None, samples: list[TimedSteps]
+    home: Path,
+    title: str,
+    doubt: str,
+    outcomes: list[Outcome],
+    cost: TrainingCost | None,
+    samples: list[TimedSteps],
+    stopped: str,
 ) -> None:
     alone, *timings = summarize(samples)
     predicted = [("no communication", outcomes[0].alone_s), *((each.way, each.step_s) for each in outcomes)]
@@ -88,9 +97,9 @@ def _show(
         check_report.Checked(way, 1e3 * step_s, timing.step_ms.median)
         for (way, step_s), timing in zip(predicted, [alone, *timings], strict=False)
     ]
-    console().print(title, highlight=False, markup=False)
+    console().print(f"{title}{stopped}", highlight=False, markup=False)
     show(check_report.table(rows, outcomes[0].cluster.ranks, cost))
-    console().print(check_report.verdict(rows), highlight=False)
+    console().print(f"{check_report.verdict(rows)} {doubt}".strip(), highlight=False)
     path = home / "check.json"
-    write_json(path, {"title": title, "rows": [asdict(row) for row in rows]})
+    write_json(path, {"title": f"{title}{stopped}", "rows": [asdict(row) for row in rows]})
     print(path)

@@ -20,7 +20,6 @@ from gradwire.lab.names import (
     PRESETS,
     SUITES,
     TASKS,
-    TINY,
     exported_names,
 )
 from gradwire.lab.network.link import Link, link_of
@@ -72,9 +71,12 @@ def task(name: str) -> None:
 
 
 def model(name: str) -> None:
-    """Raises ValueError for an unknown model; a function of the user's is one, and so is a tiny one."""
-    if ":" not in name and not name.startswith(TINY):
-        _check_named("model", name, MODELS)
+    """Raises ValueError for an unknown model; a function of the user's is one."""
+    if ":" in name or name in MODELS:
+        return
+    if "." in name:
+        raise ValueError(f"{name!r} is no model: one of your own is a function in it, {name}:make")
+    raise unknown("model", name, (*MODELS, "my.module:make"))
 
 
 def preset(name: str) -> None:

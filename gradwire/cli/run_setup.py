@@ -64,7 +64,8 @@ def run_folder(out: Path, name: str) -> Path:
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Prints the folder on the process that leads, and again where the run is stopped.
+    """Prints the folder on the process that leads, and again where the run is stopped; removes it where nothing is in
+    it then.
 
     Raises OSError, naming the folder, where its disk is full."""
     if not leads():
@@ -75,8 +76,12 @@ def writing_to(folder: Path) -> Iterator[None]:
         with named_if_full(folder):
             yield
     except (KeyboardInterrupt, SystemExit):
-        print(f"stopped; what there is by now is in {folder}", file=sys.stderr)
+        there = f"what there is by now is in {folder}" if any(folder.glob("*")) else "nothing was measured yet"
+        print(f"stopped; {there}", file=sys.stderr)
         raise
+    finally:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 @contextmanager

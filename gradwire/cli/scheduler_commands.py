@@ -12,7 +12,7 @@ from gradwire.cli.console import console, mistakes, progress_bars, show
 from gradwire.cli.option_groups import Play, PricedTraining
 from gradwire.cli.run_setup import cluster_of, leads, run_folder, writing_to
 from gradwire.cli.wanted import described
-from gradwire.lab.built_in_profiles import MODELS, profile
+from gradwire.lab.built_in_jobs import BUILT_IN
 from gradwire.lab.jobs.plan_job import MOST_STEPS, Planned, PlanSpec, plan
 from gradwire.lab.jobs.plan_job import candidates as candidates_of
 from gradwire.lab.launch.lab_cluster import LabCluster
@@ -22,12 +22,12 @@ from gradwire.lab.play_spec import PlaySpec, check_links
 from gradwire.lab.saved_files import saved
 from gradwire.plans import Plan, from_file
 from gradwire.report import plan_report, simulation_report
+from gradwire.report.computed_on import doubt, processor, this_machines
 from gradwire.report.text_table import figure
 from gradwire.report.training_cost import TrainingCost
 from gradwire.schedule.profile import Profile
 from gradwire.schedule.simulate import Cluster, Outcome, latency_of, simulate
 from gradwire.tuner.candidate_plans import check_wanted
-from gradwire.unknown import unknown
 
 
 def find_plan(
@@ -47,7 +47,7 @@ def find_plan(
     """Finds the plan for a task on a network, or on a cluster to play, and what a training costs with it if that is
     asked for; `wanted` has `candidates`, `fidelity`, `objective` and `rules`."""
     with mistakes():
-        cost = TrainingCost.of(**vars(training))
+        cost = TrainingCost.of(**vars(training), device=device)
         # what can be refused is refused before ranks start
         cluster, played = _where(hosts, link, device, play)
         trained = described(task, model, None, folder, options or [])
@@ -62,9 +62,11 @@ def find_plan(
         home = run_folder(out, f"plan-{spec.task}")
         with writing_to(home):
             if planned := _plan(spec, ranks, home):
-                paths = plan_report.write(home, f"A plan for {spec.task}: {played or cluster}", planned, gpus, cost)
+                where = f"{played} on {this_machines(device)}" if played else cluster
+                doubts = doubt(device, play.gpus_per_host)
+                paths = plan_report.write(home, f"A plan for {spec.task}: {where}", planned, gpus, cost, doubts)
                 show(plan_report.why(planned, gpus, cost))
-                print(*paths, sep="\n")
+                print(*filter(None, [doubts]), *paths, sep="\n")
 
 
 def predict(
@@ -82,30 +84,36 @@ def predict(
     with mistakes():
         # nothing is played
         PlaySpec.of(None, typed=True, different=play.different, jitter=play.jitter, slow_rank=play.slow_rank)
-        cost = TrainingCost.of(**vars(training))
         # the profile, and the clusters to predict
         measured, chosen = read_job(job, objective)
+        cost = TrainingCost.of(**vars(training), device=measured.device)
         clusters = _clusters(measured, ranks, links, play)
     # ranks that were started beforehand would all predict the same
     if not leads():
         return
+    origin = BUILT_IN[job].origin if job in BUILT_IN else f"profiled on a {processor(measured.device)}"
     between = [cluster.latency_s for cluster in clusters if cluster.hosts > 1]
     facts = {
         "job": job,
-        "profiled": f"{measured.ranks} ranks, {measured.device}, {len(measured.slots)} tensors",
+        "profiled": f"{measured.ranks} ranks, {origin}, {len(measured.slots)} tensors",
         **({"latency of a message": f"{figure(1e6 * between[0])} µs"} if between else {}),
         "inside a host": play.inside or PCIE_3,
         "objective": measured.objective,
         "command": shlex.join(["gradwire", *sys.argv[1:]]),
     }
-    title = f"{Path(job).stem}: {play.gpus_per_host} ranks a host" if play.gpus_per_host > 1 else Path(job).stem
+    hosts = f"; {play.gpus_per_host} ranks a host" if play.gpus_per_host > 1 else ""
+    title = f"{Path(job).stem}, {origin}{hosts}"
+    doubts = doubt(measured.device, play.gpus_per_host)
     home = run_folder(out, "simulate")
     with writing_to(home):
         outcomes = _simulated(measured, clusters, chosen, every)
+        console().print(title, highlight=False, markup=False)
         show(simulation_report.table(outcomes, cost))
+        console().print(simulation_report.verdict(outcomes), highlight=False)
         if sentence := simulation_report.per_step_or_rounds(outcomes):
             console().print(sentence, highlight=False)
-        print(*simulation_report.write(home, title, outcomes, facts, cost), sep="\n")
+        paths = simulation_report.write(home, title, outcomes, facts, cost, doubts)
+        print(*filter(None, [doubts]), *paths, sep="\n")
 
 
 def _clusters(measured: Profile, ranks: str, links: str, play: Play) -> list[Cluster]:
@@ -176,10 +184,13 @@ def read_job(job: str, objective: Any) -> tuple[Profile, Plan | None]:
 
 def _read(job: str) -> tuple[Profile, Plan | None]:
     """A profile; for a file with a plan, that plan and the profile beside it."""
-    if job in MODELS:
-        return profile(job), None
+    if job in BUILT_IN:
+        return BUILT_IN[job].profile(), None
     if not Path(job).suffix and not Path(job).exists():
-        raise unknown("built-in job, nor a file, named", job, MODELS)
+        raise ValueError(
+            f"there is no file named {job!r}, nor a built-in job: there are {', '.join(BUILT_IN)}; `gradwire plan` "
+            "writes profile.json for a model of your own"
+        )
     match from_file(job, json.loads):
         case {"groups": _}:
             return saved(Profile, Path(job).with_name("profile.json")), saved(Plan, job)

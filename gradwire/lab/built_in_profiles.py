@@ -73,23 +73,28 @@ def resnet(blocks: tuple[int, ...], classes: int) -> Iterator[ParameterWork]:
             if not block:
                 yield from _convolution(f"{name}.shortcut", (4 * planes, width, 1, 1), uses)
             width = 4 * planes
-    yield from _linear("classes", classes, width)
+    yield from linear("classes", classes, width)
 
 
 def bert_base() -> Iterator[ParameterWork]:
-    """BERT-base (Devlin et al., NAACL 2019) with the two outputs for SQuAD, from input to output."""
+    """BERT-base with the two outputs for SQuAD, from input to output."""
+    yield from bert(12, 768)
+    yield from linear("answers", 2, 768)
+
+
+def bert(layers: int, width: int) -> Iterator[ParameterWork]:
+    """BERT (Devlin et al., NAACL 2019) without outputs, from input on."""
     for name, rows in (("words", 30522), ("positions", 512), ("types", 2)):
-        yield ParameterWork(name, (rows, 768))
-    yield from _norm("embeddings", 768)
+        yield ParameterWork(name, (rows, width))
+    yield from norm("embeddings", width)
     # attention, then the feed-forward layers
-    for layer in range(12):
+    for layer in range(layers):
         for name in ("query", "key", "value", "output"):
-            yield from _linear(f"{layer}.{name}", 768, 768)
-        yield from _norm(f"{layer}.attention", 768)
-        yield from _linear(f"{layer}.up", 3072, 768)
-        yield from _linear(f"{layer}.down", 768, 3072)
-        yield from _norm(f"{layer}.feedforward", 768)
-    yield from _linear("answers", 2, 768)
+            yield from linear(f"{layer}.{name}", width, width)
+        yield from norm(f"{layer}.attention", width)
+        yield from linear(f"{layer}.up", 4 * width, width)
+        yield from linear(f"{layer}.down", width, 4 * width)
+        yield from norm(f"{layer}.feedforward", width)
 
 
 MODELS = {
@@ -112,7 +117,7 @@ def profile(model: str) -> Profile:
     )
     # a third of an iteration is the forward pass, the rest the backward pass
     return Profile(
-        slots=_slots(tuple(tensors()), iteration_s * 2 / 3),
+        slots=in_backward(tuple(tensors()), iteration_s * 2 / 3),
         forward_s=iteration_s / 3,
         optimizer_s=0.0,
         candidates=candidates,
@@ -127,8 +132,8 @@ def _curve(milliseconds: float) -> CostTable:
     return CostTable(sizes, (milliseconds * MS, 2 * milliseconds * MS))
 
 
-def _slots(tensors: tuple[ParameterWork, ...], backward_s: float) -> tuple[SlotTime, ...]:
-    """In the order of backward, each ready when its share of the operations is done."""
+def in_backward(tensors: tuple[ParameterWork, ...], backward_s: float) -> tuple[SlotTime, ...]:
+    """Slots in the order of backward, each ready when its share of the operations is done."""
     order = tensors[::-1]
     done = np.cumsum([tensor.work for tensor in order]) / sum(tensor.work for tensor in order)
     return tuple(SlotTime(t.name, t.shape, float(share) * backward_s) for t, share in zip(order, done, strict=True))
@@ -136,14 +141,16 @@ def _slots(tensors: tuple[ParameterWork, ...], backward_s: float) -> tuple[SlotT
 
 def _convolution(name: str, shape: tuple[int, ...], uses: int) -> Iterator[ParameterWork]:
     yield ParameterWork(f"{name}.weight", shape, uses)
-    yield from _norm(name, shape[0])
+    yield from norm(name, shape[0])
 
 
-def _norm(name: str, width: int) -> Iterator[ParameterWork]:
+def norm(name: str, width: int) -> Iterator[ParameterWork]:
+    """A normalization's two vectors."""
     yield ParameterWork(f"{name}.norm.weight", (width,))
     yield ParameterWork(f"{name}.norm.bias", (width,))
 
 
-def _linear(name: str, rows: int, columns: int) -> Iterator[ParameterWork]:
+def linear(name: str, rows: int, columns: int) -> Iterator[ParameterWork]:
+    """A linear layer's matrix and vector."""
     yield ParameterWork(f"{name}.weight", (rows, columns), 1)
     yield ParameterWork(f"{name}.bias", (rows,))

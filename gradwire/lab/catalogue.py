@@ -15,9 +15,10 @@ from gradwire.lab.experiments.presets import PRESETS
 from gradwire.lab.experiments.suites import SUITES
 from gradwire.lab.local import LocalStepsSpec
 from gradwire.lab.models import MODELS, Model
-from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM
+from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM, TINY
 from gradwire.lab.torch_hooks import TORCH_HOOKS
 from gradwire.lab.workloads.make_task import tasks
+from gradwire.lab.workloads.synthetic import SIZES
 from gradwire.memories import Memory
 from gradwire.notation import own
 
@@ -71,7 +72,10 @@ def catalogue() -> dict[str, list[CatalogueEntry]]:
         "Rounds": _entries({LOCAL: LocalStepsSpec}),
         "Hooks": _entries(TORCH_HOOKS),
         "Tasks": _entries(tasks()),
-        "Models": [CatalogueEntry(name, _described(model)) for name, model in MODELS.items()],
+        "Models": [
+            *(CatalogueEntry(name, _described(model)) for name, model in MODELS.items()),
+            *(CatalogueEntry(f"{TINY}{name}", f"{text} a rank.") for name, text in SIZES.items()),
+        ],
         "Presets": [
             CatalogueEntry(name, training.summary, defaults=training.files) for name, training in PRESETS.items()
         ],
@@ -150,4 +154,4 @@ def _shown(default: Any, name: str) -> str:
 
 
 def _described(model: Model) -> str:
-    return f"{model.parameters / 1e6:.1f} M parameters, {model.data}, batch {model.batch} a rank."
+    return f"{model.parameters / 1e6:.1f} M parameters, {model.samples()}."

@@ -49,9 +49,15 @@ class StepCurve:
         # steps never get shorter, whatever a measurement says
         rising = np.maximum.accumulate(self.step_s)
         step_s = float(np.interp(busy_s, self.busy_s, rising)) + max(0.0, busy_s - self.busy_s[-1])
+        # nor are they shorter than their messages
+        step_s = max(step_s, busy_s)
         gathers = any(each.sent.kind == "Gather" for each in self.carried)
         more_s = gathers * self.decode_s * (hosts / self.hosts - 1)
         return max(step_s + more_s, min(step_s, alone_s))
+
+    def later(self, more_s: float) -> Self:
+        """The curve of steps that compute for so much longer."""
+        return replace(self, step_s=tuple(each + more_s for each in self.step_s))
 
     def _carried_among(self, hosts: int) -> tuple[Carried, ...]:
         """The collectives of a step among so many hosts: messages up a tree grow with its depth."""

@@ -24,7 +24,7 @@ TASKS = (
 MODELS = (
     "resnet18", "resnet50", "resnet101", "resnet152", "cifar-resnet18", "cifar-resnet50", "cifar-resnet101",
     "cifar-resnet152", "vgg16", "vgg16-bn", "vgg19", "vit-base", "vit-large", "bert-base", "bert-large", "gpt2",
-    "gpt2-large", "lstm",
+    "gpt2-large", "lstm", "tiny-vgg16", "tiny-resnet18", "tiny-lstm", "tiny-gpt",
 )  # fmt: skip
 PRESETS = (
     "cupcake-resnet50-cifar10", "cupcake-resnet101-cifar10", "cupcake-resnet50-imagenet", "cupcake-resnet101-imagenet",

@@ -26,8 +26,11 @@ gradients. Those that would harm training, or lose more than was allowed, are le
 former stay."""
 
 
-def write(folder: Path, title: str, planned: Planned, gpus: int = 1, cost: TrainingCost | None = None) -> list[Path]:
-    """Writes timeline.html, timeline.png, trace.json, plan.json and profile.json; returns their paths."""
+def write(
+    folder: Path, title: str, planned: Planned, gpus: int = 1, cost: TrainingCost | None = None, doubt: str = ""
+) -> list[Path]:
+    """Writes timeline.html, with a `doubt` of its figures behind the verdict, timeline.png, trace.json, plan.json and
+    profile.json; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     # predicted before, and measured after
     timelines = both(planned)
@@ -42,7 +45,9 @@ def write(folder: Path, title: str, planned: Planned, gpus: int = 1, cost: Train
     paths = {
         name: folder / name for name in ("timeline.html", "timeline.png", "trace.json", "plan.json", "profile.json")
     }
-    write_text(paths["timeline.html"], timeline_page.render(title, timelines, tables, verdict(planned)))
+    write_text(
+        paths["timeline.html"], timeline_page.render(title, timelines, tables, f"{verdict(planned)} {doubt}".strip())
+    )
     write_picture(timeline_picture.picture(title, timelines), paths["timeline.png"])
     write_text(paths["trace.json"], timeline_trace.trace_events(timelines))
     planned.plan.save(paths["plan.json"])

@@ -3,6 +3,7 @@ much."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from statistics import median
@@ -17,6 +18,7 @@ from gradwire.lab.jobs.bench_job import TimedSteps
 from gradwire.lab.names import NOCOMM
 from gradwire.lab.network.link import Link
 from gradwire.report import page, text_table, timeline_page
+from gradwire.report.computed_on import doubt, this_machines
 from gradwire.report.pictures import STYLE, legend, look, sheet
 from gradwire.report.report_files import write_json, write_picture, write_text
 from gradwire.report.text_table import TextTable
@@ -34,14 +36,17 @@ LINKS = tuple(
 MOST_RANKS = 1024
 AS_FAST = 1.01
 """Steps that are longer than the shortest by no more are as fast: then the configuration that was named first wins."""
+_UNSTEADY = 10
+"""Per cent by which steps that were made apart may differ, before that is said."""
 _FASTEST = "fastest configuration"
 _PANELS = 4
 _TIMELINE = "timeline.html"
-_NOTE = """From which link on a configuration has the shortest step; of several within 1 % the one that was named first.
-Computed from the steps that were played, on cards that were busy for half, one and three times as long as a step
-computes. What a rank computes is measured; rings, trees and all-to-all cost what is published; decoding an all-gather
-grows with the payloads. Stragglers and jitter are those that were asked for; congestion, the computing of a backend's
-own threads and a configuration's cost in loss are left out."""
+_NOTE = """From which link on a configuration has the shortest step; of several within 1 % the one that was named
+first. Computed from the steps that were played, on cards that were busy for half, one and three times as long as a
+step computes, and moved so that they agree with the steps as played. What a rank computes is measured; rings, trees
+and all-to-all cost what is published; decoding an all-gather grows with the payloads. Stragglers and jitter are those
+that were asked for; congestion, the computing of a backend's own threads and a configuration's cost in loss are left
+out."""
 _PLAYED_NOTE = """As played. Hours and costs are of so many steps, however much progress a step makes."""
 _APART = "Step time, were each rank on a host of its own"
 _SHOWN = """Milliseconds of a step against the link between hosts, a panel for each number of ranks, one line per
@@ -55,15 +60,35 @@ class PlayedTimes:
 
     cluster: Cluster
     """That was played."""
-    curves: Mapping[str, Sequence[StepCurve]]
-    """Of each configuration, one a repeat; `nocomm` among them."""
+    device: str
+    """That computed."""
+    timings: Sequence[Timing]
+    """Of the steps that were timed there; `nocomm` among them."""
+    measured: Mapping[str, Sequence[StepCurve]]
+    """The curves of each configuration, one a repeat."""
 
     @classmethod
-    def of(cls, cluster: Cluster, samples: Sequence[TimedSteps]) -> "PlayedTimes":
+    def of(cls, cluster: Cluster, samples: Sequence[TimedSteps], device: str) -> "PlayedTimes":
         """The times of all repeats."""
-        names = dict.fromkeys(sample.configuration for sample in samples)
+        timings = summarize(samples)
+        names = [timing.configuration for timing in timings]
         curves = {name: [s.curve for s in samples if s.configuration == name and s.curve] for name in names}
-        return cls(cluster, curves)
+        return cls(cluster, device, timings, curves)
+
+    @cached_property
+    def later_s(self) -> Mapping[str, float]:
+        """By how many seconds the timed steps of each configuration are longer than those that its curves have on the
+        played cluster, which were made before."""
+        return {
+            each.configuration: each.step_ms.median / 1e3
+            - median(curve.at(*self.cluster.network) for curve in self.measured[each.configuration])
+            for each in self.timings
+        }
+
+    @cached_property
+    def curves(self) -> Mapping[str, Sequence[StepCurve]]:
+        """The curves, moved so that they have the timed steps on the played cluster."""
+        return {name: [curve.later(self.later_s[name]) for curve in each] for name, each in self.measured.items()}
 
     @property
     def alone(self) -> bool:
@@ -111,9 +136,30 @@ def _intervals(times: PlayedTimes, ranks: int) -> Iterator[str]:
         yield name if first == LINKS[0] else f"from {first} {name}"
 
 
-def verdict(cluster: Cluster, timings: Sequence[Timing]) -> str:
-    """The configuration with the shortest steps as they were played, in a sentence."""
-    steps_ms = {timing.configuration: timing.step_ms.median for timing in timings}
+def verdict(times: PlayedTimes) -> str:
+    """The configuration with the shortest steps as they were played, in a sentence, and why to doubt it."""
+    return " ".join(
+        filter(None, [_shortest(times), doubt(times.device, times.cluster.gpus_per_host), _unsteady(times)])
+    )
+
+
+def _unsteady(times: PlayedTimes) -> str:
+    """A sentence where steps of a configuration that were made minutes apart differ, else nothing."""
+    steps_s = {timing.configuration: timing.step_ms.median / 1e3 for timing in times.timings}
+    changed = {name: abs(times.later_s[name]) / step_s for name, step_s in steps_s.items()}
+    name = max(changed, key=changed.__getitem__)
+    percent = 100 * changed[name]
+    if percent < _UNSTEADY:
+        return ""
+    return (
+        f"This machine was not quiet: steps of {name} that were made apart differ by {percent:.0f} %. Close other "
+        "programs, or raise --repeats."
+    )
+
+
+def _shortest(times: PlayedTimes) -> str:
+    cluster = times.cluster
+    steps_ms = {timing.configuration: timing.step_ms.median for timing in times.timings}
     alone_ms = steps_ms.pop(NOCOMM)
     if not steps_ms:
         return f"Only {NOCOMM} was timed."
@@ -121,7 +167,7 @@ def verdict(cluster: Cluster, timings: Sequence[Timing]) -> str:
     name = next(name for name, step_ms in steps_ms.items() if step_ms <= AS_FAST * min(steps_ms.values()))
     where = "inside a host" if cluster.hosts == 1 else f"at {Link(round(8 * cluster.bytes_per_s))}"
     text = f"On {cluster.ranks} ranks {where}, {name} has the shortest step: {text_table.figure(steps_ms[name])} ms"
-    beside = f"{text}, where computing takes {text_table.figure(alone_ms)}"
+    beside = f"{text}, where computing on {this_machines(times.device)} takes {text_table.figure(alone_ms)}"
     others = [each for each in steps_ms if each != name]
     return f"{beside} and {others[0]} {text_table.figure(steps_ms[others[0]])}." if others else f"{beside}."
 
@@ -176,23 +222,21 @@ def write(
     reduces; returns their paths."""
     paths, shown = _pictured(folder, title, times)
     paths += [folder / "report.html", folder / "played.json"]
-    timings, fastest = summarize(samples), winners(times)
-    tables = [(steps(timings, times.cluster, cost), _PLAYED_NOTE), *([(fastest, _NOTE)] if fastest else [])]
+    fastest = winners(times)
+    tables = [(steps(times.timings, times.cluster, cost), _PLAYED_NOTE), *([(fastest, _NOTE)] if fastest else [])]
     timelines = {each.configuration: each.timeline for each in samples if each.timeline}
     beside = {_TIMELINE: "One step of each configuration that Gradwire reduces, as a timeline"} if timelines else {}
-    write_text(
-        folder / "report.html", page.render(title, verdict(times.cluster, timings), shown, tables, facts, beside)
-    )
+    write_text(folder / "report.html", page.render(title, verdict(times), shown, tables, facts, beside))
     # the same as data: what was measured, and steps on all links and ranks
     step_s = {
         name: {ranks: {str(link): times.step_s(name, ranks, link) for link in LINKS} for ranks in times.ranks}
         for name in times.curves
     }
     figures = {
-        "timings": [each.to_json() for each in timings],
+        "timings": [each.to_json() for each in times.timings],
         "samples": [replace(each, timeline=None).to_line() for each in samples],
     }
-    write_json(folder / "played.json", dict(facts) | figures | {"step_s": step_s})
+    write_json(folder / "played.json", {"title": title} | dict(facts) | figures | {"step_s": step_s})
     if timelines:
         paths.append(folder / _TIMELINE)
         write_text(paths[-1], timeline_page.render(title, timelines))

@@ -11,13 +11,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter, ScalarFormatter
 
 from gradwire.lab.network.link import Link
-from gradwire.report import page, text_table
+from gradwire.report import page
 from gradwire.report.pictures import STYLE, legend, look, sheet
 from gradwire.report.report_files import write_json, write_picture, write_text
 from gradwire.report.text_table import TextTable, figure, times
 from gradwire.report.training_cost import TrainingCost
 from gradwire.schedule.simulate import BEST, Outcome
 
+DENSE = "FP32"
 _GROUPS = "groups of the best plan"
 _NOTE = """Milliseconds of a step; the scaling efficiency: what N ranks do as a share of N times what one does; and the
 efficiency: progress of a step in dense steps, as measured where the profile was taken, or as assumed (0: it harms
@@ -37,20 +38,20 @@ _SHOWN = (
 
 def table(outcomes: Sequence[Outcome], cost: TrainingCost | None = None) -> TextTable:
     """A row for each cluster: the best plan, its groups, a column for each other way and, where it is asked for, what a
-    training by the best plan costs."""
+    training costs in float32 and by the best plan."""
     ways = [BEST, *(way for way in dict.fromkeys(outcome.way for outcome in outcomes) if way != BEST)]
-    rows, costs = list[list[str]](), list[str]()
+    rows, priced = list[list[str]](), [way for way in (DENSE, BEST) if cost and way in ways]
     # a row for each cluster, its cells way by way
     for cluster in dict.fromkeys(outcome.cluster for outcome in outcomes):
         own = {outcome.way: outcome for outcome in outcomes if outcome.cluster == cluster}
         best, *others = [f"{figure(1e3 * own[way].step_s)} ({100 * own[way].scaling_efficiency:.0f} %)" for way in ways]
         where = [_link(cluster.bytes_per_s), str(cluster.ranks), str(cluster.hosts)]
-        rows.append([*where, best, f"{own[BEST].groups}{_efficiency(own[BEST])}", *others])
-        costs += [cost.at(1e3 * own[BEST].step_s, cluster.ranks)] if cost else []
+        costs = [cost.at(1e3 * own[way].step_s, cluster.ranks) for way in priced] if cost else []
+        rows.append([*where, best, f"{own[BEST].groups}{_efficiency(own[BEST])}", *others, *costs])
     headings = {outcome.way: f"{outcome.way}{_efficiency(outcome)}" for outcome in outcomes}
     columns = ["link", "ranks", "hosts", BEST, _GROUPS, *(headings[way] for way in ways[1:])]
-    shown = TextTable("ms per step (scaling efficiency)", columns, rows, texts=(_GROUPS,), keys=2)
-    return text_table.with_column(shown, f"{cost.heading}, {BEST}", costs) if cost else shown
+    columns += [f"{cost.heading}, {way}" for way in priced] if cost else []
+    return TextTable("ms per step (scaling efficiency)", columns, rows, texts=(_GROUPS,), keys=2)
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
@@ -63,7 +64,8 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     gains = [(best.progress / other.progress, best) for other, best in zip(of[first], of[BEST], strict=True)]
     (most, where), (least, there) = max(gains, key=lambda g: g[0]), min(gains, key=lambda g: g[0])
     text = f"Beside {first}, the best plan makes {times(most)} the progress on {_place(where)}"
-    return f"{text}, with groups of {where.groups}; {times(least)} on {_place(there)}."
+    text = f"{text}, with groups of {where.groups}"
+    return f"{text}; {times(least)} on {_place(there)}." if len(gains) > 1 else f"{text}."
 
 
 def per_step_or_rounds(outcomes: Sequence[Outcome]) -> str | None:
@@ -113,18 +115,24 @@ def picture(outcomes: Sequence[Outcome], title: str, narrow: bool = False) -> Fi
 
 
 def write(
-    folder: Path, title: str, outcomes: Sequence[Outcome], facts: Mapping[str, str], cost: TrainingCost | None = None
+    folder: Path,
+    title: str,
+    outcomes: Sequence[Outcome],
+    facts: Mapping[str, str],
+    cost: TrainingCost | None = None,
+    doubt: str = "",
 ) -> list[Path]:
-    """Writes simulation.png, report.html and simulation.json; returns their paths."""
+    """Writes simulation.png, report.html, with a `doubt` of its figures behind the verdict, and simulation.json.
+    Returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = picture(outcomes, title)
     paths = [folder / name for name in ("simulation.png", "report.html", "simulation.json")]
     write_picture(drawn, paths[0])
     shown = [page.Picture("Scaling efficiency", _SHOWN, drawn, picture(outcomes, title, narrow=True))]
-    sentences = " ".join(filter(None, [verdict(outcomes), per_step_or_rounds(outcomes)]))
+    sentences = " ".join(filter(None, [verdict(outcomes), per_step_or_rounds(outcomes), doubt]))
     write_text(paths[1], page.render(title, sentences, shown, [(table(outcomes, cost), _NOTE)], facts))
     # the same as data
-    write_json(paths[2], dict(facts) | {"outcomes": [_figures(outcome) for outcome in outcomes]})
+    write_json(paths[2], {"title": title} | dict(facts) | {"outcomes": [_figures(outcome) for outcome in outcomes]})
     return paths
 
 

@@ -15,11 +15,17 @@ class TrainingCost:
     """Of an hour of one GPU, in any currency."""
 
     @classmethod
-    def of(cls, training_steps: int | None, price: float | None) -> Self | None:
-        """That of these options, None without steps. Raises ValueError for a price without steps."""
+    def of(cls, training_steps: int | None, price: float | None, device: str) -> Self | None:
+        """That of these options, None without steps. Raises ValueError for a price without steps, and for that of a GPU
+        where the device that computes is a CPU."""
         if price is not None and training_steps is None:
             raise ValueError("--price is for the steps of a training: give --training-steps as well")
-        return None if training_steps is None else cls(training_steps, price)
+        if training_steps is None:
+            return None
+        cost = cls(training_steps, price)
+        if price is not None and device == "cpu":
+            raise ValueError("--price is of an hour of a GPU, but a CPU computes: give --device cuda, or no --price")
+        return cost
 
     def __post_init__(self) -> None:
         if self.steps < 1:

@@ -4,7 +4,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +26,8 @@ EPS = 0.01
 """The best plan's step may be longer than the shortest by this fraction."""
 SIZES = 16
 """Bucket sizes that are tried for each candidate."""
+MOST_RANKS, MOST_LATENCY_S = 1_000_000, 10.0
+"""Of a cluster."""
 _MOST_BYTES = 1e13
 """Beyond any gradient."""
 _UNIT = 1 << 40
@@ -54,11 +55,14 @@ class Cluster:
             raise ValueError(f"a host has 1 GPU or more, not {self.gpus_per_host}")
         if self.ranks < 2:
             raise ValueError(f"{self.ranks} rank{'s' * (self.ranks != 1)} cannot exchange anything: give 2 or more")
+        if self.ranks > MOST_RANKS:
+            raise ValueError(f"there is no cluster of {self.ranks:,} ranks: give {MOST_RANKS:,} or fewer")
         if self.ranks > self.gpus_per_host and self.ranks % self.gpus_per_host:
             raise ValueError(f"{self.ranks} ranks do not fill hosts of {self.gpus_per_host} GPUs; give a multiple")
         # times and rates that can be
-        if not 0 <= self.latency_s < inf:
-            raise ValueError(f"a message cannot take {1e6 * self.latency_s:g} µs beside its bytes; give 0 or more")
+        if not 0 <= self.latency_s <= MOST_LATENCY_S:
+            given = f"{1e6 * self.latency_s:g} µs"
+            raise ValueError(f"a message cannot take {given} beside its bytes: give 0 or more, and at most 10 s")
 
     @property
     def hosts(self) -> int:

@@ -1,5 +1,6 @@
 """The ranks beside a played one: who is late by how much, and which payloads they send."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from math import inf
@@ -7,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import gradwire as gw
 from gradwire import tuner
 from gradwire.frontends.handle import Handle
-from gradwire.lab.jobs import plan_job
+from gradwire.lab.jobs import bench_job, plan_job
 from gradwire.lab.jobs.bench_job import BenchSpec, bench
 from gradwire.lab.jobs.plan_job import Planned, PlanSpec, _played, plan
 from gradwire.lab.jobs.timed_model import TimedModel
@@ -147,6 +149,27 @@ def test_a_chosen_plan_is_shown_once_it_is_recorded(on_gpu: bool, monkeypatch: p
     plan(spec, Peers(0, 1, CPU, gw.SizeRecorder(world=1)), lines.append)
     choosing = sum("step" in line for line in lines)
     assert before == [choosing + plan_job.IN_FORCE + SETTLE + on_gpu * MOST_UNRECORDED]
+
+
+def test_where_steps_are_long_few_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each configuration made 41 for its curve, however long they took, before a budget counted."""
+    monkeypatch.setattr(bench_job, "TURN_S", 0.0)
+    taken: list[TimedModel] = []
+    step = TimedModel._step
+    monkeypatch.setattr(TimedModel, "_step", lambda timed: (taken.append(timed), step(timed)))
+    options = [f"function={test_played.__file__}:make"]
+    names = {"configurations": ["nocomm", "dense"], "steps": 20, "repeats": 1, "play": asdict(SPEC)}
+    spec, lines = BenchSpec(task="own", options=options, seed=0, **names), list[dict[str, Any]]()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        bench(spec, Peers(0, 1, CPU, gw.SizeRecorder(world=1)), lines.append)
+    finally:
+        dist.destroy_process_group()
+    # two, one at each point and two that are timed; nocomm has one point
+    assert [*Counter(taken).values()] == [5, 8]
+    assert [len(line.get("step_ms", [])) for line in lines] == [0, 1, 0, 0, 0, 0, 1]
+    done = [line[bench_job.OF_TURN] for line in lines if "step_ms" not in line]
+    assert done[1:] == sorted(done[1:])
 
 
 class _Settled(Exception):

@@ -352,6 +352,10 @@ MISTAKES = {
     "no model": ("mine.py:no_model", "mine.py:no_model returns a function as model, not a torch.nn.Module"),
     "empty": ("mine.py:empty", "mine.py:empty returns a model without parameters to train"),
     "loader": ("mine.py:loader", "mine.py:loader returns a list as batches, not a function"),
+    "arguments": ("mine.py:one_rank", "mine.py:one_rank: batches is called with (rank, world), but takes (rank)"),
+    "loss": ("mine.py:batch_alone", "mine.py:batch_alone: loss is called with (model, batch), but takes (batch)"),
+    "held out": ("mine.py:held", "mine.py:held: held_out is called with (), but takes (rank)"),
+    "config": ("mine.py:of_config", "mine.py:of_config is called with (), but takes (config)"),
     "no batch": ("mine.py:no_batch", "mine.py:no_batch: batches(0, 2) gives no batch"),
     "number": ("mine.py:number", "mine.py:number: batches(rank, world) gives a int, not batches to go through"),
     "import": ("bad.py:make", "bad.py cannot be imported: No module named 'nowhere'"),
@@ -366,6 +370,10 @@ NUMBER = 3
 def loss(model, batch): return model(batch).mean()
 def two(): return torch.nn.Linear(1, 1), loss
 def nothing(): pass
+def one_rank(): return torch.nn.Linear(1, 1), (lambda rank: []), loss
+def batch_alone(): return torch.nn.Linear(1, 1), (lambda rank, world: []), (lambda batch: None)
+def held(): return torch.nn.Linear(1, 1), (lambda rank, world: []), loss, (lambda rank: [])
+def of_config(config): return one_rank()
 def no_model(): return loss, loss, loss
 def empty(): return torch.nn.ReLU(), lambda rank, world: [], loss
 def loader(): return torch.nn.Linear(1, 1), [], loss

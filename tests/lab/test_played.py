@@ -1,5 +1,6 @@
 """A user's model on a cluster of which one rank is played: the command, the call from Python, and curves by hand."""
 
+import html
 import json
 import re
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import gradwire as gw
 from gradwire.cli import main, scheduler_commands
 from gradwire.lab.built_in_profiles import profile as published
 from gradwire.lab.curve import Carried, StepCurve
-from gradwire.lab.jobs.bench_job import TimedSteps
+from gradwire.lab.jobs.bench_job import OF_TURN, TimedSteps
 from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.lab.launch.runner import _Launcher
 from gradwire.lab.network.link import Link
@@ -78,14 +79,20 @@ def test_hosts_of_two_are_played_and_written(
     options = ["--model", f"{__file__}:make", "--steps", "1", "--repeats", "1", "--out", str(tmp_path)]
     configurations = ["dense", "torch-fp16", "topk:0.1"]
     cluster = ["--play", "8@1gbit", "--gpus-per-host", "2", "--different", "--jitter", "0.05", "--slow-rank", "1.2"]
-    cost = ["--training-steps", "1000000", "--price", "2.5"]
+    cost = ["--training-steps", "1000000"]
     assert main(["bench", *configurations, *cluster, *cost, *options]) == 0
     place = "8 ranks, 4 hosts of 2 with a 1gbit link, of which one is played"
     others = "payloads of other batches, a jitter of 5 %, one rank 1.2 times as slow"
     shown = " ".join(capsys.readouterr().out.split())
     assert f"{place}, {others}" in shown
-    assert "cost of 1,000,000" in shown
+    assert "hours of 1,000,000" in shown
     (folder,) = tmp_path.iterdir()
+    # who computed is said wherever figures are
+    computed = f"on this machine's CPU: {place}, {others}"
+    for text in (shown, html.unescape((folder / "report.html").read_text()), (folder / "played.json").read_text()):
+        assert computed in text
+    for text in (shown, (folder / "report.html").read_text()):
+        assert "A CPU computed these steps. A GPU takes a small part of that time" in text
     assert {path.name for path in folder.iterdir()} == {"played.png", "report.html", "played.json", "timeline.html"}
     # of the one that Gradwire reduces
     assert 'href="timeline.html"' in (folder / "report.html").read_text()
@@ -130,10 +137,14 @@ def test_a_plan_is_found_on_a_played_cluster_and_its_prediction_is_checked_there
 ) -> None:
     cluster = ["--play", "8@1gbit", "--gpus-per-host", "2", "--different", "--jitter", "0.05", "--slow-rank", "1.2"]
     own = ["--model", f"{__file__}:make", "--out", str(tmp_path)]
-    cost = ["--training-steps", "1000", "--price", "2.5"]
+    cost = ["--training-steps", "1000"]
     assert main(["plan", *cluster, *own, "--candidates", "bf16", *cost]) == 0
-    assert "cost of 1,000 steps" in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "hours of 1,000 steps" in shown
     (run,) = tmp_path.iterdir()
+    page = (run / "timeline.html").read_text()
+    assert "on this machine's CPU" in html.unescape(page)
+    assert all("A CPU computed these steps" in text for text in (shown, page))
     profile = Profile.load(run / "profile.json")
     assert (profile.ranks, profile.gpus_per_host, set(profile.local)) == (8, 2, {"sum", "broadcast"})
     # the measured step is that of the rank that ran
@@ -142,7 +153,9 @@ def test_a_plan_is_found_on_a_played_cluster_and_its_prediction_is_checked_there
     assert main(["simulate", str(run / "plan.json"), *cluster, *own, *cost]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "Played steps take" in shown
-    assert "cost of 1,000 steps" in shown
+    assert "on this machine's CPU: 8 ranks" in shown
+    assert "hours of 1,000 steps" in shown
+    assert "A CPU computed these steps" in shown
     (check,) = tmp_path.glob("*/check.json")
     others = "payloads of other batches, a jitter of 5 %, one rank 1.2 times as slow"
     assert json.loads(check.read_text())["title"].endswith(f"of which one is played, {others}")
@@ -164,6 +177,11 @@ CLUSTERS = [
     (["--play", "12@1gbit", "--gpus-per-host", "8"], "12 ranks do not fill hosts of 8 GPUs"),
     (["--play", "8@1gbit", "--jitter", "-1"], "jitter -1.0 is no share"),
     (["--play", "8@1gbit", "--slow-rank", "0.5"], "1 to 1000 times as long"),
+    (["--play", "99999999999@1gbit"], "there is no cluster of 99,999,999,999 ranks: give 1,000,000 or fewer"),
+    (
+        ["--play", "8@1gbit", "--latency-us", "1e12"],
+        "a message cannot take 1e+12 µs beside its bytes: give 0 or more, and at most 10 s",
+    ),
 ]
 COMMANDS = (["bench", "dense"], ["plan"], ["simulate", "resnet50"])
 MISTAKES = [
@@ -182,6 +200,10 @@ MISTAKES = [
     (["bench", "dense", "--play", "8@1gbit", "--price", "2.5"], "give --training-steps as well"),
     (["bench", "dense", "--play", "8@1gbit", "--training-steps", "0"], "give 1 or more --training-steps"),
     (["bench", "dense", "--play", "8@1gbit", "--training-steps", "9", "--price", "-1"], "give 0 or more"),
+    *(
+        ([*command, "--play", "8@1gbit", "--training-steps", "9", "--price", "2"], "is of an hour of a GPU, but a CPU")
+        for command in (["bench", "dense"], ["plan"], ["simulate", "resnet50"])
+    ),
     (["plan", "--play", "8@1gbit", "--hosts", "2"], "leave --hosts and --link out"),
     (["plan", "--play", "8@1gbit", "--hosts", "0"], "leave --hosts and --link out"),
     (["plan", "--play", "8@1gbit", "--link", "1gbit"], "leave --hosts and --link out"),
@@ -247,18 +269,41 @@ def test_one_rank_needs_no_plan_from_python_either(monkeypatch: pytest.MonkeyPat
         gw.plan(make, hosts=1)
 
 
-def test_a_predicted_training_has_a_cost(tmp_path: Path) -> None:
+def test_a_predicted_training_has_a_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cluster = ["--ranks", "16", "--link", "10gbit", "--gpus-per-host", "8", "--latency-us", "20"]
     assert main(["simulate", "resnet50", *cluster, "--training-steps", "1000", "--out", str(tmp_path)]) == 0
     (report,) = tmp_path.glob("*/report.html")
-    assert "hours of 1,000 steps, best plan" in report.read_text()
+    # whose GPU it is, and what is saved
+    for text in (" ".join(capsys.readouterr().out.split()), report.read_text()):
+        assert "V100s in float32, by the figures of Wang et al. (MLSys 2023) and NVIDIA; 8 ranks a host" in text
+        assert "Beside FP32, the best plan makes" in text
+    assert all(f"hours of 1,000 steps, {way}" in report.read_text() for way in ("FP32", "best plan"))
+
+
+def test_an_unknown_job_names_those_that_are_built_in(capsys: pytest.CaptureFixture[str]) -> None:
+    """It asked "did you mean bert-base?" of bert-large."""
+    assert main(["simulate", "bert-lage"]) == 2
+    assert "there are resnet50, resnet101, bert-base, bert-large; `gradwire plan` writes" in capsys.readouterr().err
+
+
+def test_a_profile_of_a_cpu_is_doubted_for_hosts_of_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    replace(published("resnet50"), device="cpu").save(tmp_path / "profile.json")
+    command = ["simulate", str(tmp_path / "profile.json"), "--ranks", "16", "--link", "1gbit", "--gpus-per-host", "8"]
+    assert main([*command, "--latency-us", "20", "--out", str(tmp_path / "runs")]) == 0
+    (report,) = (tmp_path / "runs").glob("*/report.html")
+    assert all("A CPU computed these steps" in text for text in (capsys.readouterr().out, report.read_text()))
+    assert main([*command, "--training-steps", "9", "--price", "2"]) == 2
+    assert "is of an hour of a GPU, but a CPU computes" in capsys.readouterr().err
 
 
 def test_a_latency_below_a_microsecond_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[str, str]] = []
     monkeypatch.setattr(scheduler_commands, "_simulated", lambda *asked: [])
     monkeypatch.setattr(simulation_report, "table", lambda *asked: TextTable("", ["ranks"], []))
-    monkeypatch.setattr(simulation_report, "write", lambda home, title, outcomes, facts, cost: told.append(facts) or [])
+    monkeypatch.setattr(
+        simulation_report, "write", lambda home, title, outcomes, facts, *more: told.append(facts) or []
+    )
+    monkeypatch.setattr(simulation_report, "verdict", lambda *asked: "")
     assert main(["simulate", "resnet50", "--latency-us", "0.4", "--out", str(tmp_path)]) == 0
     assert told[0]["latency of a message"] == "0.400 µs"
 
@@ -326,20 +371,45 @@ def test_the_winner_is_named_by_link_and_ranks() -> None:
     alone = replace(DENSE, carried=(), step_s=(0.09, 0.09, 0.09))
     samples = [
         TimedSteps(name, 0, [ms], NOTHING, curve)
-        for name, ms, curve in (("nocomm", 90.0, alone), ("dense", 170.0, DENSE), ("topk", 160.0, SPARSE))
+        for name, ms, curve in (("nocomm", 90.0, alone), ("dense", 340.0, DENSE), ("topk", 125.0, SPARSE))
     ]
-    times = PlayedTimes.of(Cluster(8, GBIT), samples)
+    times = PlayedTimes.of(Cluster(8, GBIT), samples, "cpu")
     assert [times.fastest(8, Link.parse(text)) for text in ("10mbit", "1gbit", "100gbit")] == ["topk", "topk", "dense"]
     assert times.fastest(1024, Link.parse("10mbit")) == "dense"
     table = {row[0]: row[1] for row in played_report.winners(times).rows}
     assert table["8"].startswith("topk, from ")
     assert table["8"].endswith(" dense")
     # the verdict is of the steps that were played, as the first table has them
-    said = played_report.verdict(times.cluster, summarize(samples))
-    assert said == "On 8 ranks at 1gbit, topk has the shortest step: 160 ms, where computing takes 90.0 and dense 170."
+    said = "On 8 ranks at 1gbit, topk has the shortest step: 125 ms, where computing on this machine's CPU takes 90.0"
+    assert played_report.verdict(times) == f"{said} and dense 340."
     panels = played_report.picture(times, "title").axes
     assert [panel.get_title() for panel in panels] == ["2 ranks", "8 ranks", "64 ranks", "1024 ranks"]
     assert all(len(panel.lines) == 3 for panel in panels)
+
+
+def test_timed_steps_and_curves_are_one() -> None:
+    """The verdict named one configuration, the table of other links another: they were made at different times."""
+    times = PlayedTimes.of(
+        Cluster(8, GBIT),
+        [
+            TimedSteps(name, 0, [ms], NOTHING, curve)
+            for name, ms, curve in (
+                ("nocomm", 90.0, replace(DENSE, carried=())),
+                ("dense", 115.0, SPARSE),
+                ("topk", 190.0, SPARSE),
+            )
+        ],
+        "cuda",
+    )
+    there = Link.parse("1gbit")
+    assert [times.step_s(name, 8, there) for name in ("dense", "topk")] == pytest.approx([0.115, 0.19])
+    assert times.fastest(8, there) == "dense"
+    assert (
+        "GPU takes 90.0 and topk 190. This machine was not quiet: steps of topk that were made apart differ by 3"
+        in (played_report.verdict(times))
+    )
+    # however much faster the machine became, no step is shorter than its messages
+    assert DENSE.later(-0.3).at(8, 0.0, GBIT) == pytest.approx(0.28)
 
 
 def played(*names: str) -> list[TimedSteps]:
@@ -382,6 +452,44 @@ def test_a_report_that_fails_hides_no_error(
     err = capsys.readouterr().err
     assert "it was shot" in err
     assert "what was timed cannot be shown: no report" in err
+
+
+def test_a_long_run_says_at_once_how_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(launcher, job, spec, lines, follow):
+        follow({OF_TURN: 0.2, "seconds": 150.0})
+        for sample in played("nocomm", "dense"):
+            follow(sample.to_line())
+
+    monkeypatch.setattr(_Launcher, "run", run)
+    monkeypatch.setattr(played_report, "picture", lambda *shown, **options: Figure())
+    command = ["bench", "dense", "--play", "8@1gbit", "--model", f"{__file__}:make", "--out", str(tmp_path)]
+    assert main(command) == 0
+    assert "this takes about 15 minutes, 5 with --repeats 1" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_that_was_stopped_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its page looked complete."""
+    play(monkeypatch, played("nocomm", "dense"), KeyboardInterrupt())
+    monkeypatch.setattr(played_report, "picture", lambda *shown, **options: Figure())
+    command = ["bench", "dense", "topk", "--play", "8@1gbit", "--model", f"{__file__}:make", "--repeats", "2"]
+    main([*command, "--out", str(tmp_path)])
+    (folder,) = tmp_path.iterdir()
+    files = [folder / name for name in ("report.html", "played.json")]
+    for text in (" ".join(capsys.readouterr().out.split()), *(file.read_text() for file in files)):
+        assert "stopped after 2 of 6 turns, without topk" in text
+
+
+def test_a_run_that_was_stopped_before_anything_was_timed_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(monkeypatch, [], KeyboardInterrupt())
+    main(["bench", "dense", "--play", "8@1gbit", "--model", f"{__file__}:make", "--out", str(tmp_path)])
+    assert "stopped; nothing was measured yet" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_single_host_has_no_link_to_be_fast_on(

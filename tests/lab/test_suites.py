@@ -243,7 +243,7 @@ MISTAKES = [
     (["--suite", "gravac", "--layers", "-5"], "layers=-5 cannot be had: give 1 or more"),
     (["--suite", "gravac", "--hosts", "2", "--batch", "0"], "batch must be at least 1"),
     (["--model", "tiny-gpt", "topk", "--layers", "1"], "tiny-gpt has one size only"),
-    (["--model", "tiny-bert", "topk"], "'bert'"),
+    (["--model", "tiny-bert", "topk"], "did you mean tiny-gpt?"),
     (["--model", "lstm", "topk", "--layers", "3"], "layers=3 cannot be had: there are 1 to 2"),
     ([], "CONFIG is missing"),
 ]

@@ -183,7 +183,7 @@ def test_the_verdict_stands_above_everything(written: dict[str, Path]) -> None:
     sentences = {name: match[1] for name, match in found.items() if match}
     assert sentences["suite"] == (
         "In 2 of 2 set-ups something is faster than plain DDP, most of all "
-        "topk:0.01@0mb on resnet50, batch 8, size 64, 2 ranks, 1gbit: 2.00× faster."
+        "topk:0.01@0mb on resnet50, 8 images of 64 x 64 a rank, 2 ranks, 1gbit: 2.00× faster."
     )
     assert sentences["trainings"] == "lm: topk:0.01+residual was where dense ended 4.00× as fast."
     assert sentences["timeline"] == "As fast as can be."

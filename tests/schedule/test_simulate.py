@@ -13,8 +13,11 @@ from benchmarks.scheduler.compute_stream import ComputeStream
 from benchmarks.scheduler.published import problem
 from gradwire.cli import main
 from gradwire.cli.scheduler_commands import read_job
+from gradwire.lab import h200_profile
 from gradwire.lab.built_in_profiles import MODELS, PCIE, profile
+from gradwire.lab.h200_profile import bert_large
 from gradwire.lab.jobs.plan_job import candidate, candidates
+from gradwire.lab.models import MODELS as PUBLISHED
 from gradwire.report.simulation_report import per_step_or_rounds
 from gradwire.report.text_table import times
 from gradwire.schedule import (
@@ -265,6 +268,22 @@ def test_published_models_have_the_published_tensors():
     assert {name: len(profile(name).slots) for name in MODELS} == {"resnet50": 161, "resnet101": 314, "bert-base": 199}
     millions = {name: sum(slot.numel for slot in profile(name).slots) / 1e6 for name in MODELS}
     assert millions == pytest.approx({"resnet50": 23.5, "resnet101": 44.5, "bert-base": 108.9}, abs=0.1)
+
+
+def test_the_steps_of_bert_large_on_an_h200_are_near_those_that_were_measured():
+    """Of GPT-2 medium, whose layers are the same, on the card that was played."""
+    job = bert_large()
+    assert sum(slot.numel for slot in job.slots) == PUBLISHED["bert-large"].parameters
+    rows = json.loads(Path(__file__).parents[2].joinpath("benchmarks/results/gpu_h200.json").read_text())["steps"]
+    measured = {row["what"]: row["ms"] for row in rows if row["model"].startswith("GPT-2 medium")}
+    named = {
+        "FP32": "DDP", "BF16": "bf16 hook", "Quantized(bits=4)": "4 bits by ScatterReduce",
+        "TopK(ratio=0.01)": "TopK 1 %", "TopK(ratio=0.0625, value_bits=4)": "TopK 1/16 in 10 bits",
+        "EFSignSGD(block=256)": "EFSignSGD",
+        "PowerSGD(rank=4)": "PowerSGD r4", "ACPSGD(rank=4)": "ACP-SGD r4",
+    }  # fmt: skip
+    predicted = {each.way: 1e3 * each.step_s for each in simulate(job, h200_profile.PLAYED) if each.way != BEST}
+    assert predicted == pytest.approx({way: measured[what] for way, what in named.items()}, rel=0.2)
 
 
 def test_the_published_float32_step_waits_56_ms():

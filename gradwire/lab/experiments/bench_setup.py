@@ -110,10 +110,12 @@ class Setup:
 
     @property
     def title(self) -> str:
-        """The model, and its sizes where they are not the published ones."""
-        words = {"layers": "{} of {} layers", "batch": "batch {}", "size": "size {}"}
-        whole = sum(MODELS[self.model].stages) if self.model in MODELS else 0
-        return ", ".join([self.model, *(words[name].format(value, whole) for name, value in self._sizes().items())])
+        """The model and, of a published one, what decides how much there is to compute."""
+        if self.model not in MODELS:
+            return self.model
+        model = MODELS[self.model]
+        layers = [f"{self.layers} of {sum(model.stages)} layers"] if self.layers is not None else []
+        return ", ".join([self.model, *layers, model.samples(self.batch, self.size)])
 
     def __str__(self) -> str:
         return f"{self.title}, {self.ranks} ranks, {'their own network' if self.link == REAL else self.link}"

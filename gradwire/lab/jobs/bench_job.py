@@ -22,7 +22,9 @@ from gradwire.tuner import Auto
 from gradwire.tuner.candidate_plans import ways_by
 
 TURN_S = 30.0
-"""Seconds of a turn on a played cluster, if more than one step fits in."""
+"""Seconds of the curve, and of the steps, of a turn on a played cluster, if more than one step fits in."""
+OF_TURN = "of turn"
+"""What of a turn is done, in lines between those of timed steps: with the seconds of all of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +73,8 @@ class TimedSteps:
 
 
 def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
-    """Times every configuration `spec.repeats` times, each time on a fresh model; `log` gets a `TimedSteps` each.
+    """Times every configuration `spec.repeats` times, each time on a fresh model; `log` gets a `TimedSteps` each and,
+    on a played cluster, lines with OF_TURN before.
 
     Raises RuntimeError where a configuration leaves replicas that differ."""
     task = make_task(spec.task, spec.options)
@@ -96,7 +99,7 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
                     timed.late = partial(played.wait_for_slowest, alone_s, replica.every)
                 timed.settle()
                 if played:
-                    curve, step_ms, totals = _play(played, timed, spec.steps)
+                    curve, step_ms, totals = _play(played, timed, spec.steps, log)
                 else:
                     curve, (step_ms, totals) = None, timed.time(spec.steps)
                 timeline = timed.timeline() if played and repeat == 0 else None
@@ -117,9 +120,9 @@ def _compressors(replica: MeasuredModel) -> list[Compressor]:
             return [group.compressor for group in replica.plan.groups] if replica.plan else []
 
 
-def _play(played: PlayedCluster, timed: TimedModel, steps: int) -> tuple[StepCurve, list[float], Totals]:
+def _play(played: PlayedCluster, timed: TimedModel, steps: int, log: Log) -> tuple[StepCurve, list[float], Totals]:
     """The curve of a model's steps, and the milliseconds of as many as are wanted, or as fit in a turn."""
-    curve = timed.curve(played)
+    curve = timed.curve(played, TURN_S, lambda done, seconds: log({OF_TURN: done, "seconds": seconds}))
     fitting = max(1, int(TURN_S / played.step_s(curve)))
     return curve, *timed.time(min(steps, fitting), warm_up=1)
 

@@ -24,7 +24,9 @@ WARM_UP_STEPS = 5
 LOADS = (0.0, 0.5, 1.0, 3.0)
 """The points of a curve: how long a step's messages keep the card busy, in steps without messages."""
 CURVE_STEPS = 6
-"""Timed at each point."""
+"""Timed at each point, if the time allows."""
+_LENGTH = 8
+"""Steps without messages that one step at each point takes."""
 
 
 class TimedModel:
@@ -62,13 +64,22 @@ class TimedModel:
         totals = replica.peers.mean_of(replica.totals(self._taken) - before)
         return over_rounds(step_ms[warm_up:], every), totals
 
-    def curve(self, played: PlayedCluster) -> StepCurve:
-        """Step times on a card that is busy for longer and longer, and the messages of a step."""
-        # no time on the card: how long the step takes by itself, and its messages
+    def curve(
+        self, played: PlayedCluster, within_s: float = inf, tell: Callable[[float, float], None] = lambda done, s: None
+    ) -> StepCurve:
+        """Step times on a card that is busy for longer and longer, and the messages of a step; where steps are long,
+        of fewer of them, so that it takes no longer than `within_s` or, with one at each point, as short as can be.
+        `tell` gets the share that is done, and the seconds that all of it takes, about."""
         played.set_speed(inf)
-        self.time(CURVE_STEPS)
+        # how long a step takes says how many fit
+        first_s = self.time(1, warm_up=1)[0][0] / 1e3
+        timed = max(1, min(CURVE_STEPS, int(within_s / (_LENGTH * first_s))))
+        tell(1 / (2 + len(LOADS)), first_s * _LENGTH * (timed + 0.5))
+        if timed > 1:
+            self.time(timed)
+        # no time on the card: how long the step takes by itself, and its messages
         sent, taken = played.sent(), self._taken
-        step_ms, totals = self.time(CURVE_STEPS, warm_up=0)
+        step_ms, totals = self.time(timed, warm_up=0)
         counts = played.sent() - sent
         steps, alone_s = self._taken - taken, median(step_ms) / 1e3
         carried = tuple(Carried(*each, count / steps) for each, count in counts.items())
@@ -76,8 +87,9 @@ class TimedModel:
         nbytes = seconds(carried, played.hosts, 0.0, 1.0)
         points = {0.0: alone_s}
         for load in LOADS[1:] if nbytes else ():
+            tell((1 + len(points)) / (2 + len(LOADS)), first_s * _LENGTH * (timed + 0.5))
             played.set_speed(nbytes / (load * alone_s))
-            points[load * alone_s] = median(self.time(CURVE_STEPS, warm_up=2)[0]) / 1e3
+            points[load * alone_s] = median(self.time(timed, warm_up=min(2, timed - 1))[0]) / 1e3
         played.set_speed()
         # how often a user's own communicator sends among others is not known
         groups = self._replica.plan.groups if self._replica.plan else ()

@@ -37,6 +37,13 @@ class Model:
     by_transformers: bool = True
     """It needs the package transformers."""
 
+    def samples(self, batch: int | None = None, size: int | None = None) -> str:
+        """What a rank computes on in a step, in words; the published batch and size where they are None."""
+        batch, size = batch or self.batch, size or self.size
+        return (
+            f"{batch} images of {size} x {size} a rank" if self.data == "images" else f"{batch} x {size} tokens a rank"
+        )
+
     def cut(self, layers: int) -> Stages:
         """Stages cut to `layers` in total, the longest first. Raises ValueError for too few or too many."""
         if not len(self.stages) <= layers <= sum(self.stages):

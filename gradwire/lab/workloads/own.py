@@ -1,9 +1,10 @@
 """A user's own model: a function that gives model, batches and loss."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from inspect import signature
 from itertools import count, islice
 from typing import Any, ClassVar, Literal
 
@@ -14,6 +15,7 @@ from gradwire.lab.random_state import RandomState, mixed, seeded
 from gradwire.lab.results import TRAINING_LOSS
 from gradwire.lab.workloads.task import Task
 
+_ARGUMENTS = {"batches": ("rank", "world"), "loss": ("model", "batch"), "held_out": ()}
 _CALL = "return model, batches, loss (and, if you like, held_out)"
 
 
@@ -158,7 +160,10 @@ def _first(function: str) -> UserParts:
 def _make(function: str) -> UserParts:
     # a tuple of the right length
     with _named(function):
-        made = imported(function)()
+        make = imported(function)
+    _check_takes(function, make, ())
+    with _named(function):
+        made = make()
     if not isinstance(made, tuple) or len(made) not in (3, 4):
         raise ValueError(f"{function} returns {_form(made)}, not a tuple of three or four: {_CALL}")
     # a module with something to train
@@ -167,11 +172,25 @@ def _make(function: str) -> UserParts:
         raise ValueError(f"{function} returns {_form(model)} as model, not a torch.nn.Module: {_CALL}")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(f"{function} returns a model without parameters to train: there is nothing to send")
-    # functions
-    for name, value in zip(("batches", "loss", "held_out"), functions, strict=False):
+    # functions of the right arguments
+    for (name, arguments), value in zip(_ARGUMENTS.items(), functions, strict=False):
         if not callable(value):
             raise ValueError(f"{function} returns {_form(value)} as {name}, not a function: {_CALL}")
+        _check_takes(f"{function}: {name}", value, arguments)
     return UserParts(model, *functions) if len(functions) == 3 else UserParts(model, *functions, held_out=None)
+
+
+def _check_takes(called: str, value: Callable[..., object], arguments: Sequence[str]) -> None:
+    """Raises ValueError for a function that cannot be called with these arguments."""
+    try:
+        own = signature(value)
+    except ValueError:
+        # of some that are written in C nobody knows
+        return
+    try:
+        own.bind(*arguments)
+    except TypeError as error:
+        raise ValueError(f"{called} is called with ({', '.join(arguments)}), but takes {own}") from error
 
 
 @cache

@@ -10,6 +10,14 @@ from gradwire.lab.models.lstm import LSTM
 from gradwire.lab.workloads.narrow_models import GPT, resnet18, vgg16
 from gradwire.lab.workloads.task import Batch, RandomTask
 
+SIZES = {
+    "vgg16": "4.1 M parameters, 8 images of 32 x 32",
+    "resnet18": "2.8 M parameters, 8 images of 32 x 32",
+    "lstm": "6.3 M parameters, 4 x 32 tokens",
+    "gpt": "5.3 M parameters, 4 x 64 tokens",
+}
+"""Of each model, in words."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Synthetic(RandomTask):
@@ -26,7 +34,7 @@ class Synthetic(RandomTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.model not in ("vgg16", "resnet18", "lstm", "gpt"):
+        if self.model not in SIZES:
             raise ValueError(f"model must be vgg16, resnet18, lstm or gpt, got {self.model}")
 
     def _module(self) -> nn.Module:
