@@ -30,6 +30,7 @@ from gradwire.transports.process_group import world_or
 class ModelReplica:
     """A model that takes local steps by itself."""
 
+    model: nn.Module
     parameters: Mapping[str, nn.Parameter]
     """By name; with an optimizer, all that can be trained."""
     others: set[str]
@@ -73,7 +74,7 @@ def replica_of(
         local = _real(parameters)
         placed = lambda: replicated_specs(world_or(group), parameters)  # noqa: E731
         isolate = partial(_outside_ddp, model)
-        return ModelReplica(parameters, others, local, slots, slots, axes, placed, trained, isolate)
+        return ModelReplica(model, parameters, others, local, slots, slots, axes, placed, trained, isolate)
     return _sharded(model, mesh, optimizer)
 
 
@@ -83,7 +84,7 @@ def _sharded(model: nn.Module, mesh: DeviceMesh | None, optimizer: Optimizer | N
     others = trained.others if optimizer else dict(model.named_parameters()).keys() - parameters.keys()
     local = shards_front_end.locals_of(parameters)
     return ModelReplica(
-        parameters, others, _real(local), slots_of(local), shards_front_end.planned_slots(parameters),
+        model, parameters, others, _real(local), slots_of(local), shards_front_end.planned_slots(parameters),
         partial(ProcessGroup.by_replica, mesh), partial(sharded_specs, mesh, parameters), trained,
         lambda _: [undo for group in fsdp_groups(model) if (undo := only_inside_replicas(group))],
         partial(_all_of, mesh),

@@ -101,7 +101,7 @@ class Runtime:
         self._recorder = recorder = Recorder(executor, self.mesh.rank)
         self._pipeline = Pipeline(self.mesh, recorder)
         control = ControllerRunner(options, self._active.trained, self._pipeline, executor)
-        store = Store(self.slots, executor.device, options.sparse, options.rows)
+        store = Store(self.slots, executor.device, options.sparse, options.rows, options.rounds)
         self._steps = Steps(store, self._pipeline, executor, control, options)
         self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
         # on the thread that trains

@@ -237,11 +237,11 @@ class Fragment:
         pseudo-gradients. `all_of` asks all ranks of the replica, so that one bad shard has all of them do the same."""
         # the mean of the last round
         gradients = {name: mean.clone() for name, mean in self.pseudo_gradients.items()}
-        if not all_of(self.is_finite()):
+        if not all_of(bool(self.are_finite())):
             gradients = {name: torch.zeros_like(gradient) for name, gradient in gradients.items()}
         # this replica's own, of the new round in place of the last
         self.measure()
-        if not (finite := all_of(self.is_finite())):
+        if not (finite := all_of(bool(self.are_finite()))):
             self.lose()
         for name, gradient in gradients.items():
             own = self.pseudo_gradients[name] if finite else torch.zeros_like(gradient)
@@ -253,9 +253,9 @@ class Fragment:
         """Makes all `pseudo_gradients` NaN, as those of a round that no replica takes."""
         self._flat.fill_(torch.nan)
 
-    def is_finite(self) -> bool:
-        """Whether all `pseudo_gradients` are finite. Waits for a GPU."""
-        return bool(torch.linalg.vector_norm(self._flat, torch.inf).isfinite())
+    def are_finite(self) -> Tensor:
+        """Whether all `pseudo_gradients` are finite, (); to read it waits for a GPU."""
+        return torch.linalg.vector_norm(self._flat, torch.inf).isfinite()
 
     @torch.no_grad()
     def merge(self, mix: float | None) -> None:

@@ -11,7 +11,7 @@ new one; its mean travels during the whole next round.
 All ranks send and receive after the same inner steps, so in the same order.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec
 from gradwire.frontends.local_steps.fragments import Fragment, Schedule, groups_of
+from gradwire.frontends.local_steps.going_back import GoingBack, warn_of_dropped
 from gradwire.frontends.local_steps.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
 from gradwire.frontends.local_steps.round_state import (
     check_groups,
@@ -35,7 +36,6 @@ from gradwire.frontends.local_steps.round_state import (
 )
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.paused import Accumulated, paused
-from gradwire.frontends.values import local
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.steps.gradient_collector import StepFence
 
@@ -48,6 +48,8 @@ class Sent:
     """The inner step after which it was sent."""
     fence: StepFence | None
     """Behind it the worker has the mean; None where that was loaded."""
+    own_finite: Tensor | None = None
+    """Whether this replica's pseudo-gradients were finite, (); None where the mean was loaded."""
 
 
 class Rounds:
@@ -80,10 +82,10 @@ class Rounds:
         parts = str([[*fragment.parameters] for fragment in fragments])
         with runtime.between_steps("LocalSteps()", fragments=parts, **outer_facts(self.outer)):
             pass
-        self._parameters = replica.parameters
         self._local = replica.local
         self._undo = replica.isolate(runtime)
         self._trained, self._all_of = replica.trained, replica.all_of
+        self._going_back = GoingBack(replica, inner, replica.all_of)
         # the number of the inner step, and the fragments whose reductions are under way
         self.step = 0
         self.taken = 0
@@ -151,6 +153,9 @@ class Rounds:
         """Receives and sends the fragments that are due now."""
         self.step += 1
         self.taken += 1
+        # buffers may have been loaded since this was made
+        if self.taken == 1:
+            self._going_back.keep()
         # what was sent `delay` steps ago is due
         self._receive_if_due()
         # send the fragment whose turn it is
@@ -168,9 +173,10 @@ class Rounds:
     def _receive_if_due(self) -> None:
         due = [index for index, sent in self.under_way.items() if self.step == sent.step + self.schedule.delay]
         for index in due:
+            own_finite = self.under_way[index].own_finite
             # the training thread waits here, if the mean is not there yet
             self._wait(index)
-            self._receive(self.fragments[index])
+            self._receive(self.fragments[index], own_finite)
 
     def _wait(self, index: int) -> None:
         """Returns when a fragment's mean is there; later ones go on."""
@@ -181,9 +187,9 @@ class Rounds:
     def _send(self, index: int) -> None:
         runtime, pseudo_gradients = self.runtime, self.fragments[index].pseudo_gradients
         # open a step of the fragment's groups; the worker sends it while training goes on
-        groups = groups_of(runtime.plan, pseudo_gradients)
+        groups, own_finite = groups_of(runtime.plan, pseudo_gradients), self.fragments[index].are_finite()
         runtime.reduce(pseudo_gradients, groups, self.schedule.times_sent(self.step))
-        self.under_way[index] = Sent(self.step, runtime.fence())
+        self.under_way[index] = Sent(self.step, runtime.fence(), own_finite)
 
     def _step_and_send(self, index: int) -> None:
         """Takes an eager update of a fragment."""
@@ -192,9 +198,12 @@ class Rounds:
         fragment = self.fragments[index]
         # it, with this replica's own part of the new round in place of the old
         gradients = fragment.exchange_own(1 / self.runtime.mesh.replica.world, self._all_of)
-        if not fragment.is_finite():
+        if fragment.are_finite():
+            self._going_back.keep()
+        else:
             # this replica's own part; the others see it by the mean, a round later
-            self._skip()
+            warn_of_dropped(self.step, own=True)
+            self._going_back.go_back(self.fragments)
         # send the new pseudo-gradients, which travel for a round, and step at once, even where the job has failed
         try:
             self._send(index)
@@ -205,21 +214,22 @@ class Rounds:
             outer_step(self.outer, fragment, gradients)
             fragment.merge(None)
 
-    def _receive(self, fragment: Fragment) -> None:
+    def _receive(self, fragment: Fragment, own_finite: Tensor | None) -> None:
         # the mean is not finite on any replica, if only on one shard: all go back to the anchors, unless it was lost
-        if not (finite := fragment.is_finite()):
+        if not (finite := bool(fragment.are_finite())):
             self.runtime.check_whole()
-        if not self._all_of(finite):
-            self._skip()
-            return
-        # the outer step moves the anchors, parameters follow
-        outer_step(self.outer, fragment, fragment.pseudo_gradients)
-        fragment.merge(self.schedule.mix)
-
-    def _skip(self) -> None:
-        """Takes the round back on all replicas, which see by the mean that one of them was not finite."""
-        for fragment in self.fragments:
-            go_back(fragment, self._parameters, self.inner, self._all_of)
+        good, own_good = self._all_of(finite), self._all_of(own_finite is None or bool(own_finite))
+        if good:
+            # the outer step moves the anchors, parameters follow
+            outer_step(self.outer, fragment, fragment.pseudo_gradients)
+            fragment.merge(self.schedule.mix)
+        else:
+            warn_of_dropped(self.step, own=not own_good)
+        # a weight of 0 may have left this replica's numbers out
+        if good and own_good:
+            self._going_back.keep()
+        else:
+            self._going_back.go_back(self.fragments)
 
     @contextmanager
     def shared_parameters(self) -> Iterator[None]:
@@ -285,15 +295,3 @@ class Rounds:
         copy_by_name(self.anchors, state["anchors"])
         sent_at = load_fragments(self.fragments, state)
         self.under_way = {index: Sent(step, None) for index, step in sent_at.items()}
-
-
-def go_back(
-    fragment: Fragment, parameters: Mapping[str, Tensor], inner: Optimizer, all_of: Callable[[bool], bool] = bool
-) -> None:
-    """Resets parameters to the anchors, and inner state that is not finite on some shard."""
-    fragment.reset()
-    fragment.keep_sent()
-    for parameter in (parameters[name] for name in fragment.parameters):
-        tensors = (local(v) for v in inner.state.get(parameter, {}).values() if isinstance(v, Tensor))
-        if not all_of(all(bool(tensor.isfinite().all()) for tensor in tensors)):
-            inner.state.pop(parameter, None)
