@@ -34,6 +34,8 @@ class Agreement:
 
     replicas: int
     """Ranks that compress among each other."""
+    patient = False
+    """Ranks wait for each other as long as in a collective, for they may be apart by a round of local steps."""
 
     def __init__(self, mesh: Mesh, slots: Sequence[Slot], device: torch.device, options: JobOptions) -> None:
         self._meeting = Meeting(mesh)
@@ -122,15 +124,15 @@ class Agreement:
                     "have its may_send() return that"
                 )
 
-    def on(self, facts: Callable[[], Facts], call: str, patient: bool = False) -> None:
-        """Compares `facts` on all ranks, which make this call together, `patient` as in a collective; where `facts`
-        raises ValueError on one of them, all raise it."""
+    def on(self, facts: Callable[[], Facts], call: str) -> None:
+        """Compares `facts` on all ranks, which make this call together; where `facts` raises ValueError on one of them,
+        all raise it."""
         # an error of this rank is a fact as well, so that all ranks raise it
         try:
             own = facts()
         except ValueError as error:
             own = {"error": str(error)}
-        self._meeting.compare({"call": call, **own}, patience_s=self._timeout_s if patient else None)
+        self._meeting.compare({"call": call, **own}, patience_s=self._timeout_s if self.patient else None)
 
     def gather(self, call: str, facts: Facts) -> list[Facts]:
         """The facts of all ranks, which make this call together."""
