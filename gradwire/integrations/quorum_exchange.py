@@ -20,7 +20,7 @@ from typing import Any
 from gradwire.checkpoint import StateDict, unpack
 from gradwire.frontends import Handle
 from gradwire.frontends.checkpoints.elastic_resume import go_on, memories_alone, without_memories
-from gradwire.frontends.handle import FrontEnd
+from gradwire.frontends.front_end import FrontEnd
 from gradwire.frontends.null_job import NullFrontEnd
 from gradwire.integrations.framework import check_fits
 from gradwire.runtime.failures.job_errors import PeerFailed

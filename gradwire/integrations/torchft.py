@@ -1,7 +1,7 @@
 """Gradwire under torchft, on a plain model: `Optimizer` in place of torchft's and of its DDP, `FaultTolerantLocalSteps`
 in place of its DiLoCo and LocalSGD. Their quorums and votes are in `gradwire.integrations.quorum_exchange`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from functools import partial
@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
-from gradwire.frontends.handle import FrontEnd
-from gradwire.frontends.local_steps.fragments import Fragment, FragmentedModel, Schedule
+from gradwire.frontends.front_end import FrontEnd
+from gradwire.frontends.local_steps.fragments import Fragment, FragmentedModel
 from gradwire.frontends.local_steps.going_back import GoingBack
 from gradwire.frontends.local_steps.local_optimizer import DILOCO
 from gradwire.frontends.local_steps.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
+from gradwire.frontends.local_steps.schedule import Schedule
 from gradwire.frontends.null_job import NullFrontEnd
 from gradwire.frontends.options.choices import Choices, StepChoices
 from gradwire.frontends.options.given_rules import warn_of
@@ -271,3 +272,6 @@ class _Shared(NullFrontEnd):
 
     def held(self) -> Mapping[str, Tensor]:
         return self._fragment.anchors
+
+    def healed(self, names: Collection[str]) -> None:
+        self._fragment.healed(names)

@@ -11,9 +11,9 @@ new one; its mean travels during the whole next round.
 All ranks send and receive after the same inner steps, so in the same order.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,10 +22,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec
-from gradwire.frontends.local_steps.fragments import Fragment, Schedule, groups_of
+from gradwire.frontends.front_end import FrontEnd
+from gradwire.frontends.local_steps.fragments import Fragment, groups_of
 from gradwire.frontends.local_steps.going_back import GoingBack, warn_of_dropped
 from gradwire.frontends.local_steps.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
 from gradwire.frontends.local_steps.round_state import (
+    Sent,
     check_groups,
     check_progress,
     copies,
@@ -34,25 +36,16 @@ from gradwire.frontends.local_steps.round_state import (
     load_fragments,
     sent_state,
 )
+from gradwire.frontends.local_steps.schedule import Schedule
+from gradwire.frontends.local_steps.shared_parameters import in_place_of_own
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.paused import Accumulated, paused
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.steps.gradient_collector import StepFence
+
+_log = logging.getLogger("gradwire")
 
 
-@dataclass(frozen=True)
-class Sent:
-    """A fragment that was sent and whose mean is not used yet."""
-
-    step: int
-    """The inner step after which it was sent."""
-    fence: StepFence | None
-    """Behind it the worker has the mean; None where that was loaded."""
-    own_finite: Tensor | None = None
-    """Whether this replica's pseudo-gradients were finite, (); None where the mean was loaded."""
-
-
-class Rounds:
+class Rounds(FrontEnd):
     """The outer part of local steps."""
 
     step: int
@@ -133,9 +126,20 @@ class Rounds:
         raise ValueError("local steps have more state than their memories; use stateful() of LocalSteps itself")
 
     def held(self) -> Mapping[str, Tensor]:
-        """The shared parameters, and those of the inner optimizer that were frozen so far; this rank's own differ."""
+        """The shared parameters, and those of the inner optimizer that were frozen so far; this rank's own differ.
+        Raises ValueError for eager updates, of which each replica has shared parameters of its own."""
+        if self.schedule.eager and self.step:
+            raise ValueError(
+                "with eager=True every replica has shared parameters of its own; verify() has nothing to compare"
+            )
         held = {name: tensor for name, tensor in self._local.items() if name in self._trained.held()}
         return {**held, **self.anchors} if self.step else held
+
+    def healed(self, names: Collection[str]) -> None:
+        """Takes the replica's own parameters to the healed shared ones: else it would seem to have moved by the error,
+        which would come into the next mean."""
+        for fragment in self.fragments if self.step else ():
+            fragment.healed(names)
 
     @torch.no_grad()
     def take_loaded(self) -> None:
@@ -144,10 +148,12 @@ class Rounds:
             copy_by_name(self.anchors, self._local)
 
     def unhook(self) -> None:
-        """Ends the rounds."""
+        """Ends the rounds. Returns when what is under way is reduced: other ranks may have yet to send their part."""
         self.detached = True
         for undo in self._undo:
             undo()
+        if not self.runtime.closed:
+            self.runtime.wait_for_means()
 
     def inner_step_done(self) -> None:
         """Receives and sends the fragments that are due now."""
@@ -231,21 +237,13 @@ class Rounds:
         else:
             self._going_back.go_back(self.fragments)
 
-    @contextmanager
-    def shared_parameters(self) -> Iterator[None]:
+    def shared_parameters(self) -> AbstractContextManager[None]:
         """A context in which parameters are the anchors."""
         self.take_loaded()
-        # the own values are set aside, and put back whatever happens inside
-        own = [p.detach().clone() for fragment in self.fragments for p in fragment.parameters.values()]
-        for fragment in self.fragments:
-            fragment.reset()
-        try:
-            yield
-        finally:
-            # put this replica's own values back
-            parameters = (p for fragment in self.fragments for p in fragment.parameters.values())
-            for parameter, copy in zip(parameters, own, strict=True):
-                parameter.data.copy_(copy)
+        first = self.schedule.first_outer_step
+        if 0 < self.step < first:
+            _log.warning("no outer step yet: until inner step %d shared parameters are those of the beginning", first)
+        return in_place_of_own(self.fragments)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state. Waits for the fragments under way, whose means are part of it."""
