@@ -21,6 +21,7 @@ from gradwire.runtime.meeting import Disagreement, Facts, Meeting, disagreement
 from gradwire.slots import Layout, Slot
 from gradwire.sources import version
 from gradwire.transports import Mesh
+from gradwire.transports.members import Members
 
 FACTORS = (8, 97), (20, 110), (8, 4100), (40, 120)
 """The shapes of matrices whose bases are compared: few rows, more, long ones, and more rows than kernels take, each by
@@ -42,6 +43,7 @@ class Agreement:
         self._slots = slots
         self._device = device
         self._timeout_s = mesh.timeout_s
+        self._elastic = options.elastic
         # long tables are compared by their digests; only where these differ is the entry looked for
         self._tables = {
             "parameters": {slot.name: f"{slot.shape} {slot.dtype} with strides {slot.strides}" for slot in slots},
@@ -70,7 +72,18 @@ class Agreement:
         call: str = "attach() or replan()",
     ) -> Plan:
         """The plan with which the `controller` begins, once all ranks have the same: the second that `make` returns,
-        behind the user's, both for the `trained` parameters."""
+        behind the user's, both for the `trained` parameters. Raises RuntimeError where newcomers differ from this rank,
+        which goes on without them; on those, as everywhere, it is ValueError."""
+        try:
+            return self._on_plan(make, controller, trained, call)
+        except Disagreement as error:
+            if self._elastic and Members.beside_newcomers:
+                raise RuntimeError(f"who would join differs: {error}") from error
+            raise
+
+    def _on_plan(
+        self, make: Callable[[], tuple[Plan, Plan]], controller: Controller | None, trained: Collection[str], call: str
+    ) -> Plan:
         made: list[Plan] = []
 
         def facts() -> Facts:
