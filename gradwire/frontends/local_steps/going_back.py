@@ -11,11 +11,13 @@ from gradwire.frontends.local_steps.fragments import Fragment
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.values import local
 
+AVERAGES = torch.float32, torch.float64, torch.bfloat16, torch.float16
+"""The types of buffers that may become not finite; 8 bits are quantized weights."""
 _log = logging.getLogger("gradwire")
 
 
 class GoingBack:
-    """A replica's way back: its inner optimizer, and a copy of its floating-point buffers, such as BatchNorm's
+    """A replica's way back: its inner optimizer, and a copy of its buffers of real numbers, such as BatchNorm's
     averages, from when they were last finite."""
 
     def __init__(self, replica: ModelReplica, inner: Optimizer, all_of: Callable[[bool], bool] = bool) -> None:
@@ -50,7 +52,7 @@ class GoingBack:
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
         # a model may replace them
         buffers = ((name, local(buffer.detach())) for name, buffer in self._model.named_buffers())
-        return ((name, buffer) for name, buffer in buffers if buffer.is_floating_point())
+        return ((name, buffer) for name, buffer in buffers if type(buffer) is Tensor and buffer.dtype in AVERAGES)
 
 
 def warn_of_dropped(step: int, own: bool) -> None:
