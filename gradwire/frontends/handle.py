@@ -1,17 +1,17 @@
 """`Handle`: a user's access to a job's runtime."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-from torch import Tensor
 from torch.distributed.checkpoint.storage import StorageReader
 
 from gradwire.checkpoint import StateDict
-from gradwire.frontends.checkpoints.distributed_checkpoint import DistributedState, ShardSpec, job_of, saved_in
+from gradwire.frontends.checkpoints.distributed_checkpoint import DistributedState, job_of, saved_in
+from gradwire.frontends.front_end import FrontEnd
 from gradwire.frontends.null_job import ENDED, NOTHING, EndedRuntime, NullRuntime
 from gradwire.frontends.summary import table
 from gradwire.options import check_type
@@ -21,35 +21,6 @@ from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.stats import OwnTime, Stats, Straggler, stragglers
 from gradwire.runtime.trace import Trace
 from gradwire.transports import forked
-
-
-class FrontEnd(Protocol):
-    """A framework's side of a job: submits gradients to the runtime, and has the framework reduce by itself where
-    the plan is native."""
-
-    def unhook(self) -> None:
-        """Submits no more gradients."""
-        ...
-
-    def accumulate(self) -> AbstractContextManager[None]:
-        """Backward passes inside only accumulate; the next one outside reduces the sum."""
-        ...
-
-    def paused(self) -> AbstractContextManager[None]:
-        """A context whose backward passes' gradients are neither sent nor kept."""
-        ...
-
-    def skip(self) -> None:
-        """Takes back the last step, on all ranks. Raises ValueError where a step cannot be taken back."""
-        ...
-
-    def placed(self) -> Mapping[str, ShardSpec]:
-        """Where the parameters lie on the mesh of all ranks."""
-        ...
-
-    def held(self) -> Mapping[str, Tensor]:
-        """This rank's part of the parameters, equal on all ranks that hold the same part."""
-        ...
 
 
 class Handle:
@@ -254,7 +225,7 @@ class Handle:
                 raise RuntimeError(f"replicas differ: {undecided[0]}, no majority; load a checkpoint on all ranks")
             # the ranks that differ take the majority's values
             if found:
-                together(partial(mend, held, found), None)
+                front_end.healed(together(partial(mend, held, found), []))
         return list(dict.fromkeys(each.name for each in found))
 
     def stragglers(self, factor: float = 1.2) -> list[Straggler]:

@@ -32,6 +32,7 @@ from gradwire.transports.process_group import world_or
 class ModelReplica:
     """A model that takes local steps by itself."""
 
+    model: nn.Module
     parameters: Mapping[str, nn.Parameter]
     """By name; with an optimizer, all that can be trained."""
     others: set[str]
@@ -77,7 +78,7 @@ def replica_of(
         local = _real(parameters)
         placed = lambda: replicated_specs(world_or(group), parameters)  # noqa: E731
         isolate = partial(_outside_ddp, model)
-        return ModelReplica(parameters, others, local, slots, slots, axes, placed, trained, isolate)
+        return ModelReplica(model, parameters, others, local, slots, slots, axes, placed, trained, isolate)
     return _sharded(model, mesh, optimizer)
 
 
@@ -87,7 +88,7 @@ def _sharded(model: nn.Module, mesh: DeviceMesh | None, optimizer: Optimizer | N
     others = trained.others if optimizer else dict(named_parameters(model)).keys() - parameters.keys()
     local = shards_front_end.locals_of(parameters)
     return ModelReplica(
-        parameters, others, _real(local), slots_of(local), shards_front_end.planned_slots(parameters),
+        model, parameters, others, _real(local), slots_of(local), shards_front_end.planned_slots(parameters),
         partial(ProcessGroup.by_replica, mesh), partial(sharded_specs, mesh, parameters), trained,
         lambda _: [undo for group in fsdp_groups(model) if (undo := only_inside_replicas(group))],
         lambda: without_whole_gradients(fsdp_groups(model)), partial(_all_of, mesh),

@@ -1,6 +1,6 @@
 """The front end of one rank alone, and the runtimes of jobs that reduce nothing: one rank, or detached."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NoReturn
 
@@ -45,6 +45,9 @@ class NullFrontEnd:
     def held(self) -> Mapping[str, Tensor]:
         """Nothing to compare."""
         return {}
+
+    def healed(self, names: Collection[str]) -> None:
+        """Nothing to heal."""
 
 
 class NullRuntime:
@@ -92,7 +95,7 @@ class NullRuntime:
         return []
 
     @contextmanager
-    def between_steps(self, call: str, patient: bool = False, /, **facts: object) -> Iterator[RunOnAll]:
+    def between_steps(self, call: str, /, **facts: object) -> Iterator[RunOnAll]:
         """No other rank takes part."""
         yield lambda task, alone: alone
 

@@ -20,10 +20,11 @@ from typing import Any
 from gradwire.checkpoint import StateDict, unpack
 from gradwire.frontends import Handle
 from gradwire.frontends.checkpoints.elastic_resume import go_on, memories_alone, without_memories
-from gradwire.frontends.handle import FrontEnd
+from gradwire.frontends.front_end import FrontEnd
 from gradwire.frontends.null_job import NullFrontEnd
 from gradwire.integrations.framework import check_fits
 from gradwire.runtime.failures.job_errors import PeerFailed
+from gradwire.runtime.meeting import Disagreement
 from gradwire.runtime.runtime import Runtime
 from gradwire.transports import Mesh, ProcessGroup
 
@@ -74,10 +75,11 @@ class QuorumExchange:
         self._quorum = self._manager._quorum_id
         if not self._healed_whole() or self._manager.errored():
             return
+        # a replica was lost meanwhile, or a new one differs, which ends alone: no replica takes this step
+        passing = (RuntimeError, Disagreement) if self._has_met else (RuntimeError,)
         try:
             self._meet()
-        except RuntimeError as error:
-            # a replica was lost meanwhile: no replica takes this step
+        except passing as error:
             self.handle.leave()
             self._manager.report_error(error)
 

@@ -1,7 +1,7 @@
 """Gradwire under torchft, on a plain model: `Optimizer` in place of torchft's and of its DDP, `FaultTolerantLocalSteps`
 in place of its DiLoCo and LocalSGD. Their quorums and votes are in `gradwire.integrations.quorum_exchange`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from functools import partial
@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
-from gradwire.frontends.handle import FrontEnd
-from gradwire.frontends.local_steps.fragments import Fragment, FragmentedModel, Schedule
+from gradwire.frontends.front_end import FrontEnd
+from gradwire.frontends.local_steps.fragments import Fragment, FragmentedModel
+from gradwire.frontends.local_steps.going_back import GoingBack
 from gradwire.frontends.local_steps.local_optimizer import DILOCO
 from gradwire.frontends.local_steps.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
-from gradwire.frontends.local_steps.rounds import go_back
+from gradwire.frontends.local_steps.schedule import Schedule
 from gradwire.frontends.null_job import NullFrontEnd
 from gradwire.frontends.options.choices import Choices, StepChoices
 from gradwire.frontends.options.given_rules import warn_of
@@ -151,6 +152,7 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
         choices = Choices.of(compressor, memory=memory, communicator=communicator, dense=dense, groups=groups)
         choices.check()
         self._replica = own = replica_of(model, manager)
+        self._going_back = GoingBack(own, inner_optimizer)
         # one fragment: all of the model; its plan is made anew for as many replicas as a quorum has
         parts = FragmentedModel(model, own, 1, choices.plan(own.parameters, lambda: self._replicas))
         parts.cut()
@@ -213,7 +215,7 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
                 self._average(runtime)
             except PeerFailed as error:
                 self.manager.report_error(error)
-            if not self._fragment.is_finite():
+            if not self._fragment.are_finite():
                 # as all replicas see by this shard's mean
                 self.manager.report_error(RuntimeError("a replica's pseudo-gradient is not finite"))
         # vote: outer step, or back to the shared parameters
@@ -221,8 +223,9 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
         if counts:
             outer_step(self.outer, self._fragment, self._fragment.pseudo_gradients)
             self._fragment.reset()
+            self._going_back.keep()
         else:
-            go_back(self._fragment, self._replica.parameters, self.optim)
+            self._going_back.go_back([self._fragment])
         return counts
 
     def _average(self, runtime: Runtime) -> None:
@@ -269,3 +272,6 @@ class _Shared(NullFrontEnd):
 
     def held(self) -> Mapping[str, Tensor]:
         return self._fragment.anchors
+
+    def healed(self, names: Collection[str]) -> None:
+        self._fragment.healed(names)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from gradwire.frontends.local_steps.fragments import Schedule
 from gradwire.frontends.local_steps.local_optimizer import DILOCO, Outer
+from gradwire.frontends.local_steps.schedule import Schedule
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from gradwire.runtime.meeting import Disagreement, Facts, Meeting, disagreement
 from gradwire.slots import Layout, Slot
 from gradwire.sources import version
 from gradwire.transports import Mesh
+from gradwire.transports.members import Members
 
 FACTORS = (8, 97), (20, 110), (8, 4100), (40, 120)
 """The shapes of matrices whose bases are compared: few rows, more, long ones, and more rows than kernels take, each by
@@ -34,12 +35,15 @@ class Agreement:
 
     replicas: int
     """Ranks that compress among each other."""
+    patient = False
+    """Ranks wait for each other as long as in a collective, for they may be apart by a round of local steps."""
 
     def __init__(self, mesh: Mesh, slots: Sequence[Slot], device: torch.device, options: JobOptions) -> None:
         self._meeting = Meeting(mesh)
         self._slots = slots
         self._device = device
         self._timeout_s = mesh.timeout_s
+        self._elastic = options.elastic
         # long tables are compared by their digests; only where these differ is the entry looked for
         self._tables = {
             "parameters": {slot.name: f"{slot.shape} {slot.dtype} with strides {slot.strides}" for slot in slots},
@@ -68,7 +72,18 @@ class Agreement:
         call: str = "attach() or replan()",
     ) -> Plan:
         """The plan with which the `controller` begins, once all ranks have the same: the second that `make` returns,
-        behind the user's, both for the `trained` parameters."""
+        behind the user's, both for the `trained` parameters. Raises RuntimeError where newcomers differ from this rank,
+        which goes on without them; on those, as everywhere, it is ValueError."""
+        try:
+            return self._on_plan(make, controller, trained, call)
+        except Disagreement as error:
+            if self._elastic and Members.beside_newcomers:
+                raise RuntimeError(f"who would join differs: {error}") from error
+            raise
+
+    def _on_plan(
+        self, make: Callable[[], tuple[Plan, Plan]], controller: Controller | None, trained: Collection[str], call: str
+    ) -> Plan:
         made: list[Plan] = []
 
         def facts() -> Facts:
@@ -122,15 +137,15 @@ class Agreement:
                     "have its may_send() return that"
                 )
 
-    def on(self, facts: Callable[[], Facts], call: str, patient: bool = False) -> None:
-        """Compares `facts` on all ranks, which make this call together, `patient` as in a collective; where `facts`
-        raises ValueError on one of them, all raise it."""
+    def on(self, facts: Callable[[], Facts], call: str) -> None:
+        """Compares `facts` on all ranks, which make this call together; where `facts` raises ValueError on one of them,
+        all raise it."""
         # an error of this rank is a fact as well, so that all ranks raise it
         try:
             own = facts()
         except ValueError as error:
             own = {"error": str(error)}
-        self._meeting.compare({"call": call, **own}, patience_s=self._timeout_s if patient else None)
+        self._meeting.compare({"call": call, **own}, patience_s=self._timeout_s if self.patient else None)
 
     def gather(self, call: str, facts: Facts) -> list[Facts]:
         """The facts of all ranks, which make this call together."""

@@ -65,14 +65,16 @@ def _unequal(sums: Sequence[int], ranks: Sequence[int]) -> list[list[int]]:
     return sorted(sets.values(), key=len, reverse=True) if len(sets) > 1 else []
 
 
-def mend(held: Mapping[str, Tensor], found: Sequence[Difference], mesh: Mesh, device: torch.device) -> None:
-    """Gives all replicas the majority's values. All ranks call this together, with the differences found."""
+def mend(held: Mapping[str, Tensor], found: Sequence[Difference], mesh: Mesh, device: torch.device) -> list[str]:
+    """Gives all replicas the majority's values; returns the names of those that were wrong on this rank. All ranks call
+    this together, with the differences found."""
     for difference in found:
         source = difference.source
         assert source is not None
         # the ranks that hold this part, whichever have the wrong values
         if any(mesh.rank in ranks for ranks in difference.equals):
             mesh.share([held[difference.name]], device, source=source, axes=SAME)
+    return [each.name for each in found if any(mesh.rank in ranks for ranks in each.equals[1:])]
 
 
 Tree = Any

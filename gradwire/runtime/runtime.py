@@ -92,6 +92,7 @@ class Runtime:
         self._reduced.follow(self._active.trained)
         self._call(partial(self._active.work_with, self._steps, control, self._pipeline))
         self._call(partial(self._pipeline.open, device))
+        self._agreement.patient = options.rounds and not options.voted
 
     def _make_parts(self) -> ControllerRunner:
         """Makes the parts of a step; returns the one that runs the controller."""
@@ -101,7 +102,7 @@ class Runtime:
         self._recorder = recorder = Recorder(executor, self.mesh.rank)
         self._pipeline = Pipeline(self.mesh, recorder)
         control = ControllerRunner(options, self._active.trained, self._pipeline, executor)
-        store = Store(self.slots, executor.device, options.sparse, options.rows)
+        store = Store(self.slots, executor.device, options.sparse, options.rows, options.rounds)
         self._steps = Steps(store, self._pipeline, executor, control, options)
         self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
         # on the thread that trains
@@ -175,13 +176,12 @@ class Runtime:
     # Between steps
 
     @contextmanager
-    def between_steps(self, call: str, patient: bool = False, /, **facts: object) -> Iterator[RunOnAll]:
-        """Holds all ranks between two steps, on any thread, `patient` as a collective. Yields a function that runs a
-        task on all. Raises ValueError, on all, where one is in backward, began other steps, or has other `facts`."""
+    def between_steps(self, call: str, /, **facts: object) -> Iterator[RunOnAll]:
+        """Holds all ranks between two steps, on any thread. Yields a function that runs a task on all. Raises
+        ValueError, on all, where one is in backward, began other steps, or has other `facts`."""
         with ExitStack() as turn:
             with self._first_error.fail_job_on():
-                agree = partial(self._agreement.on, patient=patient)
-                turn.enter_context(self._step_lock.collective_call(call, facts, agree))
+                turn.enter_context(self._step_lock.collective_call(call, facts, self._agreement.on))
             yield lambda task, alone: self._call(
                 partial(self._pipeline.agree, partial(task, self.mesh, self._executor.device))
             )

@@ -69,7 +69,8 @@ class Stats:
     Triton's kernels do there."""
     skipped: int = 0
     """Steps that counted for no rank: a gradient was not finite, or backward failed. Where no group of the plan keeps
-    state, such a step's means are NaN, and it is not counted here."""
+    state, such a step's means are NaN, and it is not counted here. Of local steps, all fragments that were sent and
+    counted for none."""
     held_bytes: int = 0
     """Memory of state and scratch that stays allocated between steps."""
     recorded: str = ""

@@ -4,6 +4,7 @@ import json
 import logging
 from dataclasses import asdict, dataclass
 from time import monotonic, sleep
+from typing import ClassVar
 
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
@@ -45,6 +46,10 @@ class Members:
        next one. One that came too late waits for the generation after, as a newcomer.
     """
 
+    beside_newcomers: ClassVar[bool] = False
+    """This process has the model, others of its generation have not, and no training has begun since they met. One for
+    the process, as torch.distributed's default group is."""
+
     def __init__(self, store: Store, at_least: int, last_call_timeout: float, timeout_s: float) -> None:
         self._store, self.at_least = PrefixStore("gradwire/members", store), at_least
         self._last_call_timeout, self._timeout_s = last_call_timeout, timeout_s
@@ -85,6 +90,7 @@ class Members:
 
     def begun(self) -> None:
         """Notes that training has begun: the model is no longer the one that every process begins with."""
+        Members.beside_newcomers = False
         self._store.set("begun", "yes")
 
     def _first_open(self, number: int) -> int:
@@ -143,6 +149,7 @@ class Members:
         if claims[order[0]].steps < 0 and self._store.check(["begun"]):
             raise RuntimeError("all processes that had the model are lost; begin again, from a checkpoint")
         self._last = number
+        Members.beside_newcomers = claims[place].steps >= 0 > claims[order[-1]].steps
         return Generation(number, tuple(claims[other] for other in order), order.index(place))
 
 

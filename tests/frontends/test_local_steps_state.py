@@ -115,6 +115,10 @@ def outer_of_two(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
     return state | {"local_steps": own}
 
 
+def another_outer(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    return state | {"local_steps": {**state["local_steps"], "outer class": "Adam"}}
+
+
 def the_same(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
     return state
 
@@ -124,6 +128,7 @@ WRONG = {
     "frozen": ({}, {"model": partial(network, True)}, the_same, "parameter '0.weight' is (4, 4) in the state"),
     "inner groups": ({}, {}, one_group_more, "has groups of 4 and 1 parameters, and here of 4"),
     "outer groups": ({}, {}, outer_of_two, "has 2 groups"),
+    "outer class": ({}, {}, another_outer, "the state's outer optimizer is Adam, and here SGD"),
     "fragments": ({"fragments": 2, "delay": 1}, {"delay": 1}, the_same, "with the fragments that it was saved with"),
     "more": ({"delay": 2}, {"fragments": 2, "delay": 2}, the_same, "with the fragments that it was saved with"),
     "delay": ({"delay": 2}, {}, the_same, "with the delay and mix that it was saved with"),

@@ -182,6 +182,29 @@ def test_replicas_whose_controllers_differ_by_a_step_go_on_together(ratio: float
         exchange.handle.leave()
 
 
+def test_a_new_replica_that_differs_ends_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(quorum_exchange, "ProcessGroup", SimpleNamespace(beside=lambda parent: parent))
+    plan, transports = plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), gw.Threads.group(2)
+
+    def begin(rank: int) -> Manager:
+        manager = Manager(lambda: None)
+        manager._pg.parent = transports[rank]
+        options = JobOptions(seed=rank, elastic=True, voted=True)
+
+        def make(mesh: gw.Mesh) -> tuple[Runtime, Any]:
+            return Runtime(lambda: plan, SLOTS, mesh, harness.CPU, options), NullFrontEnd()
+
+        exchange = QuorumExchange(manager, make, lambda step: step, None)
+        exchange._has_met = rank == 0
+        exchange.begin()
+        return manager
+
+    present, new = harness.together(2, begin)
+    assert "differ in seed" in str(present.reported)
+    with pytest.raises(ValueError, match="differ in seed"):
+        raise new
+
+
 class TorchftOptimizer:
     """torchft's, which keeps what it is given."""
 

@@ -84,17 +84,17 @@ def plan() -> gw.Plan:
 class Training:
     """A model that is trained with one front end, on whoever is there."""
 
-    def __init__(self, front_end: str) -> None:
-        self.model, self.front_end = network(), front_end
+    def __init__(self, front_end: str, seed: int) -> None:
+        self.model, self.front_end, self.seed = network(), front_end, seed
         self.inner = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
 
     def begin(self) -> gw.Handle:
         if self.front_end == "ddp":
             self.trained: nn.Module = DistributedDataParallel(self.model, bucket_cap_mb=0.01)
             self.optimizer: Any = self.inner
-            return gw.attach(self.trained, plan(), elastic=True)
+            return gw.attach(self.trained, plan(), elastic=True, seed=self.seed)
         self.trained = self.model
-        self.optimizer = gw.DistributedOptimizer(self.inner, self.model, plan(), elastic=True)
+        self.optimizer = gw.DistributedOptimizer(self.inner, self.model, plan(), elastic=True, seed=self.seed)
         return self.optimizer.handle
 
     def step(self, handle: gw.Handle, number: int) -> None:
@@ -147,7 +147,7 @@ def main(port: str, text: str) -> None:
     told = json.loads(text)
     if "dies" in told:
         dies_on_its_way_to_a_meeting(*told["dies"])
-    training = Training(told["front_end"])
+    training = Training(told["front_end"], told.get("seed", 0))
     store = dist.TCPStore("127.0.0.1", int(port), is_master=False, wait_for_workers=False)
     rendezvous = gw.Rendezvous(
         store,

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
+from gradwire.runtime.worker import executor
 from tests.processes.scenarios import (
     Complex,
     batch,
@@ -687,6 +688,11 @@ def a_distributed_checkpoint_that_does_not_fit_is_one_clear_line() -> None:
     other = gw.LocalSteps(inner(one), one, gw.TopK(0.1), inner_steps=8)
     refused(ValueError, "a fragment was under way that is none here",
             lambda: loads({"local_steps": other.stateful(path)}))  # fmt: skip
+    one = network()
+    adam = partial(torch.optim.Adam, lr=0.1)
+    other = gw.LocalSteps(inner(one), one, gw.TopK(0.1), inner_steps=8, outer=adam, fragments=3, delay=2, mix=0.5)
+    refused(ValueError, "the state's outer optimizer is SGD, and here Adam",
+            lambda: loads({"local_steps": other.stateful(path)}))  # fmt: skip
     plain = folder()
     dcp.save({"model": network().state_dict()}, checkpoint_id=plain)
     refused(ValueError, "has 0 states of local steps", lambda: optimizer.stateful(plain))
@@ -920,12 +926,18 @@ def weights_loaded_before_the_first_step_are_the_shared_ones() -> None:
 
 
 @scenario(2)
-def the_first_step_waits_for_a_late_rank_as_long_as_a_round_does() -> None:
-    model = network()
-    optimizer = gw.LocalSteps(inner(model), model, inner_steps=2)
-    # no meeting of a call of all ranks would wait at all
-    optimizer._rounds.runtime._agreement._meeting._patience_s = 0.0
-    if dist.get_rank() == 1:
-        time.sleep(0.5)
-    train(model, 2, optimizer=optimizer)
-    assert same_on_all_ranks(flat(model))
+def who_detaches_first_leaves_the_others_what_is_under_way() -> None:
+    for options, key in (({"delay": 3}, "under way"), ({"eager": True}, "eager")):
+        model = network()
+        optimizer = gw.LocalSteps(inner(model), model, inner_steps=4, **options)
+        train(model, 11, optimizer=optimizer)
+        if dist.get_rank() == 1:
+            time.sleep(0.5)
+        train(model, 2, first=11, optimizer=optimizer)
+        if dist.get_rank() == 1:
+            (sent,) = optimizer.state_dict()["local_steps"][key]
+            assert _flat(sent["means"]).isfinite().all()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(executor, "CLOSE_S", 0.0)
+            optimizer.handle.detach()
+        dist.barrier()

@@ -70,10 +70,10 @@ class Rank:
 
 
 @contextmanager
-def processes(count: int, **told: Any) -> Iterator[list[Rank]]:
-    """The store is this process's, which outlives them."""
+def processes(count: int, last: dict[str, Any] | None = None, **told: Any) -> Iterator[list[Rank]]:
+    """The `last` one is told something more. The store is this process's, which outlives them."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
-    ranks = [Rank(store.port, **told) for _ in range(count)]
+    ranks = [Rank(store.port, **told, **(last or {} if i == count - 1 else {})) for i in range(count)]
     try:
         for rank in ranks:
             rank.wait_for(lambda rank=rank: rank.said)  # all have loaded torch
@@ -112,6 +112,25 @@ def test_one_of_four_is_killed_and_a_newcomer_joins(front_end):
     assert len(said) >= STEPS - 1  # the script's own collective may fail at the end of a step that counts
     assert newcomer.resumed()[-1]["resumed"] + 1 in newcomer.steps()
     assert len({rank.all("ended")[0] for rank in [*ranks, newcomer]}) == 1
+
+
+@pytest.mark.parametrize("front_end", [pytest.param("ddp", marks=pytest.mark.long), "optimizer"])
+def test_a_newcomer_that_differs_ends_alone(front_end):
+    told = {"front_end": front_end, "at_least": 2, "last_call_timeout": 2.0, "pause_s": 0.1}
+    with processes(3, last={"seed": 1}, **told) as (*ranks, newcomer):
+        for rank in ranks:
+            rank.let_in()
+        for rank in ranks:
+            rank.wait_for(lambda rank=rank: 5 in rank.steps())
+        newcomer.let_in()
+        for rank in ranks:
+            rank.wait_for(lambda rank=rank: rank.all("ended"))
+        assert wait_until(lambda: newcomer.process.poll() is not None, 20)
+
+    for rank in ranks:
+        assert any("differ in seed: 0 on ranks 0, 1, 1 on rank 2" in said for said in rank.all("error"))
+        assert {words["ranks"] for words in rank.resumed()} == {2}
+    assert not newcomer.resumed()
 
 
 @pytest.mark.long

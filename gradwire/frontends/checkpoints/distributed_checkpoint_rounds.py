@@ -76,7 +76,8 @@ class DistributedRounds:
         progress, inner = self._rounds.progress(), self._rounds.inner
         # equal on all replicas: kept once
         under_way = progress["under way"]
-        facts = {"step": progress["step"], "under way": [[each["fragment"], each["sent at"]] for each in under_way]}
+        facts = {key: progress[key] for key in ("step", "outer class")}
+        facts["under way"] = [[each["fragment"], each["sent at"]] for each in under_way]
         shared = {ROUND: letters(json.dumps(facts))} | self._each("anchor", progress["anchors"])
         shared |= self._optimizer("outer", progress["outer"], self._held(self._rounds.outer))
         # this replica's own: its parameters, and what of them was sent
@@ -119,7 +120,7 @@ class DistributedRounds:
     def _progress(self, shared: Tensors, own: Tensors) -> dict[str, Any]:
         facts, anchors = said_by(shared[ROUND]), self._of("anchor", shared)
         outer = self._optimizer_state("outer", shared, self._rounds.outer)
-        progress = {"step": facts["step"], "anchors": anchors, "outer": outer}
+        progress = {"step": facts["step"], "anchors": anchors, "outer": outer, "outer class": facts.get("outer class")}
         means = self._of("mean", shared)
         sent = self._of("sent", own)
         fragments = self._rounds.fragments

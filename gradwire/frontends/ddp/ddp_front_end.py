@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, replicated_specs
 from gradwire.frontends.ddp.buckets import Buckets, left_alone, reduce_dense
 from gradwire.frontends.ddp.native_steps import NO_JOIN, NativeSteps
+from gradwire.frontends.front_end import FrontEnd
 from gradwire.frontends.hooks.module_hooks import Hook, RegisteredHooks, trainable
 from gradwire.frontends.paused import Accumulated, paused
 from gradwire.runtime.runtime import Runtime
@@ -24,7 +25,7 @@ from gradwire.torch_private.compiled import named_parameters
 from gradwire.torch_private.reducer import delayed_by, hooks_of, is_joining, retire, with_hook, without_hook
 
 
-class DDPFrontEnd:
+class DDPFrontEnd(FrontEnd):
     """The front end of one DDP: hooks that hand its gradients to the runtime, all on the thread that trains.
 
     1. Before a forward pass `_forward_begins` notes whether DDP is to reduce the next backward pass, and swaps reducers
@@ -55,8 +56,7 @@ class DDPFrontEnd:
         self._named: Mapping[str, nn.Parameter] = {}  # tensor parallelism leaves the module none after a forward pass
         self._buckets: Buckets | None = None
         self._synchronising = self._open = False
-        self._accumulated = Accumulated()
-        self._native, self._native_steps = False, NativeSteps()
+        self._accumulated, self._native, self._native_steps = Accumulated(), False, NativeSteps()
         self._forward_hooks, self._gradient_hooks = RegisteredHooks(), RegisteredHooks()
 
     @property

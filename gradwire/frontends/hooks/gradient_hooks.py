@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, replicated_specs
+from gradwire.frontends.front_end import FrontEnd
 from gradwire.frontends.hooks.gradient_access import GradientAccess, Submitted
 from gradwire.frontends.hooks.module_hooks import ByModel, Hook, RegisteredHooks
 from gradwire.frontends.owners import check_alone, own
@@ -25,7 +26,7 @@ from gradwire.transports.process_group import world_or
 _OF_MODELS: ByModel["GradientHooks"] = ByModel()
 
 
-class GradientHooks:
+class GradientHooks(FrontEnd):
     """Hooks that submit every gradient as backward makes it, and wait for the means when backward is done. They run on
     the thread that trains, or on autograd's while that one waits for it:
 

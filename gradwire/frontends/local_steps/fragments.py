@@ -1,16 +1,15 @@
-"""Fragments of local steps: the parts of a model that are sent one at a time, and their schedule."""
+"""Fragments of local steps: the parts of a model that are sent one at a time."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from gradwire.frontends.local_steps.schedule import Schedule
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.updates import check_moves
-from gradwire.options import Options, check_type
+from gradwire.options import check_type
 from gradwire.plans import Plan
 from gradwire.slots import Layout, Slot
 
@@ -112,64 +111,10 @@ class FragmentedModel:
         for part in map(set, self.names):
             groups_of(plan, part)
 
-    def fragments(self, plan: Plan, schedule: "Schedule") -> "list[Fragment]":
+    def fragments(self, plan: Plan, schedule: Schedule) -> "list[Fragment]":
         """The fragments, with their parameters in the plan's order."""
-        return fragments_of(plan, self.names, self._replica.local, schedule)
-
-
-@dataclass(frozen=True)
-class Schedule(Options):
-    """The times of sending: fragment f of F is sent after (f + 1)·H/F inner steps, and every H steps from there; the
-    next ones queue up behind it. Raises ValueError for numbers that do not fit together."""
-
-    called: ClassVar[str] = "LocalSteps"
-
-    inner_steps: int
-    """H."""
-    fragments: int
-    delay: int = 0
-    """Inner steps until a fragment's mean is used, before it is sent again."""
-    mix: float | None = None
-    """Parameters then become mix·own + (1 - mix)·anchor; without, they keep their steps since they were sent."""
-    eager: bool = False
-    """A fragment's mean is used when it is sent the next time."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # fragments are sent at different steps of a round
-        if self.inner_steps < self.fragments:
-            raise ValueError(
-                f"inner_steps={self.inner_steps} are fewer than the {self.fragments} fragments, which are sent one "
-                f"at a time; use inner_steps={self.fragments} or more, or fewer fragments"
-            )
-        if not 0 <= self.delay <= self.inner_steps:
-            raise ValueError(
-                f"delay={self.delay} counts inner steps until a mean is used, which come before its fragment is sent "
-                f"again; use 0 to {self.inner_steps}"
-            )
-        if self.mix is not None and not 0 <= self.mix < 1:
-            raise ValueError(
-                f"mix={self.mix} is no share of a replica's own steps, which is less than 1; use e.g. mix=0.5, or None"
-            )
-        if self.eager and (self.delay or self.mix is not None):
-            raise ValueError("eager=True uses means a round later, and mixes nothing; leave out delay and mix")
-
-    @property
-    def keeps_sent(self) -> bool:
-        """Whether parameters are needed later as they were sent."""
-        return self.delay > 0 and self.mix is None
-
-    def due(self, step: int) -> int | None:
-        """The fragment to send after so many inner steps."""
-        for fragment in range(self.fragments):
-            first = (fragment + 1) * self.inner_steps // self.fragments
-            if step >= first and (step - first) % self.inner_steps == 0:
-                return fragment
-        return None
-
-    def times_sent(self, step: int) -> int:
-        """How often the fragment that is sent after so many inner steps was sent before."""
-        return (step - 1) // self.inner_steps
+        local = self._replica.local
+        return [Fragment({n: local[n] for n in plan.names if n in part}, schedule) for part in map(set, self.names)]
 
 
 class Fragment:
@@ -237,11 +182,11 @@ class Fragment:
         pseudo-gradients. `all_of` asks all ranks of the replica, so that one bad shard has all of them do the same."""
         # the mean of the last round
         gradients = {name: mean.clone() for name, mean in self.pseudo_gradients.items()}
-        if not all_of(self.is_finite()):
+        if not all_of(bool(self.are_finite())):
             gradients = {name: torch.zeros_like(gradient) for name, gradient in gradients.items()}
         # this replica's own, of the new round in place of the last
         self.measure()
-        if not (finite := all_of(self.is_finite())):
+        if not (finite := all_of(bool(self.are_finite()))):
             self.lose()
         for name, gradient in gradients.items():
             own = self.pseudo_gradients[name] if finite else torch.zeros_like(gradient)
@@ -253,9 +198,9 @@ class Fragment:
         """Makes all `pseudo_gradients` NaN, as those of a round that no replica takes."""
         self._flat.fill_(torch.nan)
 
-    def is_finite(self) -> bool:
-        """Whether all `pseudo_gradients` are finite. Waits for a GPU."""
-        return bool(torch.linalg.vector_norm(self._flat, torch.inf).isfinite())
+    def are_finite(self) -> Tensor:
+        """Whether all `pseudo_gradients` are finite, (); to read it waits for a GPU."""
+        return torch.linalg.vector_norm(self._flat, torch.inf).isfinite()
 
     @torch.no_grad()
     def merge(self, mix: float | None) -> None:
@@ -277,12 +222,13 @@ class Fragment:
         for name, parameter in self.parameters.items():
             parameter.copy_(self.anchors[name])
 
-
-def fragments_of(
-    plan: Plan, parts: Sequence[Sequence[str]], parameters: Mapping[str, Tensor], schedule: Schedule
-) -> list[Fragment]:
-    """The fragments, with their parameters in the plan's order."""
-    return [Fragment({n: parameters[n] for n in plan.names if n in part}, schedule) for part in map(set, parts)]
+    @torch.no_grad()
+    def healed(self, names: Collection[str]) -> None:
+        """Sets these parameters to their anchors, which others had right, as if they had just been sent."""
+        for name in self.parameters.keys() & names:
+            self.parameters[name].copy_(self.anchors[name])
+            if name in self.sent:
+                self.sent[name].copy_(self.parameters[name])
 
 
 def groups_of(plan: Plan, fragment: Collection[str]) -> list[int]:

@@ -18,9 +18,10 @@ from torch.optim import Optimizer
 from gradwire.compressors import Compressor
 from gradwire.frontends.checkpoints.distributed_checkpoint_rounds import DistributedRounds, rounds_in
 from gradwire.frontends.handle import Handle
-from gradwire.frontends.local_steps.fragments import FragmentedModel, Fragments, Schedule
+from gradwire.frontends.local_steps.fragments import FragmentedModel, Fragments
 from gradwire.frontends.local_steps.outer import OuterOptimizer
 from gradwire.frontends.local_steps.rounds import Rounds
+from gradwire.frontends.local_steps.schedule import Schedule
 from gradwire.frontends.model_replica import replica_of
 from gradwire.frontends.options.choices import Choices
 from gradwire.frontends.options.given_rules import facts_of, warn_of
@@ -216,8 +217,7 @@ class LocalSteps(Wrapper):
         rounds = self._rounds
         if rounds.step:
             return
-        # a rank may be as late to its first step as to any round
-        with rounds.runtime.between_steps("the first step()", True) as together:
+        with rounds.runtime.between_steps("the first step()") as together:
             if found := together(partial(differences, rounds.held()), []):
                 raise RuntimeError(f"replicas differ: {found[0]}; load the same weights on all ranks before step()")
         rounds.take_loaded()

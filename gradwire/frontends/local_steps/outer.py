@@ -23,12 +23,22 @@ def outer_step(outer: Optimizer, fragment: Fragment, gradients: Mapping[str, Ten
 
 
 def outer_state(outer: Optimizer, anchors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The outer optimizer's state, and the names of its parameters in its order."""
-    return {"outer": outer.state_dict(), "outer names": _names(outer, anchors)}
+    """The outer optimizer's state and class, and the names of its parameters in its order."""
+    return {
+        "outer": outer.state_dict(), "outer class": type(outer).__name__, "outer names": _names(outer, anchors),
+    }  # fmt: skip
 
 
 def outer_of(state: Mapping[str, Any], outer: Optimizer, anchors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The outer optimizer's part of a state, in its own order. Raises ValueError where it has other groups."""
+    """The outer optimizer's part of a state, in its own order. Raises ValueError where it is of
+    another class, or has other groups."""
+    # states of earlier versions do not say it
+    saved_class, own_class = state.get("outer class"), type(outer).__name__
+    if saved_class not in (None, own_class):
+        raise ValueError(
+            f"the state's outer optimizer is {saved_class}, and here {own_class}; pass the outer optimizer that it was "
+            "saved with"
+        )
     saved, own = state["outer"], outer.state_dict()["param_groups"]
     if len(saved["param_groups"]) != len(own):
         raise ValueError(

@@ -1,13 +1,28 @@
 """The state of fragments between two rounds, and checks that local steps can go on from one."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwire.frontends.local_steps.fragments import Fragment, Schedule
+from gradwire.frontends.local_steps.fragments import Fragment
+from gradwire.frontends.local_steps.schedule import Schedule
+from gradwire.runtime.steps.gradient_collector import StepFence
 from gradwire.torch_private.foreach import copy_each
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A fragment that was sent and whose mean is not used yet."""
+
+    step: int
+    """The inner step after which it was sent."""
+    fence: StepFence | None
+    """Behind it the worker has the mean; None where that was loaded."""
+    own_finite: Tensor | None = None
+    """Whether this replica's pseudo-gradients were finite, (); None where the mean was loaded."""
 
 
 def check_groups(optimizer: Optimizer, state: Mapping[str, Any]) -> None:

@@ -11,9 +11,9 @@ new one; its mean travels during the whole next round.
 All ranks send and receive after the same inner steps, so in the same order.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec
-from gradwire.frontends.local_steps.fragments import Fragment, Schedule, groups_of
+from gradwire.frontends.front_end import FrontEnd
+from gradwire.frontends.local_steps.fragments import Fragment, groups_of
+from gradwire.frontends.local_steps.going_back import GoingBack, warn_of_dropped
 from gradwire.frontends.local_steps.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
 from gradwire.frontends.local_steps.round_state import (
+    Sent,
     check_groups,
     check_progress,
     copies,
@@ -33,24 +36,16 @@ from gradwire.frontends.local_steps.round_state import (
     load_fragments,
     sent_state,
 )
+from gradwire.frontends.local_steps.schedule import Schedule
+from gradwire.frontends.local_steps.shared_parameters import in_place_of_own
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.paused import Accumulated, paused
-from gradwire.frontends.values import local
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.steps.gradient_collector import StepFence
+
+_log = logging.getLogger("gradwire")
 
 
-@dataclass(frozen=True)
-class Sent:
-    """A fragment that was sent and whose mean is not used yet."""
-
-    step: int
-    """The inner step after which it was sent."""
-    fence: StepFence | None
-    """Behind it the worker has the mean; None where that was loaded."""
-
-
-class Rounds:
+class Rounds(FrontEnd):
     """The outer part of local steps."""
 
     step: int
@@ -80,10 +75,10 @@ class Rounds:
         parts = str([[*fragment.parameters] for fragment in fragments])
         with runtime.between_steps("LocalSteps()", fragments=parts, **outer_facts(self.outer)):
             pass
-        self._parameters = replica.parameters
         self._local = replica.local
         self._undo = replica.isolate(runtime)
         self._trained, self._all_of = replica.trained, replica.all_of
+        self._going_back = GoingBack(replica, inner, replica.all_of)
         # the number of the inner step, and the fragments whose reductions are under way
         self.step = 0
         self.taken = 0
@@ -132,9 +127,20 @@ class Rounds:
         raise ValueError("local steps have more state than their memories; use stateful() of LocalSteps itself")
 
     def held(self) -> Mapping[str, Tensor]:
-        """The shared parameters, and those of the inner optimizer that were frozen so far; this rank's own differ."""
+        """The shared parameters, and those of the inner optimizer that were frozen so far; this rank's own differ.
+        Raises ValueError for eager updates, of which each replica has shared parameters of its own."""
+        if self.schedule.eager and self.step:
+            raise ValueError(
+                "with eager=True every replica has shared parameters of its own; verify() has nothing to compare"
+            )
         held = {name: tensor for name, tensor in self._local.items() if name in self._trained.held()}
         return {**held, **self.anchors} if self.step else held
+
+    def healed(self, names: Collection[str]) -> None:
+        """Takes the replica's own parameters to the healed shared ones: else it would seem to have moved by the error,
+        which would come into the next mean."""
+        for fragment in self.fragments if self.step else ():
+            fragment.healed(names)
 
     @torch.no_grad()
     def take_loaded(self) -> None:
@@ -143,15 +149,20 @@ class Rounds:
             copy_by_name(self.anchors, self._local)
 
     def unhook(self) -> None:
-        """Ends the rounds."""
+        """Ends the rounds. Returns when what is under way is reduced: other ranks may have yet to send their part."""
         self.detached = True
         for undo in self._undo:
             undo()
+        if not self.runtime.closed:
+            self.runtime.wait_for_means()
 
     def inner_step_done(self) -> None:
         """Receives and sends the fragments that are due now."""
         self.step += 1
         self.taken += 1
+        # buffers may have been loaded since this was made
+        if self.taken == 1:
+            self._going_back.keep()
         # what was sent `delay` steps ago is due
         self._receive_if_due()
         # send the fragment whose turn it is
@@ -169,9 +180,10 @@ class Rounds:
     def _receive_if_due(self) -> None:
         due = [index for index, sent in self.under_way.items() if self.step == sent.step + self.schedule.delay]
         for index in due:
+            own_finite = self.under_way[index].own_finite
             # the training thread waits here, if the mean is not there yet
             self._wait(index)
-            self._receive(self.fragments[index])
+            self._receive(self.fragments[index], own_finite)
 
     def _wait(self, index: int) -> None:
         """Returns when a fragment's mean is there; later ones go on."""
@@ -182,9 +194,9 @@ class Rounds:
     def _send(self, index: int) -> None:
         runtime, pseudo_gradients = self.runtime, self.fragments[index].pseudo_gradients
         # open a step of the fragment's groups; the worker sends it while training goes on
-        groups = groups_of(runtime.plan, pseudo_gradients)
+        groups, own_finite = groups_of(runtime.plan, pseudo_gradients), self.fragments[index].are_finite()
         runtime.reduce(pseudo_gradients, groups, self.schedule.times_sent(self.step))
-        self.under_way[index] = Sent(self.step, runtime.fence())
+        self.under_way[index] = Sent(self.step, runtime.fence(), own_finite)
 
     def _step_and_send(self, index: int) -> None:
         """Takes an eager update of a fragment."""
@@ -193,9 +205,12 @@ class Rounds:
         fragment = self.fragments[index]
         # it, with this replica's own part of the new round in place of the old
         gradients = fragment.exchange_own(1 / self.runtime.mesh.replica.world, self._all_of)
-        if not fragment.is_finite():
+        if fragment.are_finite():
+            self._going_back.keep()
+        else:
             # this replica's own part; the others see it by the mean, a round later
-            self._skip()
+            warn_of_dropped(self.step, own=True)
+            self._going_back.go_back(self.fragments)
         # send the new pseudo-gradients, which travel for a round, and step at once, even where the job has failed
         try:
             self._send(index)
@@ -206,37 +221,30 @@ class Rounds:
             outer_step(self.outer, fragment, gradients)
             fragment.merge(None)
 
-    def _receive(self, fragment: Fragment) -> None:
+    def _receive(self, fragment: Fragment, own_finite: Tensor | None) -> None:
         # the mean is not finite on any replica, if only on one shard: all go back to the anchors, unless it was lost
-        if not (finite := fragment.is_finite()):
+        if not (finite := bool(fragment.are_finite())):
             self.runtime.check_whole()
-        if not self._all_of(finite):
-            self._skip()
-            return
-        # the outer step moves the anchors, parameters follow
-        outer_step(self.outer, fragment, fragment.pseudo_gradients)
-        fragment.merge(self.schedule.mix)
+        good, own_good = self._all_of(finite), self._all_of(own_finite is None or bool(own_finite))
+        if good:
+            # the outer step moves the anchors, parameters follow
+            outer_step(self.outer, fragment, fragment.pseudo_gradients)
+            fragment.merge(self.schedule.mix)
+        else:
+            warn_of_dropped(self.step, own=not own_good)
+        # a weight of 0 may have left this replica's numbers out
+        if good and own_good:
+            self._going_back.keep()
+        else:
+            self._going_back.go_back(self.fragments)
 
-    def _skip(self) -> None:
-        """Takes the round back on all replicas, which see by the mean that one of them was not finite."""
-        for fragment in self.fragments:
-            go_back(fragment, self._parameters, self.inner, self._all_of)
-
-    @contextmanager
-    def shared_parameters(self) -> Iterator[None]:
+    def shared_parameters(self) -> AbstractContextManager[None]:
         """A context in which parameters are the anchors."""
         self.take_loaded()
-        # the own values are set aside, and put back whatever happens inside
-        own = [p.detach().clone() for fragment in self.fragments for p in fragment.parameters.values()]
-        for fragment in self.fragments:
-            fragment.reset()
-        try:
-            yield
-        finally:
-            # put this replica's own values back
-            parameters = (p for fragment in self.fragments for p in fragment.parameters.values())
-            for parameter, copy in zip(parameters, own, strict=True):
-                parameter.data.copy_(copy)
+        first = self.schedule.first_outer_step
+        if 0 < self.step < first:
+            _log.warning("no outer step yet: until inner step %d shared parameters are those of the beginning", first)
+        return in_place_of_own(self.fragments)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state. Waits for the fragments under way, whose means are part of it."""
@@ -286,15 +294,3 @@ class Rounds:
         copy_by_name(self.anchors, state["anchors"])
         sent_at = load_fragments(self.fragments, state)
         self.under_way = {index: Sent(step, None) for index, step in sent_at.items()}
-
-
-def go_back(
-    fragment: Fragment, parameters: Mapping[str, Tensor], inner: Optimizer, all_of: Callable[[bool], bool] = bool
-) -> None:
-    """Resets parameters to the anchors, and inner state that is not finite on some shard."""
-    fragment.reset()
-    fragment.keep_sent()
-    for parameter in (parameters[name] for name in fragment.parameters):
-        tensors = (local(v) for v in inner.state.get(parameter, {}).values() if isinstance(v, Tensor))
-        if not all_of(all(bool(tensor.isfinite().all()) for tensor in tensors)):
-            inner.state.pop(parameter, None)

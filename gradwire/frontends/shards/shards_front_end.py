@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from gradwire.compressors import FP32
 from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, sharded_specs
+from gradwire.frontends.front_end import FrontEnd
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks.gradient_hooks import GradientHooks
 from gradwire.frontends.hooks.module_hooks import Hook, RegisteredHooks
@@ -79,7 +80,7 @@ def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | Non
     return Handle(runtime, front_end)
 
 
-class ShardsFrontEnd:
+class ShardsFrontEnd(FrontEnd):
     """Hooks on sharded parameters, which FSDP calls as soon as it has summed a gradient over the shards. So along the
     axis "shard" FSDP's own collectives come first, on its streams; then ours along "replica", on the worker's.
 

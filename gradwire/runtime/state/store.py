@@ -37,8 +37,9 @@ class Store:
     `Steps.changing` while it looks."""
 
     def __init__(
-        self, slots: Sequence[Slot], device: torch.device, sparse: Collection[str] = (), rows: RowScheme = PLAIN_ROWS
-    ) -> None:
+        self, slots: Sequence[Slot], device: torch.device, sparse: Collection[str] = (), rows: RowScheme = PLAIN_ROWS,
+        rounds: bool = False,
+    ) -> None:  # fmt: skip
         self.slots, self.device = list(slots), device
         # slots whose gradients are sparse, which no plan has; those of them that are trained; how their rows are sent
         self.sparse = {i for i, slot in enumerate(slots) if slot.name in sparse}
@@ -46,7 +47,7 @@ class Store:
         self._row_way, self.rows = rows, RowMemory(slots, device)
         self.groups: list[StoredGroup] = []
         # whether any rank may have state of gradient size; the same on all, which have the same plans and load together
-        self.keeps_state = False
+        self.keeps_state = rounds  # of local steps: anchors and outer momentum
         # by slot: the kinds of state of gradient size that a plan has written or a rank loaded; on all ranks alike
         self._index, self._written = {slot.name: i for i, slot in enumerate(slots)}, [set[str]() for _ in slots]
         self._buffers = StateBuffers(self.slots, device)
