@@ -5,8 +5,8 @@
 namespace {
 
 // Half-way between two levels on a logarithmic scale: below it, the next one is nearer.
-constexpr float EDGE[LEVELS - 1] = {0.77110541f,  0.45850202f,  0.27262694f, 0.16210496f,
-                                    0.096388176f, 0.057312753f, 0.034078367f};
+constexpr float EDGE[LEVELS - 1] = {0.771105409f,  0.458502024f,  0.272626936f,  0.162104949f,
+                                    0.0963881761f, 0.0573127531f, 0.0340783671f};
 
 // The largest magnitude of each group.
 void pack_scales(const uint32_t* indices, const float* values, int64_t m, uint8_t* payload) {

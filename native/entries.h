@@ -12,8 +12,8 @@ namespace {
 
 constexpr int LEVELS = 8;
 // 2^(-0.75 e).
-constexpr float LEVEL[LEVELS] = {1.0f,   0.59460356f, 0.35355338f,  0.21022411f,
-                                 0.125f, 0.07432544f, 0.044194173f, 0.026278013f};
+constexpr float LEVEL[LEVELS] = {1.0f,   0.594603539f,  0.353553385f,  0.210224107f,
+                                 0.125f, 0.0743254423f, 0.0441941731f, 0.0262780134f};
 constexpr int GROUP_BITS = 10;
 
 struct Entries {

@@ -12,7 +12,7 @@
 #endif
 
 // Changes whenever a function's meaning or a struct's layout does. The loader refuses any other.
-#define GW_ABI 9
+#define GW_ABI 10
 
 enum gw_dtype { GW_ABSENT, GW_FLOAT32, GW_BFLOAT16, GW_FLOAT16 };
 enum gw_kind { GW_NEAREST, GW_STOCHASTIC, GW_SIGN, GW_ONE_BIT, GW_SHARED_EXPONENT };

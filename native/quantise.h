@@ -161,18 +161,24 @@ GW_INLINE void take_signs(float* x, int64_t n, const uint8_t* codes, float plus,
   });
 }
 
+// Sums of more than a tile are added up in double: in float32, late elements would add too little to them.
+
 // The mean magnitude, and signs.
 GW_INLINE bool sign_block(float* x, int64_t n, uint8_t** scales, uint8_t** codes, bool keep, const Ahead& ahead,
                           int64_t at) {
-  Floats sums[SUMS] = {};
+  double sum = 0;
   uint8_t* const into = *codes;
-  each_word(x, n, [&](int64_t i, const float* values, int count) GW_LAMBDA {
-    fetch(ahead, at + i, count);
-    put_word(into, i, plus_word(values), count);
+  each_block(n, TILE, [&](int64_t, int64_t start, int64_t width) GW_LAMBDA {
+    Floats sums[SUMS] = {};
+    each_word(x + start, width, [&](int64_t i, const float* values, int count) GW_LAMBDA {
+      fetch(ahead, at + start + i, count);
+      put_word(into, start + i, plus_word(values), count);
 #pragma GCC unroll 16
-    for (int j = 0; j < WORD; j += LANES) sums[j / LANES % SUMS] += magnitude(load<Floats>(values + j));
+      for (int j = 0; j < WORD; j += LANES) sums[j / LANES % SUMS] += magnitude(load<Floats>(values + j));
+    });
+    sum += sum_lanes(sums);
   });
-  const float mean = sum_lanes(sums) / static_cast<float>(n);
+  const float mean = static_cast<float>(sum) / static_cast<float>(n);
   write(*scales, mean);
   *scales += 4;
   if (keep) take_signs(x, n, into, mean, -mean);
@@ -183,24 +189,28 @@ GW_INLINE bool sign_block(float* x, int64_t n, uint8_t** scales, uint8_t** codes
 // The means of the negative elements and of the others, and signs.
 GW_INLINE bool one_bit_block(float* x, int64_t n, uint8_t** scales, uint8_t** codes, bool keep, const Ahead& ahead,
                              int64_t at) {
-  Floats above[SUMS] = {}, below[SUMS] = {};
+  double positive = 0, negative = 0;
   int64_t others = 0;
   uint8_t* const into = *codes;
-  each_word(x, n, [&](int64_t i, const float* values, int count) GW_LAMBDA {
-    fetch(ahead, at + i, count);
-    const uint64_t word = plus_word(values) & low_bits(count);
-    put_word(into, i, word, count);
-    others += __builtin_popcountll(word);
+  each_block(n, TILE, [&](int64_t, int64_t start, int64_t width) GW_LAMBDA {
+    Floats above[SUMS] = {}, below[SUMS] = {};
+    each_word(x + start, width, [&](int64_t i, const float* values, int count) GW_LAMBDA {
+      fetch(ahead, at + start + i, count);
+      const uint64_t word = plus_word(values) & low_bits(count);
+      put_word(into, start + i, word, count);
+      others += __builtin_popcountll(word);
 #pragma GCC unroll 16
-    for (int j = 0; j < WORD; j += LANES) {
-      const Floats v = load<Floats>(values + j);
-      above[j / LANES % SUMS] += larger(v, Floats{});
-      below[j / LANES % SUMS] += smaller(v, Floats{});
-    }
+      for (int j = 0; j < WORD; j += LANES) {
+        const Floats v = load<Floats>(values + j);
+        above[j / LANES % SUMS] += larger(v, Floats{});
+        below[j / LANES % SUMS] += smaller(v, Floats{});
+      }
+    });
+    positive += sum_lanes(above), negative += sum_lanes(below);
   });
   const int64_t negatives = n - others;
-  const float minus = sum_lanes(below) / static_cast<float>(negatives ? negatives : 1);
-  const float plus = sum_lanes(above) / static_cast<float>(others ? others : 1);
+  const float minus = static_cast<float>(negative) / static_cast<float>(negatives ? negatives : 1);
+  const float plus = static_cast<float>(positive) / static_cast<float>(others ? others : 1);
   write(*scales, minus);
   write(*scales + 4, plus);
   *scales += 8;

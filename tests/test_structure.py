@@ -2,16 +2,19 @@
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
 
+import pytest
 import torch
 
 import gradwire
 from gradwire.ops.native import library
+from tests.support.kernel_cases import needs_library
 from tests.support.where_tested import where_tested
 
 TESTS = Path(__file__).parent
@@ -172,3 +175,32 @@ def test_the_loader_knows_every_function_of_the_header_and_its_number():
     arguments = {name: 0 if given == "void" else given.count(",") + 1 for name, given in declared}
     assert {name: len(types) for name, (_, types) in library.FUNCTIONS.items()} == arguments
     assert re.findall(r"^#define GW_ABI (\d+)$", header, re.M) == [str(library.ABI)]
+
+
+@needs_library
+@pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+def test_what_kernels_compute_changes_with_the_number(tmp_path):
+    """Where the digest changes, raise GW_ABI and ABI: a library that was not built again must be refused."""
+    program = tmp_path / "digest"
+    kernels = Path(library.library()._name)
+    source = PACKAGE.parent / "native/check/digest.cpp"
+    build = ["c++", "-std=c++17", "-o", program, source, kernels, f"-Wl,-rpath,{kernels.parent}"]
+    subprocess.run(build, check=True, timeout=100)
+    said = subprocess.run([program], check=True, capture_output=True, text=True, timeout=100).stdout
+    assert (library.ABI, set(re.findall(r": (\w+)$", said, re.M))) == (10, {"ac8bd341d5154610"})
+
+
+def test_files_that_shell_scripts_name_exist():
+    root = PACKAGE.parent
+    scripts = [root / "Makefile"]
+    for folder in (".ci", ".github/workflows", "native/check"):
+        scripts += [
+            path for path in (root / folder).rglob("*") if path.suffix in ("", ".sh", ".yml") and path.is_file()
+        ]
+    named = {
+        name
+        for script in scripts
+        for name in re.findall(r"(?:tests|benchmarks|native)/[\w/]+\.(?:py|sh)\b", script.read_text())
+    }
+    assert len(named) > 10
+    assert not [name for name in sorted(named) if not (root / name).exists()]

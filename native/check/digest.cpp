@@ -112,8 +112,14 @@ int main() {
                                  {GW_STOCHASTIC, 2, 1, 72},
                                  {GW_SHARED_EXPONENT, 8, 127, 128},
                                  {GW_SIGN, 1, 1, 256},
-                                 {GW_ONE_BIT, 1, 1, 4096}})
+                                 {GW_SIGN, 1, 1, 8192},
+                                 {GW_ONE_BIT, 1, 1, 4096},
+                                 {GW_ONE_BIT, 1, 1, 8192}})
         blocks(n, code);
+      Sum fading(n, GW_ABSENT);  // about the least normal number
+      for (float& value : fading.old) value = std::ldexp(value, -126);
+      gw_add_in(&fading.addends, n);
+      digest(fading.next);
       for (const int64_t dtype : {GW_BFLOAT16, GW_FLOAT16}) {
         Sum sum(n, dtype);
         gw_add_in(&sum.addends, n);

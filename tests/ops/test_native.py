@@ -108,6 +108,7 @@ def test_what_decays_ends_as_zero():
             found = torch.empty(len(old))
             NATIVE.add_in(found, kept, source, 0.9, 1.0)
             assert bool(((found == 0) | (found.abs() >= least)).all())
+            check_add_in(kept, source, 1 - 1e-8, 1.0, len(old))  # which is 1 in float32: nothing decays
         # without a decay all is kept
         NATIVE.add_in(found, old, None, 1.0, 1.0)
         assert torch.equal(found, old)
@@ -196,6 +197,24 @@ def test_whole_blocks_and_their_neighbours(code: Code, blocks: int):
         check_blocks(numbers(n, n), numbers(n, 7), Blocks((n,), code), keep=True, seed=n)
 
 
+@pytest.mark.parametrize("code", [sign(1 << 22), one_bit(1 << 22)], ids=["sign", "one bit"])
+@at_every_level
+def test_means_of_large_blocks(code: Code):
+    """Not summed in float32 from end to end, which leaves out what the last elements add."""
+    n = code.block
+    layout = Blocks((n,), code)
+    for x in (torch.full((n,), 0.1), numbers(n, 1, 0.0)):
+        payload = garbage(layout.nbytes)
+        assert NATIVE.add_quantise(
+            torch.empty(n), None, x, 1.0, 1.0, [layout], payload[None], keep=True, seeds=[Seed(0)]
+        )
+        exact, plus = x.double(), x >= 0
+        groups = [exact.abs()] if code.kind == "sign" else [exact[~plus], exact[plus]]
+        expected = torch.stack([each.sum() / max(len(each), 1) for each in groups]).float()
+        found = payload[: layout.code.scale_bytes].view(torch.float32)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("code", CODES)
 @at_every_level
 def test_what_is_sent_and_what_is_kept_add_up(code: Code):
@@ -225,17 +244,24 @@ def test_decoding_blocks_is_the_references(code: Code, ranks: int):
         assert REFERENCE.add_quantise(
             x, x, None, 1.0, 0.0, [layout], row[: layout.nbytes][None], keep=False, seeds=[Seed(rank)]
         )
+    check_sums(rows, layout)
+    if code.kind in ("sign", "one bit"):  # scales that no rank sends
+        rows[0, :8].view(torch.float32)[:] = torch.tensor([torch.inf, torch.nan])
+        check_sums(rows, layout)
+
+
+def check_sums(rows: Tensor, layout: Blocks) -> None:
     expected = torch.empty(layout.numel)
     REFERENCE.sum_blocks(rows[None], expected, [layout])
     for _ in each_isa():
         out = torch.full((layout.numel,), torch.nan)
         NATIVE.sum_blocks(rows[None], out, [layout])
-        assert torch.equal(out, expected)
+        assert same_bits(out, expected)
         for lengths in (layout.lengths, (0, 1, 4094, 0, 2, 2003, 1)):  # parts end where segments do, or anywhere
             parts = [torch.full((length,), torch.nan) for length in lengths]
             for ops in (NATIVE, REFERENCE):
                 ops.sum_blocks(rows[None], parts, [layout])
-                assert torch.equal(torch.cat(parts), expected)
+                assert same_bits(torch.cat(parts), expected)
 
 
 def rounded_with_all_noises(value: float, code: Code, monkeypatch: pytest.MonkeyPatch) -> Tensor:

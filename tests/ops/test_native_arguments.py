@@ -81,6 +81,7 @@ def spoiled(function: str, name: str, good: Tensor) -> Iterator[tuple[str, Any]]
     yield "of another type", good.to(torch.int32 if good.dtype == torch.uint8 else torch.float64)
     yield "of another type of this size", good.view(SAME_SIZE[good.dtype])
     if (function, name) != ("pack_entries", "values"):  # which are copied
+        yield "negated", torch._neg_view(good)
         yield "with gaps", torch.stack([good, good], -1)[..., 0]
         yield "of one element, seen again and again", good.flatten()[:1].expand(good.shape)
     yield "on another device", good.to("meta")

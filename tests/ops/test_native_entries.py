@@ -13,6 +13,7 @@ from torch import Tensor
 from gradwire.ops.backend import NATIVE, REFERENCE
 from gradwire.ops.entries import EliasFano, Entries
 from gradwire.ops.native.library import _kept, scratch
+from gradwire.ops.reference.entries import levels_and_edges
 from tests.support.kernel_cases import (
     SHAPES,
     at_every_level,
@@ -68,6 +69,15 @@ def test_entries_at_the_edges_of_blocks(n: int):
     x[edges[edges < n]] = 1.0
     for k in (1, 5, 6, 7, max(n // 100, 1)):
         check_add_select(x, None, Entries(n, min(k, n)))
+
+
+@at_every_level
+def test_levels_part_where_the_references_do():
+    """At each of the 7 edges, and at the numbers next to it."""
+    edges = levels_and_edges(torch.device("cpu"))[8:]
+    around = [edges, *(torch.nextafter(edges, torch.full_like(edges, to)) for to in (0.0, 1.0))]
+    x = torch.cat([torch.ones(1), *around])
+    check_add_select(x, None, Entries(len(x), len(x), 4))
 
 
 @at_every_level

@@ -31,7 +31,7 @@ def payload_address(name: str, tensor: Tensor, nbytes: int) -> int:
 
 def payload_rows(rows: Tensor, nbytes: int) -> RowsStruct:
     """The struct for payloads (ranks, ≥ nbytes) uint8 with dense rows. Raises ValueError for other tensors."""
-    if rows.dtype is torch.uint8 and rows.dim() == 2 and rows.is_cpu:
+    if rows.dtype is torch.uint8 and rows.dim() == 2 and rows.is_cpu and not rows.is_neg():
         # rows may lie apart, with dense bytes each
         ranks, width = rows.shape
         if width >= nbytes and (rows.stride(1) == 1 or width <= 1):
@@ -42,7 +42,7 @@ def payload_rows(rows: Tensor, nbytes: int) -> RowsStruct:
 def matrices(name: str, batch: Tensor, factor: Tensor) -> tuple[int, MatricesStruct]:
     """The address of dense matrices (k, rows, columns) at equal distances, and the struct of their shape and of the
     rank of a factor (k, rank, ·) of theirs. Raises ValueError for other tensors."""
-    if batch.dtype is torch.float32 and batch.dim() == 3 and batch.is_cpu:
+    if batch.dtype is torch.float32 and batch.dim() == 3 and batch.is_cpu and not batch.is_neg():
         count, rows, columns = batch.shape
         # a batch of none, or of one, may have any stride
         if batch.stride()[1:] == (columns, 1) or not count or batch[0].is_contiguous():
@@ -72,9 +72,11 @@ def _gradient(part: Tensor, length: int) -> tuple[int, int, int]:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    return tensor.is_cpu and tensor.is_contiguous()
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
 
 
 def _described(given: Tensor) -> str:
+    if given.is_neg():
+        return "a negated view (call .resolve_neg())"
     gaps = "" if given.is_contiguous() else f" with strides {tuple(given.stride())}"
     return f"{tuple(given.shape)} of {given.dtype} on {given.device}{gaps}"

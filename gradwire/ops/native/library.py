@@ -11,7 +11,7 @@ import numpy as np
 
 import gradwire.ops.native as package
 
-ABI = 9
+ABI = 10
 """The number that `gw_abi()` of a library for this version returns: `GW_ABI` in native/gradwire.h."""
 
 ISAS = {1: "baseline", 3: "avx2", 4: "avx512"}

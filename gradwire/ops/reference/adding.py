@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -84,7 +85,7 @@ def _add(part: Tensor, old: Tensor | None, gradient: Tensor | None, decay: float
             part.add_(old, alpha=decay)
         elif old is not None:  # in two steps: one would round once on some machines, and twice on others
             part.add_(old * decay)
-    if old is not None and decay < 1 and part.device.type == "cpu":
+    if old is not None and np.float32(decay) < 1 and part.device.type == "cpu":
         part.masked_fill_(part.abs() < torch.finfo(torch.float32).tiny, 0)
 
 

@@ -38,7 +38,7 @@ def dequantise(scales: Tensor, codes: Tensor, code: Code, shape: tuple[int, ...]
         unpack_signs(codes, signs)
         if code.kind == "sign":
             return signs.mul_(scales)
-        return signs.clamp(min=0).mul_(scales[:, 1:]).add_(signs.clamp_(max=0).mul_(-scales[:, :1]))
+        return torch.where(signs > 0, scales[:, 1:], scales[:, :1])
     # numbers times a scale
     numbers = torch.empty(shape, dtype=torch.int8, device=codes.device)
     unpack_codes(codes, numbers.view(-1), code.bits)
