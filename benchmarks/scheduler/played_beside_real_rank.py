@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from gradwire.lab.configuration import parse
-from gradwire.lab.jobs.bench_job import BenchSpec
+from gradwire.lab.jobs.bench_job import TURN_S, BenchSpec
 from gradwire.lab.jobs.measured_model import MeasuredModel
 from gradwire.lab.jobs.timed_model import TimedModel
 from gradwire.lab.launch.rank_job import Log, Peers, run_rank
@@ -33,7 +33,7 @@ def beside(spec: BesideSpec, peers: Peers, log: Log) -> None:
             for kind, ranks in kinds.items():
                 model = MeasuredModel(task.build_model(spec.seed), configuration, ranks, spec.seed)
                 timed[kind] = TimedModel(stack.enter_context(model), task, batches)
-            curve = timed["played"].curve(played).to_line() if spec.curved else None
+            curve = timed["played"].curve(played, TURN_S).to_line() if spec.curved else None
             step_ms: dict[str, list[float]] = {kind: [] for kind in kinds}
             for repeat in range(spec.repeats):
                 for kind in list(kinds)[:: 1 if repeat % 2 else -1]:

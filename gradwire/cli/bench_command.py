@@ -162,20 +162,21 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
     titles = {setup: f"{number}/{len(of)} {setup.model}" for number, setup in enumerate(of, 1)}
     folder = run_folder(out, name)
     measured: list[suites.Result] = []
+    now = ""
     paths: list[Path] = []
     if rows[0].setup.link == REAL and leads():
         console().print(
             f"{rows[0].setup.ranks} ranks and their own network stand for the published ones", highlight=False
         )
 
-    def keep(setup: Setup, samples: list[TimedSteps], stopped: str) -> None:
-        mine = suites.results(of[setup], summarize(samples), timed)
-        if not mine:
-            return
-        measured.extend(mine)
+    def write(**stopped: str) -> None:
         where = circumstances(*(clusters[result.row.setup] for result in measured))
-        where |= {"stopped": stopped.lstrip("; ")} if stopped else {}
-        paths[:] = suites.write(folder, name, measured, asdict(timed) | where)
+        paths[:] = suites.write(folder, name, measured, asdict(timed) | where | stopped)
+
+    def keep(setup: Setup, samples: list[TimedSteps], stopped: str) -> None:
+        if mine := suites.results(of[setup], summarize(samples), timed):
+            measured.extend(mine)
+            write()
 
     # a folder of results, written anew after each set-up
     try:
@@ -184,7 +185,12 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
                 with runner(cluster) as ranks:
                     # once for a cluster: ranks that run already can meet only once
                     for setup in setups:
-                        time_turns(specs[setup], ranks, partial(keep, setup), titles[setup])
+                        now = titles[setup]
+                        time_turns(specs[setup], ranks, partial(keep, setup), now)
+    except BaseException:
+        if measured:
+            write(stopped=f"at {now}")
+        raise
     # show what there is, even where a set-up failed
     finally:
         if measured:

@@ -16,7 +16,7 @@ from gradwire.frontends.hooks.sparse_gradients import sparse_in
 from gradwire.frontends.null_job import NullFrontEnd, NullRuntime
 from gradwire.frontends.options.choices import StepChoices
 from gradwire.frontends.options.keywords import AttachOptions
-from gradwire.frontends.options.parameters import device_of, parameters_of, slots_of
+from gradwire.frontends.options.parameters import check_decides, device_of, parameters_of, slots_of
 from gradwire.frontends.options.weighted import asked_in_backward
 from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.shards.shards_front_end import attach_shards
@@ -164,15 +164,9 @@ def _check_ddp(ddp: DistributedDataParallel, choices: StepChoices) -> None:
 
 
 def _slots_of(parameters: Mapping[str, nn.Parameter], choices: StepChoices) -> list[Slot]:
-    """A slot for each parameter; what tensor parallelism has cut is told from what it leaves whole. Raises ValueError
-    beside the latter, of which several jobs have copies, for a controller that decides by what it sees."""
+    """A slot for each parameter; what tensor parallelism has cut is told from what it leaves whole."""
     slots = [replace(slot, cut=int(is_shard(parameters[slot.name]))) for slot in slots_of(parameters)]
-    whole, controller = [slot.name for slot in slots if not slot.cut], choices.controlled_by()
-    if 0 < len(whole) < len(slots) and controller and controller.numbers:
-        raise ValueError(
-            f"each rank of tensor parallelism has a DDP, whose {type(controller).__name__} would decide by itself, so "
-            f"that copies of {whole[0]!r} would part; name a compressor, such as gw.TopK(0.01), without a controller"
-        )
+    check_decides(choices.controlled_by(), slots)
     return slots
 
 

@@ -235,8 +235,8 @@ class Handle:
 
         A rank's own part is all but the time from its last gradient to the means: it includes loading data, evaluating,
         and waits in collectives of your own, which hide a straggler. Where DDP reduces by itself, as under
-        `gradwire.plans.NATIVE`, no wait is known, and no rank is named. Raises ValueError for a factor below 1, and for
-        local steps with `delay` or `eager`, which do not wait for each other."""
+        `gradwire.plans.NATIVE`, no wait is known, and no rank is named. Raises ValueError for a factor below 1, for
+        local steps with `delay` or `eager`, which do not wait for each other, and after `detach()`."""
         if not factor >= 1:
             raise ValueError(f"factor={factor}: give 1 or more, of what the ranks' median takes")
         if not self._waits:

@@ -119,7 +119,7 @@ class EndedRuntime(NullRuntime):
     def load_state_dict(self, state: checkpoint.StateDict) -> NoReturn:
         raise ValueError(ENDED)
 
-    def between_steps(self, call: str, patient: bool = False, /, **facts: object) -> NoReturn:
+    def between_steps(self, call: str, /, **facts: object) -> NoReturn:
         raise ValueError(ENDED)
 
     def install(self, plan: Plan) -> NoReturn:

@@ -52,7 +52,9 @@ def load_or_warn(handle: Handle, state: StateDict | None) -> None:
 
 def load_read(handle: Handle, first: bool, read: Callable[[], StateDict | None], checkpoint: object) -> None:
     """Has rank 0 `read` the state that the `checkpoint` has, which all ranks load as by `load_first`, or warns that it
-    has none. If reading fails, all raise ValueError."""
+    has none. If reading fails, all raise ValueError. A detached job loads nothing."""
+    if handle.detached:
+        return
     state, error = None, ""
     if first:
         try:

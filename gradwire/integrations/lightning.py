@@ -100,9 +100,10 @@ class GradientCompression(lightning.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the state, or keeps it until there is a DDP: Lightning reads the checkpoint of a training before. That
-        of an evaluation is not one to train on from."""
+        of an evaluation is not one to train on from, and a detached job loads nothing."""
         if self._stage == "fit" and self.handle:
-            self.handle.load_state_dict(state_dict)
+            if not self.handle.detached:
+                self.handle.load_state_dict(state_dict)
         elif self._stage == "fit":
             self._loaded = state_dict
 

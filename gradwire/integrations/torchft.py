@@ -23,7 +23,7 @@ from gradwire.frontends.null_job import NullFrontEnd
 from gradwire.frontends.options.choices import Choices, StepChoices
 from gradwire.frontends.options.given_rules import warn_of
 from gradwire.frontends.options.keywords import Dense
-from gradwire.frontends.options.parameters import device_of
+from gradwire.frontends.options.parameters import check_decides, device_of
 from gradwire.groups import Grouping
 from gradwire.integrations.framework import check_unused
 from gradwire.integrations.quorum_exchange import QuorumExchange
@@ -76,6 +76,7 @@ class Optimizer(torchft.Optimizer):
         )
         self._choices.check()
         self._model, self._replica = model, replica_of(model, manager)
+        check_decides(self._choices.controlled_by(), self._replica.planned)
         warn_of(self._choices.by_layer, self._replica.planned)
         self._find_unused = find_unused_parameters
         self._exchange = QuorumExchange(manager, self._make, partial(least, self._replica), state)

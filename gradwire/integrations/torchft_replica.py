@@ -1,6 +1,7 @@
 """Replicas under torchft, and the front end that hands their gradients over."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -73,6 +74,12 @@ class ReplicaGradients(GradientHooks):
         self._report = report
         self._own = own
         self.reduced = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context whose backward passes' gradients are neither sent nor kept, by FSDP either."""
+        with super().paused(), self._own.aside():
+            yield
 
     def placed(self) -> Mapping[str, ShardSpec]:
         """Where the parameters lie on this replica's ranks."""

@@ -110,10 +110,10 @@ class PlayedTimes:
         return sorted({ranks for ranks in doubled if ranks <= MOST_RANKS} | {self.cluster.ranks})
 
     def step_s(self, name: str, ranks: int, link: Link) -> float:
-        """The seconds of a step of a configuration."""
+        """The seconds of a step of a configuration: no fewer than without communication."""
         there = replace(self.cluster, ranks=ranks, gpus_per_host=self.per_host, bytes_per_s=link.bits_per_second / 8)
         alone_s = median(curve.step_s[0] for curve in self.curves[NOCOMM])
-        return median(curve.at(*there.network, alone_s) for curve in self.curves[name])
+        return max(alone_s, median(curve.at(*there.network, alone_s) for curve in self.curves[name]))
 
     def fastest(self, ranks: int, link: Link) -> str:
         """The configuration with the shortest step."""

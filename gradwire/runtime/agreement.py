@@ -78,7 +78,7 @@ class Agreement:
             return self._on_plan(make, controller, trained, call)
         except Disagreement as error:
             if self._elastic and Members.beside_newcomers:
-                raise RuntimeError(f"who would join differs: {error}") from error
+                raise RuntimeError(f"the ranks differ since one joined: {error}") from error
             raise
 
     def _on_plan(

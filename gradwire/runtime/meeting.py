@@ -2,6 +2,7 @@
 where a rank that differs, or does not come, is an error with a name and not a collective that never ends."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from secrets import token_hex
 from socket import gethostname
@@ -16,6 +17,7 @@ SHOWN = 60
 """The characters of a value that an error shows."""
 
 
+_log = logging.getLogger("gradwire")
 Facts = Mapping[str, str]
 """What must be equal on all ranks, by the name that errors call it."""
 
@@ -86,7 +88,16 @@ class Meeting:
         """All ranks' facts, or the ranks that do not come, as JSON; on rank 0."""
         # wait for all ranks, one after another, until the time is over
         until = monotonic() + patience_s
-        texts = [self._read(f"{key}/{rank}", until) for rank in range(self._mesh.ranks)]
+        usual = min(until, monotonic() + self._patience_s)
+        texts = [self._read(f"{key}/{rank}", usual) for rank in range(self._mesh.ranks)]
+        # where a round may keep ranks apart, as long as it may
+        if until > usual and (late := [rank for rank, text in enumerate(texts) if text is None]):
+            _log.warning(
+                "%s did not come to %s within %.0f s; the others wait %.0f s, as a round of local steps may",
+                ranks_named(late), self._call, self._patience_s, patience_s,
+            )  # fmt: skip
+            for rank in late:
+                texts[rank] = self._read(f"{key}/{rank}", until)
         present = [text for text in texts if text is not None]
         if len(present) < len(texts):
             absent = [rank for rank, text in enumerate(texts) if text is None]

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import DataParallelMeshInfo, FSDPMeshInfo
@@ -40,6 +41,12 @@ def _groups_of(state: Any) -> list[Any]:
 def parameters_of_fsdp(group: Any) -> list[nn.Parameter]:
     """The sharded parameters of one of `fsdp_groups`."""
     return [parameter.sharded_param for parameter in group.fsdp_params]
+
+
+def shard_ranks(group: Any) -> set[int]:
+    """The ranks over which one of `fsdp_groups` shards its parameters; none where it only replicates them."""
+    info = group.mesh_info
+    return set() if info.shard_mesh_dim is None else {*dist.get_process_group_ranks(info.shard_process_group)}
 
 
 def is_gathered(group: Any) -> bool:

@@ -65,9 +65,10 @@ def test_a_training_ends_with_a_round() -> None:
 
     trained(40, "dense", "localsteps:20+quantized:4", "localsteps:8")
     trained(60, "localsteps:30,delay=5")
+    trained(65, "localsteps:30,delay=5", "dense")
     for steps, text, right in (
         (39, "localsteps:20+quantized:4", 40), (41, "localsteps:20", 60), (300, "localsteps", 500),
-        (30, "localsteps:30,delay=5", 60),
+        (30, "localsteps:30,delay=5", 35),
     ):  # fmt: skip
         message = f"{steps} steps end within a round of {text}: give --steps {right}"
         with pytest.raises(ValueError, match=re.escape(message)):

@@ -151,9 +151,12 @@ def test_a_chosen_plan_is_shown_once_it_is_recorded(on_gpu: bool, monkeypatch: p
     assert before == [choosing + plan_job.IN_FORCE + SETTLE + on_gpu * MOST_UNRECORDED]
 
 
-def test_where_steps_are_long_few_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("budget_s", "expected"), [(0.0, [5, 8]), (1e9, [40, 64])])
+def test_where_steps_are_long_few_are_made(
+    budget_s: float, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each configuration made 41 for its curve, however long they took, before a budget counted."""
-    monkeypatch.setattr(bench_job, "TURN_S", 0.0)
+    monkeypatch.setattr(bench_job, "TURN_S", budget_s)
     taken: list[TimedModel] = []
     step = TimedModel._step
     monkeypatch.setattr(TimedModel, "_step", lambda timed: (taken.append(timed), step(timed)))
@@ -166,8 +169,9 @@ def test_where_steps_are_long_few_are_made(monkeypatch: pytest.MonkeyPatch) -> N
     finally:
         dist.destroy_process_group()
     # two, one at each point and two that are timed; nocomm has one point
-    assert [*Counter(taken).values()] == [5, 8]
-    assert [len(line.get("step_ms", [])) for line in lines] == [0, 1, 0, 0, 0, 0, 1]
+    assert [*Counter(taken).values()] == expected
+    made = 20 if budget_s else 1
+    assert [len(line.get("step_ms", [])) for line in lines] == [0, made, 0, 0, 0, 0, made]
     done = [line[bench_job.OF_TURN] for line in lines if "step_ms" not in line]
     assert done[1:] == sorted(done[1:])
 

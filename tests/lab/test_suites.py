@@ -288,8 +288,9 @@ def test_what_was_timed_before_a_failure_is_told_and_written(
     captured = shot(run, tmp_path, monkeypatch, capsys)
     assert "Suite cupcake" in captured.out
     (path,) = tmp_path.glob("*/suite.json")
-    rows = [(row["batch"], row["configuration"]) for row in json.loads(path.read_text())["rows"]]
-    assert rows == [(2, "dense"), (2, "bf16"), (3, "dense")]
+    found = json.loads(path.read_text())
+    assert [(row["batch"], row["configuration"]) for row in found["rows"]] == [(2, "dense"), (2, "bf16"), (3, "dense")]
+    assert found["stopped"] == "at 2/2 resnet18"
 
 
 def test_facts_of_a_suite_are_those_of_all_its_set_ups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

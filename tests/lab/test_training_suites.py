@@ -60,6 +60,14 @@ def test_what_was_fine_tuned_begins_with_weights_by_task() -> None:
     }
 
 
+def test_two_sets_of_one_task_lie_in_folders_of_their_own(tmp_path: Path) -> None:
+    """WikiText-2 for the LSTM and WikiText-103 for GPT-2 have the same files."""
+    (tmp_path / "lstm-wikitext").mkdir()
+    rows = training_suite("adtopk", tmp_path, "wikitext")
+    folders = {option for row in rows for option in row.options if option.startswith("folder=")}
+    assert folders == {f"folder={tmp_path}/lstm-wikitext", f"folder={tmp_path}/wikitext"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
-from tests.processes.scenarios import batch, network, scenario, train
+from tests.processes.scenarios import batch, network, refused, scenario, train
 
 Compile = Callable[[nn.Module], nn.Module]
 
@@ -97,4 +97,14 @@ def a_model_of_local_steps_is_compiled_whole_exported_and_scripted() -> None:
     # a pass that is not compiled sees that no DDP is around
     model(inputs)
     torch.jit.script(copy.deepcopy(model))
+    optimizer.handle.detach()
+
+
+@scenario(2)
+def a_ddp_of_all_ranks_is_refused_by_local_steps_compiled_too() -> None:
+    torch.compiler.reset()
+    model = network()
+    optimizer = gw.LocalSteps(torch.optim.SGD(model.parameters(), 0.1), model, gw.TopK(0.2), inner_steps=2)
+    ddp = DistributedDataParallel(torch.compile(model, backend="eager"))  # pyright: ignore[reportArgumentType]
+    refused(RuntimeError, "local steps save nothing", lambda: ddp(batch(0)[0]))
     optimizer.handle.detach()

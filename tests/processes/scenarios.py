@@ -1878,7 +1878,7 @@ def a_rank_that_others_wait_for_is_named_on_all() -> None:
         assert not handle.stragglers(factor=1e6)
         refused(ValueError, "factor=0.5: give 1 or more", partial(handle.stragglers, 0.5))
         handle.detach()
-        assert not handle.stragglers()
+        refused(ValueError, "detach() ended the exchange", handle.stragglers)
     model = network()
     delayed = gw.LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1), model, inner_steps=4, delay=1)
     refused(ValueError, "do not wait for each other", delayed.handle.stragglers)

@@ -106,7 +106,7 @@ ROWS = (
     Row("selection by rows is faster than top-k", note=f"not borne out on CPUs: {_FIGURES}"),
     Row(
         "loss as top-k's or better",
-        note="not at equal bytes: rows lose up to 1.5 % on text, 15 to 38 % on images; in turn with top-k up to 1 %, "
+        note="not at equal bytes: rows lose up to 1.5 % on text, 15 to 38 % on images; in turn with top-k up to 1.2 %, "
         "and 4 to 7 %. Borne out beside its code's top-k of each tensor where the ratio asked for is below one element "
         f"a row: {_FIGURES}",
     ),

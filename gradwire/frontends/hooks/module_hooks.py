@@ -8,6 +8,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from gradwire.torch_private.reducer import in_ddp
+
 T = TypeVar("T")
 MOVED = (
     "the model was moved after attach(), by to(), cpu() or to_empty(), and its parameters have lost their hooks; call "
@@ -30,10 +32,10 @@ class Hook:
 
 
 class CheckHook(Hook):
-    """A hook that only looks whether something is wrong, and so is left out where torch.compile traces the module."""
+    """A hook that only looks for a DDP around, and so is left out where torch.compile traces the module without one."""
 
     def __call__(self, *arguments: Any) -> Any:
-        return None if torch.compiler.is_compiling() else super().__call__(*arguments)
+        return None if torch.compiler.is_compiling() and not in_ddp() else super().__call__(*arguments)
 
 
 @contextmanager

@@ -57,5 +57,5 @@ class GoingBack:
 
 def warn_of_dropped(step: int, own: bool) -> None:
     """Logs that a round counts for no replica, and whether for this one's `own` numbers."""
-    whose = "this replica's own" if own else "another replica's"
+    whose = "this replica's own" if own else "some replica's"
     _log.warning("the round that ended at inner step %d counts for no replica: %s numbers were not finite", step, whose)

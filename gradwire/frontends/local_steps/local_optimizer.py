@@ -137,11 +137,12 @@ class LocalSteps(Wrapper):
 
         # the ranks meet over the store: they make the same plan, or all of them raise
         runtime = self._open(choices, plan, values, f"{inner_steps}, {delay}, {mix} and {eager}")
-        # rounds over the fragments of that plan, with one outer optimizer on all ranks
-        schedule = schedule_of(len(parts.names))
-        made = parts.fragments(runtime.plan, schedule)
         with ExitStack() as on_error:
             on_error.callback(runtime.close)
+            share_values(model, runtime.mesh, device_of(replica.trained.parameters()))
+            # rounds over the fragments of that plan, with one outer optimizer on all ranks
+            schedule = schedule_of(len(parts.names))
+            made = parts.fragments(runtime.plan, schedule)
             self._rounds = rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)
             warn_of_momentum(runtime.plan, rounds.anchors, rounds.outer)
             on_error.pop_all()
@@ -150,14 +151,14 @@ class LocalSteps(Wrapper):
         self._wrap(inner_optimizer)
 
     def _open(self, choices: Choices, plan: Callable[[], Plan], values: dict[str, str], schedule: str) -> Runtime:
-        """The runtime; the model's `values` are then the first replica's."""
+        """The runtime. The model's `values` say of what kind they are, which ranks compare."""
         replica = self._replica
         parts = self._fragments
         trained = self._replica.trained.parameters()
-        # open the axes, agree, and only then take over the first replica's values
+        # open the axes, and agree
         axes = choices.mesh(replica.axes, device := device_of(trained))
         self._ranks = axes.replica.world
-        runtime = Runtime(plan, replica.slots, axes, device, JobOptions(
+        return Runtime(plan, replica.slots, axes, device, JobOptions(
             seed=choices.seed, others=replica.others, owns_mesh=choices.owns_mesh, planned=replica.planned,
             values=values, trained=trained.keys(), plan_for=parts.plan, rounds=True,
             fits=with_weight_check(parts.check_fits, choices.weight), weight=weight_function(choices.weight),
@@ -167,8 +168,6 @@ class LocalSteps(Wrapper):
                 **facts_of(choices.by_layer),
             },
         ))  # fmt: skip
-        share_values(self._model, axes, device)
-        return runtime
 
     @property
     def outer(self) -> Optimizer:

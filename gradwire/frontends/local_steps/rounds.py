@@ -180,10 +180,10 @@ class Rounds(FrontEnd):
     def _receive_if_due(self) -> None:
         due = [index for index, sent in self.under_way.items() if self.step == sent.step + self.schedule.delay]
         for index in due:
-            own_finite = self.under_way[index].own_finite
+            sent = self.under_way[index]
             # the training thread waits here, if the mean is not there yet
             self._wait(index)
-            self._receive(self.fragments[index], own_finite)
+            self._receive(self.fragments[index], sent)
 
     def _wait(self, index: int) -> None:
         """Returns when a fragment's mean is there; later ones go on."""
@@ -194,7 +194,8 @@ class Rounds(FrontEnd):
     def _send(self, index: int) -> None:
         runtime, pseudo_gradients = self.runtime, self.fragments[index].pseudo_gradients
         # open a step of the fragment's groups; the worker sends it while training goes on
-        groups, own_finite = groups_of(runtime.plan, pseudo_gradients), self.fragments[index].are_finite()
+        groups = groups_of(runtime.plan, pseudo_gradients)
+        own_finite = None if self.schedule.eager else self.fragments[index].are_finite()
         runtime.reduce(pseudo_gradients, groups, self.schedule.times_sent(self.step))
         self.under_way[index] = Sent(self.step, runtime.fence(), own_finite)
 
@@ -221,17 +222,17 @@ class Rounds(FrontEnd):
             outer_step(self.outer, fragment, gradients)
             fragment.merge(None)
 
-    def _receive(self, fragment: Fragment, own_finite: Tensor | None) -> None:
+    def _receive(self, fragment: Fragment, sent: Sent) -> None:
         # the mean is not finite on any replica, if only on one shard: all go back to the anchors, unless it was lost
         if not (finite := bool(fragment.are_finite())):
             self.runtime.check_whole()
-        good, own_good = self._all_of(finite), self._all_of(own_finite is None or bool(own_finite))
+        good, own_good = self._all_of(finite), self._all_of(sent.own_finite is None or bool(sent.own_finite))
         if good:
             # the outer step moves the anchors, parameters follow
             outer_step(self.outer, fragment, fragment.pseudo_gradients)
             fragment.merge(self.schedule.mix)
         else:
-            warn_of_dropped(self.step, own=not own_good)
+            warn_of_dropped(sent.step, own=not own_good)
         # a weight of 0 may have left this replica's numbers out
         if good and own_good:
             self._going_back.keep()

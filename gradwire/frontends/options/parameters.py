@@ -1,10 +1,11 @@
 """The parameters of a model whose gradients are reduced, their slots, and their device."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from gradwire.controllers import Controller
 from gradwire.slots import Slot
 from gradwire.torch_private.compiled import named_parameters
 
@@ -37,3 +38,14 @@ def slots_of(parameters: Mapping[str, Tensor]) -> list[Slot]:
 def device_of(parameters: Mapping[str, nn.Parameter]) -> torch.device:
     """The device of the parameters."""
     return next(iter(parameters.values())).device
+
+
+def check_decides(controller: Controller | None, slots: Sequence[Slot]) -> None:
+    """Raises ValueError for a controller that decides by what it sees, where each rank of tensor parallelism has a job
+    of its own, and a copy of what that leaves whole."""
+    if controller and controller.numbers and len({slot.cut for slot in slots}) > 1:
+        raise ValueError(
+            f"each rank of tensor parallelism has a job of its own, whose {type(controller).__name__} would decide by "
+            "itself, so that copies of what is left whole would part; name a compressor, such as gw.TopK(0.01), "
+            "without a controller"
+        )

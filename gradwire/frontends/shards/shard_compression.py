@@ -15,6 +15,7 @@ from gradwire.memories import Residual
 from gradwire.options import called_as, check_type
 from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.job_options import JobOptions
+from gradwire.torch_private.compiled import named_parameters
 from gradwire.torch_private.fully_shard import (
     collectives_of,
     cut_over,
@@ -23,6 +24,7 @@ from gradwire.torch_private.fully_shard import (
     parameters_of_fsdp,
     reduces_unused,
     replace_collectives,
+    shard_ranks,
 )
 from gradwire.transports import ProcessGroup
 
@@ -120,11 +122,19 @@ def _check_model(model: nn.Module, exact: bool) -> None:
     whose ranks have equal copies of a parameter beside different parts of another one, with which it is encoded."""
     if any(isinstance(comm, ShardCollective) for group in fsdp_groups(model) for comm in collectives_of(group)):
         raise ValueError("the model's shards are compressed already; call detach() of what compress_shards() returned")
-    over = {name: frozenset(cut_over(p)) for name, p in model.named_parameters() if is_sharded(p)}
-    if len({*over.values()}) > 1 and not exact:
+    # whether tensor parallelism cuts a parameter: over other ranks than those that FSDP shards it over
+    cut = {
+        id(parameter): not over.issuperset(cut_over(parameter))
+        for group in fsdp_groups(model)
+        if (over := shard_ranks(group))
+        for parameter in parameters_of_fsdp(group)
+        if is_sharded(parameter)
+    }
+    if len({*cut.values()}) > 1 and not exact:
+        whole = next(name for name, p in named_parameters(model) if not cut.get(id(p), True))
         raise ValueError(
-            f"tensor parallelism leaves {min(over, key=lambda name: len(over[name]))!r} whole, and its copies would "
-            "part; shard inside hosts and attach(model, ..., mesh=mesh) between them, which sends such by themselves"
+            f"tensor parallelism leaves {whole!r} whole, and its copies would part; shard inside hosts and "
+            "attach(model, ..., mesh=mesh) between them, which sends such by themselves"
         )
 
 

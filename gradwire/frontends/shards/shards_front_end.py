@@ -1,7 +1,7 @@
 """The front end for FSDP2: dense inside a replica, by FSDP itself; compressed between replicas."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -75,7 +75,10 @@ def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | Non
         "FSDP2", trained.fit, slots_of(locals_of(trained.fit)), axes, planned=planned_slots(trained.fit),
         trained=now.keys(), others=trained.others, values=values,
     )  # fmt: skip
-    share_values(model, axes, device)
+    with ExitStack() as on_error:
+        on_error.callback(runtime.close)
+        share_values(model, axes, device)
+        on_error.pop_all()
     front_end.hook_in(model, runtime)
     return Handle(runtime, front_end)
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
-from math import ceil, lcm
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
@@ -159,11 +159,14 @@ def circumstances(*clusters: LabCluster) -> dict[str, object]:
 def _check_rounds(configurations: Sequence[Configuration], steps: int) -> None:
     """Raises ValueError for local steps whose last round would not end, or whose first mean would not be used: the
     parameters that replicas share, which are evaluated, lack what was trained since."""
-    whole = lcm(*(configuration.every for configuration in configurations))
+
+    def ends_whole(configuration: Configuration, steps: int) -> bool:
+        every, delay = configuration.every, configuration.local.delay if configuration.local else 0
+        return steps >= every + delay and 0 in (steps % every, (steps - delay) % every)
+
     for configuration in configurations:
-        first = configuration.every + (configuration.local.delay if configuration.local else 0)
-        if steps % configuration.every or steps < first:
-            right = ceil(max(steps, first) / whole) * whole
+        if not ends_whole(configuration, steps):
+            right = next(n for n in count(steps) if all(ends_whole(each, n) for each in configurations))
             raise ValueError(f"{steps} steps end within a round of {configuration.text}: give --steps {right}")
 
 

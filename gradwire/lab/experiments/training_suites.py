@@ -22,8 +22,7 @@ def training_suite(
         raise unknown("suite to train", name, SYSTEMS)
     if not data and name != "gravac":
         raise ValueError(f"suite {name} trains on data that you have: give --data with a folder for each task")
-    # each task's data is in a folder of its name
-    rows = [row.on(data / row.task) for row in SYSTEMS[name].values()] if data else _small_gravac()
+    rows = [row.on(_folder(data, each, row)) for each, row in SYSTEMS[name].items()] if data else _small_gravac()
     chosen = [row for row in rows if task in (None, row.task)]
     if not chosen:
         raise unknown(f"task of {name} named", task or "", [row.task for row in rows])
@@ -33,6 +32,11 @@ def training_suite(
         row.altered(options=[f"pretrained={weights / row.task}"]) if weights and row.from_weights else row
         for row in chosen
     ]
+
+
+def _folder(data: Path, name: str, row: Training) -> Path:
+    """The data of a row: in a folder of its own name, for two rows on other sets of one task, or of its task's."""
+    return own if (own := data / name).is_dir() else data / row.task
 
 
 def _small_gravac() -> list[Training]:

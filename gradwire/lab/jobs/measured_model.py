@@ -28,6 +28,9 @@ from gradwire.lab.workloads.to_device import to_device
 from gradwire.plans import Plan
 from gradwire.runtime.stats import Stats
 
+MOST_NOTED = 1000
+"""Sparse gradients whose rows wait to be counted."""
+
 
 class MeasuredModel:
     """A model under DDP that reduces as a configuration says, and counts what it sends. With `shard` ranks to a
@@ -61,8 +64,9 @@ class MeasuredModel:
         gradient_bytes = sum(p.nbytes for name, p in trained.items() if name not in sparse)
         self._dense_bytes = 2 * (replicas - 1) * gradient_bytes // replicas // shard
         self._row_bytes = self._ddps_row_bytes = 0
+        self._rows: list[tuple[Tensor, int, bool]] = []
         for name in sparse:
-            trained[name].register_hook(self._count_rows)
+            trained[name].register_hook(self._note_rows)
         # without Gradwire all of it is sent, or nothing, or what torch's hook says
         self._share: Share = lambda steps: 0.0 if configuration.silent else 1.0
         self.wrapped: nn.Module
@@ -144,6 +148,7 @@ class MeasuredModel:
 
     def totals(self, steps: int) -> Totals:
         """This rank's bytes and seconds in `steps` steps."""
+        self._count_rows()
         stats = self.handle.stats() if self.handle else None
         dense_bytes = steps * self._dense_bytes
         stats = stats or Stats(steps, round(self._share(steps) * dense_bytes), dense_bytes, 0, 0, 0, 0)
@@ -154,13 +159,22 @@ class MeasuredModel:
         start = self._interface_start
         return Totals.of(stats, None if sent is None or start is None else sent - start)
 
-    def _count_rows(self, gradient: Tensor) -> None:
-        """Counts what DDP sends of a sparse gradient: each row once, with its index, to every other rank."""
-        rows = gradient.coalesce()
-        nbytes = (self.peers.world - 1) * (rows.indices().nbytes + rows.values().nbytes)
-        self._row_bytes += nbytes
-        if not self._configuration.silent and (self.plan is None or self.plan.native):
-            self._ddps_row_bytes += nbytes
+    def _note_rows(self, gradient: Tensor) -> None:
+        """Notes the rows that a sparse gradient has; they are counted outside of timed steps."""
+        row_bytes = gradient._values()[:1].nbytes
+        by_ddp = not self._configuration.silent and (self.plan is None or self.plan.native)
+        self._rows.append((gradient._indices()[0], row_bytes, by_ddp))
+        # of a long training not all of them are kept
+        if len(self._rows) == MOST_NOTED:
+            self._count_rows()
+
+    def _count_rows(self) -> None:
+        """Counts what DDP sends of the noted gradients: each row once, with its index, to every other rank."""
+        for indices, row_bytes, by_ddp in self._rows:
+            nbytes = (self.peers.world - 1) * len(indices.unique()) * (indices.itemsize + row_bytes)
+            self._row_bytes += nbytes
+            self._ddps_row_bytes += nbytes * by_ddp
+        self._rows.clear()
 
     def hash(self) -> str:
         """The parameters' SHA-256, the same on all ranks. Raises RuntimeError where it is not."""

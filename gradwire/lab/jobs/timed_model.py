@@ -65,7 +65,7 @@ class TimedModel:
         return over_rounds(step_ms[warm_up:], every), totals
 
     def curve(
-        self, played: PlayedCluster, within_s: float = inf, tell: Callable[[float, float], None] = lambda done, s: None
+        self, played: PlayedCluster, within_s: float, tell: Callable[[float, float], None] = lambda done, s: None
     ) -> StepCurve:
         """Step times on a card that is busy for longer and longer, and the messages of a step; where steps are long,
         of fewer of them, so that it takes no longer than `within_s` or, with one at each point, as short as can be.
@@ -73,7 +73,7 @@ class TimedModel:
         played.set_speed(inf)
         # how long a step takes says how many fit
         first_s = self.time(1, warm_up=1)[0][0] / 1e3
-        timed = max(1, min(CURVE_STEPS, int(within_s / (_LENGTH * first_s))))
+        timed = max(1, int(min(CURVE_STEPS, within_s / (_LENGTH * first_s))))
         tell(1 / (2 + len(LOADS)), first_s * _LENGTH * (timed + 0.5))
         if timed > 1:
             self.time(timed)
