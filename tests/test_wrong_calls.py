@@ -17,6 +17,7 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
+from gradwire.transports.members import Members
 
 K = gw.TopK(0.1)
 KEPT: dict[str, DistributedDataParallel] = {}
@@ -367,3 +368,11 @@ def test_a_wrong_call_is_answered_in_one_line_with_the_right_one(call: Callable[
     assert right in str(error.value)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) <= 250
+
+
+def test_a_mistake_of_all_ranks_is_not_that_of_one_who_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks of an elastic job would meet again, and make it again."""
+    monkeypatch.setattr(Members, "beside_newcomers", True)
+    call, right = CALLS["native and elastic"]
+    with pytest.raises(ValueError, match=right):
+        call()

@@ -44,6 +44,7 @@ def _cupcake_gains() -> list[Shown]:
     ]
     measured = [
         ["over layer by layer, DGC and EFSignSGD", "not read", _over("layer-wise", "DGC", "EFSignSGD")],
+        ["over the default groups, DGC and EFSignSGD", "not read", _over("default", "DGC", "EFSignSGD")],
         ["over the best bucket, DGC", "1.12x", _over("best bucket", "DGC")],
         ["over the best even split, DGC", "1.18x", _over("best even split", "DGC")],
     ]

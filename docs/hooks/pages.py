@@ -165,7 +165,7 @@ def _losses(name: str, task: str) -> str:
     found = load(name)
     steps = next(run["steps"] for run in found["runs"] if run["task"] == task)
     source = f"{found['date']}, {found['commit']}, `benchmarks/results/{name}.json`"
-    return f"{fidelity.markdown(task, steps, found['runs'])}\n\n{source}"
+    return f"{fidelity.table(task, steps, found['runs'])}\n\n{source}"
 
 
 def _rung(runs: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[str]:

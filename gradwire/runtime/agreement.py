@@ -74,18 +74,23 @@ class Agreement:
         """The plan with which the `controller` begins, once all ranks have the same: the second that `make` returns,
         behind the user's, both for the `trained` parameters. Raises RuntimeError where newcomers differ from this rank,
         which goes on without them; on those, as everywhere, it is ValueError."""
+        made: list[Plan] = []
         try:
-            return self._on_plan(make, controller, trained, call)
+            return self._on_plan(made, make, controller, trained, call)
         except Disagreement as error:
-            if self._elastic and Members.beside_newcomers:
+            # what this rank cannot make is its own mistake
+            if self._elastic and Members.beside_newcomers and made:
                 raise RuntimeError(f"the ranks differ since one joined: {error}") from error
             raise
 
     def _on_plan(
-        self, make: Callable[[], tuple[Plan, Plan]], controller: Controller | None, trained: Collection[str], call: str
+        self,
+        made: list[Plan],
+        make: Callable[[], tuple[Plan, Plan]],
+        controller: Controller | None,
+        trained: Collection[str],
+        call: str,
     ) -> Plan:
-        made: list[Plan] = []
-
         def facts() -> Facts:
             # raises where GRADWIRE_KERNELS names no library
             native.available()

@@ -185,6 +185,12 @@ def test_what_cannot_be_told_is_refused_on_all_ranks():
 # Who is there
 
 
+@pytest.fixture(autouse=True)
+def _of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a process has met is the process's, which tests share."""
+    monkeypatch.setattr(Members, "beside_newcomers", False)
+
+
 def members(store: dist.Store, count: int, at_least: int = 1, timeout_s: float = 10) -> list[Members]:
     """`at_least` as many as are to meet, for a thread may begin later than a last call."""
     return [Members(store, at_least, 0.2, timeout_s) for _ in range(count)]
