@@ -118,10 +118,8 @@ def _lost(cases: dict[str, list[dict[str, Any]]]) -> tuple[str, list[Shown]]:
 
 
 def _end(own: list[dict[str, Any]], way: str) -> str:
-    """A way's loss at the end over dense's, the median; in a result without losses whether it was at the goal."""
-    if all("ends" in row for row in own):
-        return f"{median(row['ends'][way] for row in own) - 1:+.0%}"
-    return "arrives" if all(row["took"][way] for row in own) else "never"
+    """A way's loss at the end over dense's, the median."""
+    return f"{median(row['ends'][way] for row in own) - 1:+.0%}"
 
 
 def acpsgd() -> Page:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from math import isfinite
 from statistics import fmean
-from textwrap import wrap
+from textwrap import fill, wrap
 from typing import Any
 
 from matplotlib import rc_context
@@ -35,6 +35,11 @@ def look(index: int, **other: Any) -> dict[str, Any]:
     turn, colour = divmod(index, len(COLOURS))
     marker = _MARKERS[(index + turn) % len(_MARKERS)]
     return {"color": COLOURS[colour], "marker": marker, "linestyle": _LINES[turn % len(_LINES)]} | other
+
+
+def head(picture: Figure, title: str) -> None:
+    """Writes a title above a picture, in lines that are no longer than it is wide."""
+    picture.suptitle(fill(title, int(11 * picture.get_figwidth())))
 
 
 def names(runs: Sequence[Run]) -> list[str]:
@@ -85,7 +90,7 @@ def curves(runs: Sequence[Run], metric: str, title: str, narrow: bool = False) -
         panels.append(("MB sent per rank", lambda record: record.totals.wire_bytes / 1e6))
     with rc_context(STYLE):
         picture, axes = sheet(len(panels), 12 / len(panels), 3.2 if narrow else 4.6, narrow, sharey=True)
-        picture.suptitle("" if narrow else title)
+        head(picture, "" if narrow else title)
         for panel, (label, x) in zip(axes, panels, strict=True):
             # a line for each run, in every panel
             for index, run in enumerate(runs):

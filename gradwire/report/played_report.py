@@ -19,7 +19,7 @@ from gradwire.lab.names import NOCOMM
 from gradwire.lab.network.link import Link
 from gradwire.report import page, text_table, timeline_page
 from gradwire.report.computed_on import doubt, this_machines
-from gradwire.report.pictures import STYLE, legend, look, sheet
+from gradwire.report.pictures import STYLE, head, legend, look, sheet
 from gradwire.report.report_files import write_json, write_picture, write_text
 from gradwire.report.text_table import TextTable
 from gradwire.report.timing import Timing, summarize
@@ -177,7 +177,7 @@ def picture(times: PlayedTimes, title: str, narrow: bool = False) -> Figure:
     shown = sorted({*times.ranks[:1], *times.ranks[-1:], times.cluster.ranks, times.ranks[len(times.ranks) // 2]})
     with rc_context(STYLE):
         drawn, axes = sheet(len(shown), max(3.2, 12 / _PANELS), 2.8 if narrow else 4.4, narrow, sharey=True)
-        drawn.suptitle("" if narrow else title)
+        head(drawn, "" if narrow else title)
         for axis, ranks in zip(axes, shown, strict=True):
             _panel(axis, times, ranks)
         for axis in axes if narrow else axes[:1]:

@@ -12,7 +12,7 @@ from matplotlib.ticker import NullLocator, PercentFormatter, ScalarFormatter
 
 from gradwire.lab.network.link import Link
 from gradwire.report import page
-from gradwire.report.pictures import STYLE, legend, look, sheet
+from gradwire.report.pictures import STYLE, head, legend, look, sheet
 from gradwire.report.report_files import write_json, write_picture, write_text
 from gradwire.report.text_table import TextTable, figure, times
 from gradwire.report.training_cost import TrainingCost
@@ -95,7 +95,7 @@ def picture(outcomes: Sequence[Outcome], title: str, narrow: bool = False) -> Fi
     ways = list(dict.fromkeys(outcome.way for outcome in outcomes))
     with rc_context(STYLE):
         drawn, axes = sheet(len(links), max(3.4, 7 / len(links)), 2.8 if narrow else 4.6, narrow, sharey=True)
-        drawn.suptitle("" if narrow else title)
+        head(drawn, "" if narrow else title)
         # a panel for each link, a line for each way
         for axis, link in zip(axes, links, strict=True):
             for index, way in enumerate(ways):

@@ -6,7 +6,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gradwire.report.pictures import COLOURS, STYLE
+from gradwire.report.pictures import COLOURS, STYLE, head
 from gradwire.report.timeline_rows import LANES, TimelineRow, rows
 from gradwire.schedule.timeline import Timeline
 
@@ -22,7 +22,7 @@ def picture(title: str, timelines: Mapping[str, Timeline]) -> Figure:
             _draw(panel, own)
             panel.set_title(f"{name}: {1e3 * timelines[name].step_s:.1f} ms")
         panels[-1].set_xlabel("milliseconds of a step")
-        drawn.suptitle(title)
+        head(drawn, title)
     return drawn
 
 
