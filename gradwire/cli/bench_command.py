@@ -102,7 +102,7 @@ def _show_played(
     setup: Setup, running: LabCluster, folder: Path, cost: TrainingCost | None, samples: list[TimedSteps], stopped: str
 ) -> None:
     assert setup.play
-    title = f"{setup.title} on {this_machines(running.device)}: {setup.play}{stopped}"
+    title = headed(f"{setup.title} on {this_machines(running.device)}: {setup.play}", stopped)
     times = played_report.PlayedTimes.of(setup.play.cluster, samples, running.device)
     console().print(f"{title}; ms per step", highlight=False, markup=False)
     show(played_report.steps(times.timings, setup.play.cluster, cost))
@@ -140,13 +140,13 @@ def _show_setup(
     autocast = f", autocast to {timed.autocast}" if timed.autocast else ""
     turns = f"{timed.repeats} x {timed.steps} steps{rounds}{autocast}"
     columns = "ms per step; the column wire sums messages that overlap, so it may exceed the step"
-    heading = f"{setup.title}, {cluster}: {turns}{stopped}; {columns}"
+    heading = headed(f"{setup.title}, {cluster}: {turns}", stopped, columns)
     # the heading, the table, and the same as JSON with all samples
     console().print(heading, highlight=False, markup=False)
     show(text_table.timings(timings))
     if json_file:
         facts = {"model": setup.title, "parameters": setup.parameters(), **asdict(timed)} | circumstances(cluster)
-        facts |= {"stopped": stopped.lstrip("; ")} if stopped else {}
+        facts |= {"stopped": stopped} if stopped else {}
         figures = {"timings": [t.to_json() for t in timings], "samples": [s.to_line() for s in samples]}
         with named_if_full(json_file):
             json_file.write_text(json.dumps(facts | figures, indent=1) + "\n")
@@ -232,6 +232,11 @@ def time_turns(
         keep(samples, "")
 
 
+def headed(*words: str) -> str:
+    """A heading of those words that are not empty."""
+    return "; ".join(filter(None, words))
+
+
 def _how_long(turn_s: float, spec: BenchSpec) -> str:
     """About how long turns of so many seconds take, in words."""
     once = ceil(turn_s * len(spec.configurations) / 60)
@@ -246,7 +251,7 @@ def _keep_what_can_be(
 ) -> None:
     timed = {each.configuration for each in samples}
     missing = [name for name in spec.configurations if name not in timed]
-    stopped = f"; stopped after {len(samples)} of {spec.repeats * len(spec.configurations)} turns"
+    stopped = f"stopped after {len(samples)} of {spec.repeats * len(spec.configurations)} turns"
     try:
         keep(samples, f"{stopped}, without {', '.join(missing)}" if missing else stopped)
     except Exception as error:

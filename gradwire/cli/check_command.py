@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gradwire.cli.bench_command import time_turns
+from gradwire.cli.bench_command import headed, time_turns
 from gradwire.cli.console import console, mistakes, show
 from gradwire.cli.option_groups import Play, PricedTraining
 from gradwire.cli.run_setup import run_folder, writing_to
@@ -97,9 +97,10 @@ def _show(
         check_report.Checked(way, 1e3 * step_s, timing.step_ms.median)
         for (way, step_s), timing in zip(predicted, [alone, *timings], strict=False)
     ]
-    console().print(f"{title}{stopped}", highlight=False, markup=False)
+    title = headed(title, stopped)
+    console().print(title, highlight=False, markup=False)
     show(check_report.table(rows, outcomes[0].cluster.ranks, cost))
     console().print(f"{check_report.verdict(rows)} {doubt}".strip(), highlight=False)
     path = home / "check.json"
-    write_json(path, {"title": f"{title}{stopped}", "rows": [asdict(row) for row in rows]})
+    write_json(path, {"title": title, "rows": [asdict(row) for row in rows]})
     print(path)

@@ -164,7 +164,7 @@ def _check_ddp(ddp: DistributedDataParallel, choices: StepChoices) -> None:
 
 
 def _slots_of(parameters: Mapping[str, nn.Parameter], choices: StepChoices) -> list[Slot]:
-    """A slot for each parameter; what tensor parallelism has cut is told from what it leaves whole."""
+    """A slot for each parameter; its `cut` is 1 where tensor parallelism has sharded it, else 0."""
     slots = [replace(slot, cut=int(is_shard(parameters[slot.name]))) for slot in slots_of(parameters)]
     check_decides(choices.controlled_by(), slots)
     return slots

@@ -1,4 +1,4 @@
-"""What a `Handle` asks of a framework's side of a job."""
+"""The interface of front ends, such as those of DDP, FSDP2 and local steps, by which a `Handle` calls them."""
 
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager

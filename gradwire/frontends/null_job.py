@@ -59,9 +59,8 @@ class NullRuntime:
     sparse, rows = (), PLAIN_ROWS
     slots: Sequence[Slot] = ()
 
-    def __init__(self, last: Stats = NOTHING, elastic: bool = False) -> None:
+    def __init__(self, elastic: bool = False) -> None:
         self.elastic = elastic
-        self._last = last
         self._state = checkpoint.pack({}, {}, 0, checkpoint.About(0, 1, NATIVE.to_json()))
 
     def hosts(self) -> Sequence[str]:
@@ -73,8 +72,8 @@ class NullRuntime:
         return "idle: one rank, or detached"
 
     def stats(self) -> Stats:
-        """The detached job's last ones."""
-        return self._last
+        """Nothing was sent."""
+        return NOTHING
 
     def trace(self, steps: int) -> NoReturn:
         """Raises ValueError."""
@@ -110,7 +109,15 @@ class NullRuntime:
 
 
 class EndedRuntime(NullRuntime):
-    """The runtime of a detached job, of which the figures are left."""
+    """The runtime of a detached job, of which the last figures are left."""
+
+    def __init__(self, last: Stats) -> None:
+        super().__init__()
+        self._last = last
+
+    def stats(self) -> Stats:
+        """The job's last ones."""
+        return self._last
 
     def state_dict(self, all_ranks: bool = False, padded: bool = False) -> NoReturn:
         """Raises ValueError, as all that follow do."""

@@ -9,7 +9,7 @@ from torch import nn
 from gradwire.checkpoint import StateDict
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
-from gradwire.integrations.first_rank import load_or_warn
+from gradwire.integrations.first_rank import load_or_warn, state_of_all
 from gradwire.integrations.framework import attach_whole, check_has
 from gradwire.plans import Plan
 
@@ -42,10 +42,9 @@ class CheckpointedHandle:
 
     def state_dict(self) -> StateDict:
         """The state of all ranks; nothing after `detach()`."""
-        return {} if self.handle.detached else self.handle.state_dict(all_ranks=True)
+        return state_of_all(self.handle)
 
     def load_state_dict(self, state: StateDict) -> None:
         """Takes over what rank 0 has read, before `detach()`; with `save_on_each_node` other hosts have files of their
         own."""
-        if not self.handle.detached:
-            load_or_warn(self.handle, state or None)
+        load_or_warn(self.handle, state or None)

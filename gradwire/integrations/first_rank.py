@@ -13,12 +13,14 @@ FILE = "gradwire.pt"
 _log = logging.getLogger("gradwire")
 
 
+def state_of_all(handle: Handle) -> StateDict:
+    """The state of all ranks, which call this together; empty after `detach()`, with which memories are gone."""
+    return {} if handle.detached else handle.state_dict(all_ranks=True)
+
+
 def keep_file(handle: Handle, folder: str | Path, first: bool) -> None:
     """Writes the state of all ranks to a folder of the first one's; all of them call this. A detached job has none."""
-    if handle.detached:
-        return
-    state = handle.state_dict(all_ranks=True)
-    if first:
+    if (state := state_of_all(handle)) and first:
         save(state, Path(folder) / FILE)
 
 
@@ -34,7 +36,10 @@ def read_file(folder: str | Path) -> StateDict | None:
 
 def load_first(handle: Handle, state: StateDict | None, error: str = "") -> bool:
     """Loads the `state` that rank 0 has, on all ranks, which call this together; returns whether it has one. Raises
-    ValueError, on all of them, with rank 0's `error`, or where they cannot load its state."""
+    ValueError, on all of them, with rank 0's `error`, or where they cannot load its state. A detached job loads
+    nothing, and misses nothing."""
+    if handle.detached:
+        return True
     state, error = handle.from_first((state, error))
     if error:
         raise ValueError(error)
@@ -52,9 +57,7 @@ def load_or_warn(handle: Handle, state: StateDict | None) -> None:
 
 def load_read(handle: Handle, first: bool, read: Callable[[], StateDict | None], checkpoint: object) -> None:
     """Has rank 0 `read` the state that the `checkpoint` has, which all ranks load as by `load_first`, or warns that it
-    has none. If reading fails, all raise ValueError. A detached job loads nothing."""
-    if handle.detached:
-        return
+    has none. If reading fails, all raise ValueError."""
     state, error = None, ""
     if first:
         try:

@@ -115,16 +115,28 @@ def profile(model: str) -> Profile:
     candidates = tuple(
         Candidate(way, _curve(encode_ms), _curve(decode_ms), expected(way)) for way, encode_ms, decode_ms in ways
     )
-    # a third of an iteration is the forward pass, the rest the backward pass
+    return profile_on(PCIE, tuple(tensors()), iteration_s, candidates)
+
+
+def profile_on(
+    cluster: Cluster,
+    tensors: tuple[ParameterWork, ...],
+    iteration_s: float,
+    candidates: tuple[Candidate, ...],
+    contention: float = 0.0,
+) -> Profile:
+    """The profile of a job on a cluster of GPUs: a third of an iteration is the forward pass, the rest the backward
+    pass."""
     return Profile(
-        slots=in_backward(tuple(tensors()), iteration_s * 2 / 3),
+        slots=in_backward(tensors, iteration_s * 2 / 3),
         forward_s=iteration_s / 3,
         optimizer_s=0.0,
         candidates=candidates,
-        collectives=over_link(candidates, *PCIE.network) | {"AllReduce": all_reduce(*PCIE.network)},
-        ranks=PCIE.ranks,
+        collectives=over_link(candidates, *cluster.network) | {"AllReduce": all_reduce(*cluster.network)},
+        ranks=cluster.ranks,
         device="cuda",
-    )
+        contention=contention,
+    )  # fmt: skip
 
 
 def _curve(milliseconds: float) -> CostTable:

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 from gradwire.communicators import Communicator, ScatterReduce
 from gradwire.compressors import ACPSGD, BF16, FP32, Compressor, EFSignSGD, PowerSGD, Quantized, TopK
-from gradwire.lab.built_in_profiles import MS, ParameterWork, bert, in_backward, linear, norm
+from gradwire.lab.built_in_profiles import MS, ParameterWork, bert, linear, norm, profile_on
 from gradwire.memories import NoMemory, Residual
 from gradwire.plans import Group, default_communicator
 from gradwire.schedule.costs import Affine
-from gradwire.schedule.profile import Candidate, Profile, over_link
-from gradwire.schedule.simulate import Cluster, all_reduce
+from gradwire.schedule.profile import Candidate, Profile
+from gradwire.schedule.simulate import Cluster
 from gradwire.tuner.rehearsal import expected
 
 STEP_S = 68.3 * MS
@@ -42,19 +42,8 @@ Decoding that does not grow with the ranks counts as encoding."""
 
 def bert_large() -> Profile:
     """BERT-large with the outputs of its pre-training, on 8 ranks."""
-    candidates = tuple(_candidates())
-    return Profile(
-        # a third of an iteration is the forward pass, the rest the backward pass
-        slots=in_backward(tuple(_tensors()), STEP_S * 2 / 3),
-        forward_s=STEP_S / 3,
-        optimizer_s=0.0,
-        candidates=candidates,
-        collectives=over_link(candidates, *PLAYED.network) | {"AllReduce": all_reduce(*PLAYED.network)},
-        ranks=PLAYED.ranks,
-        device="cuda",
-        # two threads that launch take turns
-        contention=0.5,
-    )
+    # two threads that launch take turns
+    return profile_on(PLAYED, tuple(_tensors()), STEP_S, tuple(_candidates()), contention=0.5)
 
 
 def _candidates() -> Iterator[Candidate]:

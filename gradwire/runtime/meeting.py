@@ -90,10 +90,10 @@ class Meeting:
         until = monotonic() + patience_s
         usual = min(until, monotonic() + self._patience_s)
         texts = [self._read(f"{key}/{rank}", usual) for rank in range(self._mesh.ranks)]
-        # where a round may keep ranks apart, as long as it may
+        # longer where ranks may be apart by a round of local steps, or by compiling kernels
         if until > usual and (late := [rank for rank, text in enumerate(texts) if text is None]):
             _log.warning(
-                "%s did not come to %s within %.0f s; the others wait %.0f s, as a round of local steps may",
+                "%s did not come to %s within %.0f s; the others wait for %.0f s",
                 ranks_named(late), self._call, self._patience_s, patience_s,
             )  # fmt: skip
             for rank in late:

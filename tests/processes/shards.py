@@ -837,7 +837,9 @@ def what_tensor_parallelism_leaves_whole_stays_equal_on_its_ranks() -> None:
         check_copies_stay_equal(ddp, parameters, torch.optim.SGD(parameters.values(), lr=0.1), mesh)
         handle.detach()
     ddp = DistributedDataParallel(partly_cut(mesh), device_mesh=mesh["replicate"])
-    refused(ValueError, "copies of what is left whole would part; name a compressor", lambda: gw.attach(ddp))
+    refused(
+        ValueError, "the ranks' copies of unsharded parameters would differ; name a compressor", lambda: gw.attach(ddp)
+    )
     model = fully_shard(partly_cut(cube), mesh=cube["shard"])
     together = gw.Plan((gw.Group(tuple(parameters), gw.FP32(), gw.NoMemory(), gw.AllReduce()),))
     refused(ValueError, "is cut over other ranks", lambda: gw.attach(model, together, mesh=cube))

@@ -9,6 +9,7 @@ Two ranks took ten steps from parameters in equal steps from -1 to 1 by `gradien
   `dion_simple.Dion`, rank=2, by the mean gradient. Q began as `torch.arange(2 * columns).view(columns, 2).sin()`.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -102,9 +103,7 @@ def test_demo_takes_the_steps_of_its_published_code():
         for step in range(10):
             descend(running, ranks, optimizers, step)
         residuals = running.state("residual")
-    for ran, own, residual in zip(DEMO.values(), ranks[0], residuals[0], strict=True):
-        torch.testing.assert_close(own, ran.numbers(ran.parameter), **NEAR)
-        torch.testing.assert_close(residual * 2, ran.numbers(ran.momentum), **NEAR)
+    assert_printed(DEMO.values(), ranks[0], [residual * 2 for residual in residuals[0]])
 
 
 def test_dion_takes_the_steps_of_its_published_code(monkeypatch: pytest.MonkeyPatch):
@@ -116,9 +115,13 @@ def test_dion_takes_the_steps_of_its_published_code(monkeypatch: pytest.MonkeyPa
         for step in range(10):
             descend(running, ranks, optimizers, step)
         residuals = [sum(both) for both in zip(*running.state("residual"), strict=True)]
-    for ran, own, residual in zip(DION.values(), ranks[0], residuals, strict=True):
+    assert_printed(DION.values(), ranks[0], residuals)
+
+
+def assert_printed(published: Iterable[Ran], parameters: Sequence[Tensor], momenta: Sequence[Tensor]) -> None:
+    for ran, own, momentum in zip(published, parameters, momenta, strict=True):
         torch.testing.assert_close(own, ran.numbers(ran.parameter), **NEAR)
-        torch.testing.assert_close(residual, ran.numbers(ran.momentum), **NEAR)
+        torch.testing.assert_close(momentum, ran.numbers(ran.momentum), **NEAR)
 
 
 def sines(columns: int) -> Tensor:

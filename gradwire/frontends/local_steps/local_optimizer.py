@@ -137,21 +137,13 @@ class LocalSteps(Wrapper):
 
         # the ranks meet over the store: they make the same plan, or all of them raise
         runtime = self._open(choices, plan, values, f"{inner_steps}, {delay}, {mix} and {eager}")
-        with ExitStack() as on_error:
-            on_error.callback(runtime.close)
-            share_values(model, runtime.mesh, device_of(replica.trained.parameters()))
-            # rounds over the fragments of that plan, with one outer optimizer on all ranks
-            schedule = schedule_of(len(parts.names))
-            made = parts.fragments(runtime.plan, schedule)
-            self._rounds = rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)
-            warn_of_momentum(runtime.plan, rounds.anchors, rounds.outer)
-            on_error.pop_all()
+        self._rounds = rounds = self._rounds_of(runtime, inner_optimizer, outer, schedule_of(len(parts.names)))
         self.handle = Handle(runtime, rounds, waits=not (delay or eager), inner_steps=lambda: rounds.taken)
         own(replica.trained.held().values(), runtime, KIND)
         self._wrap(inner_optimizer)
 
     def _open(self, choices: Choices, plan: Callable[[], Plan], values: dict[str, str], schedule: str) -> Runtime:
-        """The runtime. The model's `values` say of what kind they are, which ranks compare."""
+        """The runtime; ranks compare the descriptions of the model's `values`, by name."""
         replica = self._replica
         parts = self._fragments
         trained = self._replica.trained.parameters()
@@ -168,6 +160,18 @@ class LocalSteps(Wrapper):
                 **facts_of(choices.by_layer),
             },
         ))  # fmt: skip
+
+    def _rounds_of(self, runtime: Runtime, inner: Optimizer, outer: OuterOptimizer, schedule: Schedule) -> Rounds:
+        """Rounds over the fragments of the runtime's plan, with the first replica's values and one outer optimizer on
+        all ranks. Closes the runtime where that fails."""
+        with ExitStack() as on_error:
+            on_error.callback(runtime.close)
+            share_values(self._model, runtime.mesh, device_of(self._replica.trained.parameters()))
+            fragments = self._fragments.fragments(runtime.plan, schedule)
+            rounds = Rounds(runtime, fragments, inner, outer, schedule, self._replica)
+            warn_of_momentum(runtime.plan, rounds.anchors, rounds.outer)
+            on_error.pop_all()
+        return rounds
 
     @property
     def outer(self) -> Optimizer:

@@ -41,11 +41,11 @@ def device_of(parameters: Mapping[str, nn.Parameter]) -> torch.device:
 
 
 def check_decides(controller: Controller | None, slots: Sequence[Slot]) -> None:
-    """Raises ValueError for a controller that decides by what it sees, where each rank of tensor parallelism has a job
-    of its own, and a copy of what that leaves whole."""
+    """Raises ValueError for a controller that decides by what it measures, where tensor parallelism has sharded some
+    parameters, and each of its ranks has a job of its own and a copy of the others."""
     if controller and controller.numbers and len({slot.cut for slot in slots}) > 1:
         raise ValueError(
             f"each rank of tensor parallelism has a job of its own, whose {type(controller).__name__} would decide by "
-            "itself, so that copies of what is left whole would part; name a compressor, such as gw.TopK(0.01), "
-            "without a controller"
+            "itself, so that the ranks' copies of unsharded parameters would differ; name a compressor, such as "
+            "gw.TopK(0.01), without a controller"
         )
