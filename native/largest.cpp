@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "addends.h"
 
@@ -16,7 +17,7 @@ template <int BYTES> void gather(const void* from, int64_t stride, int64_t count
   }
 }
 
-// Every `stride`-th element that will be, in room for 1.25 SAMPLE; returns how many.
+// Every `stride`-th element that will be; returns how many.
 int64_t sample(const gw_addends& a, int64_t stride, float* into) {
   float old[PIECE], gradient[PIECE];
   int64_t start = 0, at = 0, m = 0;
@@ -34,6 +35,13 @@ int64_t sample(const gw_addends& a, int64_t stride, float* into) {
     start += segment->length;
   }
   return m;
+}
+
+// As gradwire.ops.sample.stride_of: at most `most` of n elements, at all places of a convolution's kernels.
+int64_t stride_of(int64_t n, int64_t most) {
+  int64_t stride = (n + most - 1) / most;
+  while (std::gcd(stride, int64_t{2 * 3 * 5 * 7}) > 1) ++stride;
+  return stride;
 }
 
 }  // namespace
@@ -57,7 +65,7 @@ float sampled_bound(const gw_addends& addends, int64_t n, int64_t k, float* room
   const float tiny = float_of(TINY);
   if (n <= 2 * TILE) return tiny;
   const int64_t wanted = std::min(SAMPLE, n / 4);
-  const int64_t m = sample(addends, (n / wanted) | 1, room);  // an odd stride meets every column of a 2^i matrix
+  const int64_t m = sample(addends, stride_of(n, wanted), room);
   const double rank = static_cast<double>(k) / static_cast<double>(n) * static_cast<double>(m);
   const int64_t lower = static_cast<int64_t>(rank + 4 * std::sqrt(rank) + 4);  // four standard deviations
   if (lower >= m) return tiny;

@@ -19,6 +19,6 @@ struct Kth {
 // Of n numbers, k > 0 of at least `least`, fewer where fewer are; NaN is none of them.
 Kth kth_largest(const float* x, int64_t n, int64_t k, uint32_t least);
 
-// A magnitude that at least k of n elements reach, with near certainty; room for 1.25 SAMPLE floats.
+// A magnitude that at least k of n elements reach, with near certainty; room for SAMPLE floats.
 constexpr int64_t SAMPLE = 1 << 14;
 float sampled_bound(const gw_addends& addends, int64_t n, int64_t k, float* room);

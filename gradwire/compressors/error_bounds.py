@@ -7,16 +7,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradwire.ops.sample import stride_of
+
 SAMPLE = 1 << 18
-"""Elements that are looked at, at most about twice as many."""
+"""Elements that are looked at, at most."""
 
 
 def energy_beyond_top_k(x: Tensor, counts: Sequence[int]) -> list[float]:
     """The square norms of all but the `counts` largest elements of x (n,), one for each count; of more than 262,144
     elements those of a sample, scaled up."""
     n = len(x)
-    # an odd stride meets every column of a power-of-two row
-    sample = x[:: n // SAMPLE | 1] if n > SAMPLE else x
+    sample = x[:: stride_of(n, SAMPLE)] if n > SAMPLE else x
     share = len(sample) / n
     # sum the smallest squares: sort only where a sum ends
     squares = sample.cpu().numpy().astype(np.float64) ** 2

@@ -1,7 +1,7 @@
-"""A sample of a step's gradients: a few matrices."""
+"""Samples: a few of a step's matrices, and the distance between the elements of a vector's sample."""
 
 from collections.abc import Mapping
-from math import ceil, sqrt
+from math import ceil, gcd, sqrt
 
 from torch import Tensor
 
@@ -14,6 +14,18 @@ def sampled(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     matrix float32; of one with more than 131,072 elements, every so many rows and columns."""
     matrices = [name for name, tensor in tensors.items() if tensor.dim() > 1 and tensor.numel()]
     return {name: _thinned(tensors[name].flatten(1)) for name in matrices[:: -(-len(matrices) // MATRICES) or 1]}
+
+
+def stride_of(n: int, most: int) -> int:
+    """The distance between elements of a sample of a vector (n,) that has `most` elements or fewer.
+
+    2, 3, 5 and 7 do not divide it: so a sample meets all columns of a matrix of 2^i, and all places of the 3x3, 5x5
+    and 7x7 kernels of a convolution, whose gradients differ in size.
+    """
+    stride = -(-n // most)
+    while gcd(stride, 2 * 3 * 5 * 7) > 1:
+        stride += 1
+    return stride
 
 
 def _thinned(matrix: Tensor) -> Tensor:

@@ -115,6 +115,16 @@ def test_at_least_k_and_few_more_reach_the_first_bound(shape, ratio: float):
     assert k <= reach <= k * (1 + 8 * (of_the_sample**0.5 + 1) / of_the_sample)
 
 
+@pytest.mark.parametrize("loud", range(9))
+def test_a_convolution_whose_places_differ_is_sampled_at_all_of_them(loud: int):
+    """With 135 times as many elements as a sample has, every 135th lay at one place of each 3x3 kernel."""
+    n = 135 * SAMPLE + 5
+    x = torch.randn(n, generator=torch.Generator().manual_seed(0))
+    x[loud::9] *= 1.5
+    k = n // 20
+    assert k <= int(x.abs().ge(lower_bound(x, k, slack=4.0)).sum()) <= 1.3 * k
+
+
 @given(
     x=st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=60),
     share=st.floats(min_value=0, max_value=1),

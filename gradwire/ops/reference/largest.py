@@ -4,11 +4,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradwire.ops.sample import stride_of
 from gradwire.ops.tiles import TILE, tile_bounds
 from gradwire.ops.workspace import Workspace
 
 SAMPLE = 1 << 14
-"""Elements of a sample, at most about twice as many."""
+"""Elements of a sample, at most."""
 TINY = float(np.finfo(np.float32).tiny)
 """The least normal number: elements below it are never selected."""
 
@@ -30,7 +31,7 @@ def lower_bound(x: Tensor, k: int, slack: float) -> float:
     if n <= SAMPLE:
         return TINY
     # a strided sample
-    sample = np.abs(x.numpy()[:: n // SAMPLE | 1])  # an odd stride meets every column of a power-of-two row
+    sample = np.abs(x.numpy()[:: stride_of(n, SAMPLE)])
     # the sample's order statistic, and `slack` standard deviations of its count further down
     rank = k / n * len(sample)
     rank = max(1, int(rank + slack * rank**0.5 + slack))

@@ -4,6 +4,7 @@
 import torch
 from torch import Tensor
 
+from gradwire.ops.sample import stride_of
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.largest import (
     STATE,
@@ -51,8 +52,8 @@ class Lists:
     def sample(self, old: Tensor, gradient: Tensor, decay: float, weight: float | Tensor, **has: bool) -> None:
         """Bounds what is listed of the sums decay·old + weight·gradient, with near certainty from below."""
         rows, n = self.shape
-        # an odd step meets every column of a power-of-two row; the bound is four standard deviations further down
-        step = -(-n // SAMPLE) | 1
+        # the bound is four standard deviations further down than the sample's
+        step = stride_of(n, SAMPLE)
         expected = self.k * programs_for(n, step) / n
         rank = int(expected + 4 * expected**0.5 + 4)
         launching.launch(
