@@ -46,7 +46,7 @@ class Case:
     falls: int = 0
 
 
-LSTM = ("model=lstm", "width=160", "layers=1", "context=24")
+LSTM = ("model=lstm", "width=160", "layers=1", "context=24", "carry=true")
 CASES = {
     "ResNet": Case("digits", ("width=32", "batch=32"), rate=0.003),
     "VGG": Case("fashion-mnist", ("model=cnn", "width=16", "batch=8")),
