@@ -56,7 +56,7 @@ def main() -> None:
             dense = [(first_below(losses, goal), goal) for goal in goals]
             continue
         rows.append(row(task, factor, delays[len(delays) * 2 // 3 :], losses, dense))
-        save("delays.json", rows=rows)
+    save("delays.json", rows=rows)
     print(table(rows))
 
 
