@@ -120,6 +120,13 @@ def abort_group(group: dist.ProcessGroup) -> None:
         close_group(group)
 
 
+def abort_default_group() -> None:
+    """Ends what is under way over NCCL in the default group, which stays: later collectives of it raise."""
+    world = dist.group.WORLD
+    if world is not None and backend_of(world, torch.device("cuda")) == "nccl":
+        world.abort()
+
+
 def leave_default_group() -> None:
     """Ends torch.distributed, with all that is under way: NCCL's own end would wait for that."""
     world = dist.group.WORLD

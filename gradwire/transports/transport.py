@@ -17,12 +17,14 @@ class Lost(RuntimeError):
 @contextmanager
 def of_others() -> Iterator[None]:
     """A context of a transport's calls, whose errors are other ranks', and become `Lost`; but not those of this rank's
-    memory and device."""
+    memory and device, nor of wrong use, as where two ranks have one GPU."""
     try:
         yield
     except (Lost, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except RuntimeError as error:
+        if "ncclInvalidUsage" in str(error):
+            raise
         raise Lost(str(error)) from error
 
 

@@ -97,13 +97,15 @@ def on_gpu(rank: int, host: str, **others: str) -> Facts:
 
 
 def test_variables_that_help_on_gpus_are_hints() -> None:
-    set_by_torchrun = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_DEBUG": "WARN", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    found = {finding.name: finding for finding in environment.check(site_of([on_gpu(0, "a", **set_by_torchrun)]))}
+    set_by_torchrun = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_DEBUG": "WARN"}
+    harmful = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_LAUNCH_ORDER_IMPLICIT": "1"}
+    everyone = [on_gpu(0, "a", **set_by_torchrun, **harmful)]
+    found = {finding.name: finding for finding in environment.check(site_of(everyone))}
     assert found["TORCH_NCCL_ASYNC_ERROR_HANDLING"].ok
     assert "=0" in found["TORCH_NCCL_ASYNC_ERROR_HANDLING"].remedy
     assert found["NCCL_DEBUG"].remedy == ""
     assert "NCCL_SOCKET_IFNAME" in found["NCCL_SOCKET_IFNAME"].remedy
-    assert found["CUDA_DEVICE_MAX_CONNECTIONS"].ok is False
+    assert {name for name, finding in found.items() if finding.ok is False} == harmful.keys()
     assert "TORCH_DISTRIBUTED_DEBUG" not in found
 
 

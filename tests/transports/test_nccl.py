@@ -2,6 +2,8 @@
 
 import gc
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
 from weakref import ref
@@ -28,7 +30,7 @@ class Group(dist.ProcessGroup):
 
     def __init__(self, rank: int = 0, world: int = 2) -> None:
         super().__init__(rank, world)
-        self._rank, self._world, self.error = rank, world, "SUCCESS"
+        self._rank, self._world, self.error, self.aborted = rank, world, "SUCCESS", False
 
     def rank(self) -> int:
         return self._rank
@@ -43,6 +45,9 @@ class Group(dist.ProcessGroup):
         if device.type != "cuda":
             raise RuntimeError("no backend")
         return self
+
+    def abort(self) -> None:
+        self.aborted = True
 
     def get_error(self) -> SimpleNamespace:
         return SimpleNamespace(name=self.error)
@@ -213,9 +218,38 @@ def test_a_group_over_nccl_is_left_by_an_abort(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", lambda: done.append("abort"))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("destroy"))
     monkeypatch.setattr(process_groups, "backend_of", lambda group, device: "nccl")
-    dist.group.WORLD = Group()
-    try:
+    with default_group(Group()):
         process_groups.leave_default_group()
+    assert done == ["abort"]
+
+
+@contextmanager
+def default_group(group: Group) -> Iterator[None]:
+    dist.group.WORLD = group
+    try:
+        yield
     finally:
         dist.group.WORLD = None
-    assert done == ["abort"]
+
+
+@pytest.mark.parametrize("elastic", [True, False])
+def test_ddps_own_collectives_end_with_an_elastic_job_which_goes_on_on_the_same_streams(elastic: bool):
+    """A broadcast of its buffers waits for the lost rank, too, and torch's watchdog is off: a state would not be
+    saved before it ends. Without `elastic` the group is the user's to end."""
+    slots, world = slots_of(SMALL), Group()
+    plan = plan_of(slots, gw.TopK(0.1), gw.Residual(), gw.AllGather())
+    with job(plan, slots, 2, elastic=elastic) as running, default_group(world):
+        running.runtimes[0].fail(RuntimeError("out of memory"))
+        assert world.aborted is elastic
+
+
+def test_two_ranks_with_one_gpu_are_no_lost_rank():
+    """NCCL says which; at the first collective, where nothing of torch's has come before."""
+
+    class Refused(Played):
+        def start(self, op):
+            raise dist.DistBackendError("ncclInvalidUsage: ...\nDuplicate GPU detected : rank 1 and rank 0")
+
+    first, _ = transports(kind=Refused)
+    with pytest.raises(dist.DistBackendError, match="Duplicate GPU"):
+        gw.Mesh({"replica": first}).open(torch.device("cpu"))

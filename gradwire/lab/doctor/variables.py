@@ -30,6 +30,10 @@ def _connections(value: str) -> str:
     return "Gradwire's stream waits for backward's kernels, and nothing is hidden" if few else ""
 
 
+def _launch_order(value: str) -> str:
+    return "NCCL wants one thread to launch all collectives, and Gradwire's is a second one" if value != "0" else ""
+
+
 def _detail(value: str) -> str:
     # torch takes small letters as well
     refused = value.upper() == "DETAIL"
@@ -48,6 +52,8 @@ VARIABLES = {
     ),
     "TORCH_DISTRIBUTED_DEBUG": Variable(_detail, "unset TORCH_DISTRIBUTED_DEBUG, or set it to INFO"),
     "CUDA_DEVICE_MAX_CONNECTIONS": Variable(_connections, "unset CUDA_DEVICE_MAX_CONNECTIONS, or set it to 8 or more"),
+    "NCCL_LAUNCH_ORDER_IMPLICIT": Variable(_launch_order, "unset NCCL_LAUNCH_ORDER_IMPLICIT"),
+    "CUDA_MODULE_LOADING": Variable(hint="where the first steps hang: CUDA_MODULE_LOADING=EAGER"),
     "NCCL_DEBUG": Variable(hint="NCCL_DEBUG=WARN has NCCL say which link or peer failed"),
     "NCCL_SOCKET_IFNAME": Variable(hint="with several networks, NCCL_SOCKET_IFNAME names the one that NCCL takes"),
     "NCCL_IB_HCA": Variable(hint="with several InfiniBand cards, NCCL_IB_HCA names those that NCCL takes"),

@@ -121,6 +121,7 @@ class GradientCollector:
         """Opens a step of these groups, or of all; `times_sent` is how often they were sent. Turns that are due are
         recorded first. With `until_backward_ends` the last group is held back until `backward_done`, so that no rank
         takes the step if the backward pass still fails after its last gradient."""
+        self._executor.refuse_recording()
         # the weight first: the user's function may fail
         self._weight, self._times_sent = self._ask_weight(), times_sent
         # record turns while nothing is under way: the training thread waits for that

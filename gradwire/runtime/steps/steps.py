@@ -88,7 +88,7 @@ class Steps:
         self.last_arrival = self.moved = EPOCH
         self.ended = lambda: None
         self.exchanges, self._active = list[GroupExchange](), list[GroupExchange]()
-        self._scale, self._elastic, self._voted = options.scale, options.elastic, options.voted
+        self._scale, self.elastic, self._voted = options.scale, options.elastic, options.voted
         self.promised = self.over = self._lost = False
         # what all groups share
         self.job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), look=control.shown)
@@ -255,7 +255,7 @@ class Steps:
         # on a GPU: drop what collectives that were aborted have left
         nonfinite = self._verdict.spoil()
         # elastic: confirm that all ranks have all of the step
-        if self._elastic:
+        if self.elastic:
             self._promise()
         # show the means to the controller, and make them NaN where the step does not count
         self.control.reduced(self._means, nonfinite, 1.0 if (scale := self._scale()) is None else scale)

@@ -65,6 +65,14 @@ class Executor:
         self._thread = threading.Thread(target=self._work, name="gradwire", daemon=True)
         self._thread.start()
 
+    def refuse_recording(self) -> None:
+        """Raises RuntimeError where a user's CUDA graph records the current stream: a replay would call no hook."""
+        if self._cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "a CUDA graph cannot record the exchange of gradients; record parts of the model before attach(), by "
+                "torch.cuda.make_graphed_callables(), or use torch.compile(model, mode='reduce-overhead')"
+            )
+
     def post(self, task: Callable[[], None]) -> None:
         """Queues a task for the worker, behind the current stream's work so far."""
         # the event makes the worker's stream wait for what the task will read

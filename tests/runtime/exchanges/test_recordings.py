@@ -17,7 +17,7 @@ from gradwire.runtime.worker.executor import Executor
 from gradwire.runtime.worker.graphs import CUDAGraphs
 from tests.support.cases import CASES, Case, rows
 from tests.support.fixed import PARAMETERS, Fixed, Script
-from tests.support.harness import draw, plan_of, slots_of
+from tests.support.harness import draw, job, plan_of, slots_of
 from tests.support.pretend_cuda import GPU, PretendedGPU, on_gpu, pretended_cuda, real
 from tests.support.states import earlier
 from tests.support.tape import PretendingExecutor, Tape, taped
@@ -336,3 +336,15 @@ def test_a_turn_that_launches_nothing_is_no_reason_to_warn(captures: CUDAGraphs)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         CUDAGraphs().record(lambda: None)
+
+
+def test_a_graph_of_the_users_own_records_no_step(monkeypatch: pytest.MonkeyPatch):
+    """Its replays would call no hook. The job goes on without it."""
+    with job(of(CASES[0]), SLOTS, WORLD) as running:
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        for runtime in running.runtimes:
+            with monkeypatch.context() as recording:
+                recording.setattr(runtime._executor, "_cuda", True)
+                with pytest.raises(RuntimeError, match="make_graphed_callables"):
+                    runtime.open_step()
+        assert torch.equal(*(means[0] for means in running.step(draw(SLOTS, WORLD, 0))))
