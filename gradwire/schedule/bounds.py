@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gradwire.schedule.costs import Affine, Array, ComposedCost, Cost, Index, SumCost
+from gradwire.schedule.costs import Affine, Array, ComposedCost, Cost, CostTable, Index, SumCost
 from gradwire.schedule.edges import Edges, load_of
 from gradwire.schedule.problem import Cuts, Problem
 from gradwire.schedule.regimes import GroupCosts, Regime, State
@@ -36,6 +36,8 @@ def least_slope(cost: Cost) -> float:
     match cost:
         case Affine():
             return cost.per_unit
+        case CostTable() if cost.sizes[0] == 0:  # else it is flat at first
+            return min([cost.last_slope, *(np.diff(cost.values) / np.diff(cost.sizes)).tolist()])
         case ComposedCost():
             return least_slope(cost.outer) * least_slope(cost.inner)
         case SumCost():

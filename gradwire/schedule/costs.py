@@ -70,7 +70,7 @@ class CostTable:
 
     def __call__(self, size: Array, /) -> Array:
         inside = np.interp(size, self.sizes, self.values)
-        return inside + self._last_slope * np.maximum(np.asarray(size, float) - self.sizes[-1], 0)
+        return inside + self.last_slope * np.maximum(np.asarray(size, float) - self.sizes[-1], 0)
 
     def plus(self, fixed: float) -> "CostTable":
         """The cost with `fixed` added for any size."""
@@ -85,7 +85,8 @@ class CostTable:
         return {"sizes": list(self.sizes), "values": list(self.values)}
 
     @property
-    def _last_slope(self) -> float:
+    def last_slope(self) -> float:
+        """By how much it rises per unit beyond the last size."""
         if len(self.sizes) == 1:
             return self.values[-1] / max(1.0, self.sizes[-1])
         return max((self.values[-1] - self.values[i]) / (self.sizes[-1] - self.sizes[i]) for i in (0, -2))

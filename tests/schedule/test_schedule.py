@@ -8,6 +8,7 @@ import pytest
 from benchmarks.scheduler import peers
 from benchmarks.scheduler.compute_stream import ComputeStream
 from gradwire.schedule import Affine, CostTable, Option, Problem, Worker, baselines, evaluate, search
+from gradwire.schedule.bounds import least_slope
 from gradwire.schedule.costs import theil_sen
 from tests.support.schedule_cases import REGIMES, all_plans, brute_force, filled, pieces, random_problem
 
@@ -123,6 +124,12 @@ def test_a_table_is_flat_then_linear():
 def test_one_slow_measurement_does_not_make_what_is_larger_cheap():
     table = CostTable.of(np.array([1.0, 2, 3, 4]), np.array([1.0, 2, 4, 4]))
     assert float(table(np.array(104.0))) == pytest.approx(104)
+
+
+@pytest.mark.parametrize("table", [CostTable((0.0, 3.0, 9.0), (1.0, 4.0, 6.0)), CostTable((2.0, 4.0), (1.0, 4.0))])
+def test_a_table_grows_by_its_least_slope_or_more(table):
+    size, more = np.meshgrid(np.linspace(0, 20, 41), np.linspace(0, 20, 41))
+    assert (table(size + more) - table(size) >= least_slope(table) * more - 1e-12).all()
 
 
 def test_costs_that_fall_are_refused():
