@@ -50,6 +50,12 @@ def test_a_budget_that_only_the_cheapest_fit_is_kept_in_spite_of_rounding():
     assert allocate(np.array([[1.0, 0.0]] * 4), costs[::-1], 0.1 + 0.2 + 0.3) == [0] * 4
 
 
+def test_layers_may_have_fewer_choices_than_others():
+    values, costs = np.array([[1e6, 1.0], [1e6, np.inf]]), np.array([[0.0, 1e-8], [0.0, np.inf]])
+    assert allocate(values, costs, 1e-8) == [1, 0]
+    assert allocate(values, costs, 1e-9) == [0, 0]
+
+
 def test_many_layers_come_close_to_the_bound_and_fit():
     rng = np.random.default_rng(1)
     sizes = rng.lognormal(5, 2, (300, 1)) * 2.0 ** np.arange(8)
