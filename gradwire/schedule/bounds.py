@@ -226,7 +226,6 @@ def _growth(step: Callable[[State], tuple[Array, ...]], states: Array) -> Array:
     """By how much each result grows with each number of the states (dims, n): (results, dims, n). One number after the
     other grows and stays so, so that of two equal maxima only one counts."""
     nudge = 1e-6 * states.max() + 1e-300
-    # one number after another grows, and stays so
     grown = np.tril(np.full((len(states), len(states)), nudge))
     results = np.array([step(tuple(states)), *(step(tuple(states + own[:, None])) for own in grown)])
     growth = np.diff(results, axis=0).swapaxes(0, 1) / nudge

@@ -1,6 +1,9 @@
 """The search against brute force, in every regime, and the baselines against the search."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from math import inf
 
 import numpy as np
 import pytest
@@ -139,6 +142,20 @@ def test_costs_that_fall_are_refused():
         CostTable((1.0, 2.0), (1.0, float("nan")))
     with pytest.raises(ValueError, match="never"):
         Affine(-1.0, 0.0)
+
+
+@pytest.mark.parametrize("make", [partial(Affine, inf), partial(Affine, 0.0, inf), partial(CostTable, (1.0,), (inf,))])
+def test_infinite_costs_are_refused(make: Callable[[], object]):
+    with pytest.raises(ValueError, match="finite"):
+        make()
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.01])
+def test_what_costs_nothing_takes_no_time(eps: float):
+    free = Problem(np.zeros(3), np.ones(3), np.zeros(3, bool), (Option(Affine(), Affine(), Affine()),))
+    found = search(free, Worker(), eps)
+    assert (found.step_s, found.bound) == (0, 1)
+    assert pieces(free, found.groups)
 
 
 def test_the_line_through_points_survives_outliers():
