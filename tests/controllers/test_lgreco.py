@@ -276,6 +276,7 @@ def test_a_run_that_was_cut_goes_on_bit_for_bit(cut: int):
         ("makes no mean of gradients", lambda: gw.LGreCo(choices=(gw.Dion(4),))),
         ("makes no mean of gradients", lambda: gw.LGreCo().check(fp32(gw.SignSGD()))),
         ("follows from its threshold", lambda: gw.LGreCo().check(sparse(gw.HardThreshold(0.1)))),
+        ("DGCMemory masks", lambda: gw.LGreCo(choices=(gw.QSGD(),)).check(masked())),
         ("use up to 14", lambda: gw.LGreCo(choices=tuple(gw.TopK(i / 20) for i in range(1, 19))).check(sparse())),
     ],
 )
@@ -293,6 +294,10 @@ def fp32(compressor: gw.Compressor = gw.FP32()) -> gw.Plan:  # noqa: B008
 
 def sparse(compressor: gw.Compressor = gw.TopK(0.1)) -> gw.Plan:  # noqa: B008
     return plan_of(SLOTS, compressor, gw.Residual(), gw.AllGather())
+
+
+def masked() -> gw.Plan:
+    return plan_of(SLOTS, gw.TopK(0.1), gw.DGCMemory(), gw.AllGather())
 
 
 def test_choices_are_the_same_on_all_ranks_and_in_a_state():
