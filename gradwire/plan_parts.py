@@ -86,11 +86,22 @@ def from_dict(data: dict[str, Any], base: type) -> Any:
     arguments = dict(data)
     (name,) = names([arguments.pop("name")])
     part = _class(name, base)
-    inner = {key: from_dict(value, base) for key, value in arguments.items() if isinstance(value, dict)}
+    inner = {key: _value(value, base) for key, value in arguments.items()}
     # a type of numbers is written by its name
     defaults = {field.name: field.default for field in dataclasses.fields(part) if field.name in arguments}
     dtypes = {key: dtype_of(arguments[key]) for key, value in defaults.items() if isinstance(value, torch.dtype)}
-    return part(**arguments | inner | dtypes)
+    return part(**inner | dtypes)
+
+
+def _value(value: Any, base: type) -> Any:
+    """An option's value: a part of its own, a tuple, which JSON has as a list, or a plain one."""
+    match value:
+        case dict():
+            return from_dict(value, base)
+        case list():
+            return tuple(_value(each, base) for each in value)
+        case _:
+            return value
 
 
 def check_group(slots: Sequence[Slot], compressor: compressors.Compressor) -> None:

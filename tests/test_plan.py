@@ -1,7 +1,7 @@
 """Plans: JSON, what they refuse and advise, and that all ranks have the same."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import cast
 
@@ -30,6 +30,20 @@ def test_json_round_trip(case: Case):
     again = gw.Plan.from_json(plan.to_json())
     assert again == plan
     assert again.to_json() == plan.to_json()
+
+
+@dataclass(frozen=True)
+class Stages(gw.TopK):
+    """A user's compressor, one of whose options is a tuple."""
+
+    ratios: tuple[float, ...] = ()
+    others: tuple[gw.Compressor, ...] = ()
+
+
+def test_options_that_are_tuples_come_back_as_tuples():
+    stages = Stages(ratios=(0.25, 0.1), others=(gw.TopK(0.1), Stages(ratios=(0.5,))))
+    plan = uniform(SLOTS, stages)
+    assert gw.Plan.from_json(plan.to_json()) == plan
 
 
 PLAN_OF_SLOTS = gw.Plan((gw.Group(("SLOTS",), gw.TopK(0.1), gw.Residual(), gw.AllGather()),)).to_json()

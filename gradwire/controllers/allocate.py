@@ -54,7 +54,7 @@ def _pareto_front(costs: Matrix, values: Matrix, budget: float, price: float) ->
 def _price(values: Matrix, costs: Matrix, budget: float) -> float:
     """Lagrange's multiplier: the value of a unit of cost, found by bisection."""
     finite = np.isfinite(values) & np.isfinite(costs)
-    values, costs = np.where(finite, values, 1e300), np.where(finite, costs, 1e300)
+    values, costs = np.where(finite, values, 1e200), np.where(finite, costs, 1e200)
     # bisect the logarithm of the price
     layers = np.arange(len(costs))
     low, high = -60.0, 60.0

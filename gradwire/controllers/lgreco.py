@@ -13,7 +13,7 @@ from gradwire.compressors import FP16, QSGD, Compressor, FixedSizeCompressor, Gr
 from gradwire.controllers.allocate import allocate
 from gradwire.controllers.controller import MESSAGE_NUMBERS, Controller, Decision, Observation, StepView
 from gradwire.controllers.errors import square_errors
-from gradwire.controllers.recompress import has, recompress, setting_of, with_options
+from gradwire.controllers.recompress import Defaults, has, recompress, setting_of, with_options
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.options import check_type
 from gradwire.plans import Group, Plan, sizes_follow_from_shapes
@@ -80,7 +80,7 @@ class LGreCo(Controller):
         self._begin_layers(Plan(()))
 
     def check(self, plan: Plan) -> None:
-        given = [group.compressor for group in plan.groups if _measured(group.compressor)]
+        given = list(dict.fromkeys(group.compressor for group in plan.groups if _measured(group.compressor)))
         if not given:
             raise ValueError(
                 f"LGreCo measures what sparsifiers, quantisers and low rank lose, not {plan.groups[0].compressor}; "
@@ -90,6 +90,9 @@ class LGreCo(Controller):
             _check_choice(compressor)
             if len(self._choices_for(compressor)) > MESSAGE_NUMBERS - 2:
                 raise ValueError(f"{len(self._choices_for(compressor))} choices do not fit the message; use up to 14")
+            # the group's memory takes every choice
+            for choice in self._choices_for(compressor):
+                _with_choice(plan, compressor, choice, self._defaults)
 
     def describe(self) -> str:
         # choices are code on the command line, but ranks compare them
@@ -243,6 +246,11 @@ class LGreCo(Controller):
 def _measured(compressor: Compressor) -> TypeGuard[FixedSizeCompressor]:
     """Whether the compressor has an error and can predict it."""
     return sizes_follow_from_shapes(compressor) and not compressor.is_cast
+
+
+def _with_choice(plan: Plan, given: Compressor, choice: Compressor, defaults: Defaults) -> Plan:
+    """A copy of the plan with `choice` in place of a compressor given. Raises ValueError where they do not fit."""
+    return recompress(plan, lambda group, _: choice if group.compressor == given else group.compressor, defaults)
 
 
 def _check_choice(compressor: Compressor) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gradwire.schedule.costs import Affine, Array, ComposedCost, Cost, Index, SumCost
+from gradwire.schedule.costs import Affine, Array, ComposedCost, Cost, CostTable, Index, SumCost
 from gradwire.schedule.edges import Edges, load_of
 from gradwire.schedule.problem import Cuts, Problem
 from gradwire.schedule.regimes import GroupCosts, Regime, State
@@ -36,6 +36,8 @@ def least_slope(cost: Cost) -> float:
     match cost:
         case Affine():
             return cost.per_unit
+        case CostTable() if cost.sizes[0] == 0:  # else it is flat at first
+            return min([cost.last_slope, *(np.diff(cost.values) / np.diff(cost.sizes)).tolist()])
         case ComposedCost():
             return least_slope(cost.outer) * least_slope(cost.inner)
         case SumCost():
@@ -224,7 +226,6 @@ def _growth(step: Callable[[State], tuple[Array, ...]], states: Array) -> Array:
     """By how much each result grows with each number of the states (dims, n): (results, dims, n). One number after the
     other grows and stays so, so that of two equal maxima only one counts."""
     nudge = 1e-6 * states.max() + 1e-300
-    # one number after another grows, and stays so
     grown = np.tril(np.full((len(states), len(states)), nudge))
     results = np.array([step(tuple(states)), *(step(tuple(states + own[:, None])) for own in grown)])
     growth = np.diff(results, axis=0).swapaxes(0, 1) / nudge

@@ -1,6 +1,7 @@
 """Costs: seconds, or bytes, against a size. They never fall, and are vectorised."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -24,8 +25,8 @@ class Affine:
     per_unit: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (self.fixed >= 0 and self.per_unit >= 0):
-            raise ValueError(f"{self} may be negative or fall; a cost never is or does")
+        if not (0 <= self.fixed < inf and 0 <= self.per_unit < inf):
+            raise ValueError(f"{self} is no cost: costs are finite, 0 or more, and never fall")
 
     def __call__(self, size: Array, /) -> Array:
         return self.fixed + self.per_unit * np.asarray(size, float)
@@ -57,9 +58,11 @@ class CostTable:
             raise ValueError(
                 f"a cost table needs as many values as sizes, not {len(self.values)} for {len(self.sizes)}"
             )
-        # interpolation and the search's bounds count on both
-        if not (np.all(np.diff(self.sizes) > 0) and np.all(np.diff(self.values) >= 0) and self.values[0] >= 0):
-            raise ValueError("a cost table needs ascending sizes and values that never fall; see CostTable.of()")
+        # interpolation and the search's bounds count on it
+        finite = np.isfinite(self.sizes).all() and np.isfinite(self.values).all()
+        rising = finite and (np.diff(self.sizes) > 0).all() and (np.diff(self.values) >= 0).all()
+        if not (rising and self.values[0] >= 0):
+            raise ValueError("a cost table needs ascending sizes and finite values that never fall; see CostTable.of()")
 
     @classmethod
     def of(cls, sizes: Array, values: Array) -> "CostTable":
@@ -70,7 +73,7 @@ class CostTable:
 
     def __call__(self, size: Array, /) -> Array:
         inside = np.interp(size, self.sizes, self.values)
-        return inside + self._last_slope * np.maximum(np.asarray(size, float) - self.sizes[-1], 0)
+        return inside + self.last_slope * np.maximum(np.asarray(size, float) - self.sizes[-1], 0)
 
     def plus(self, fixed: float) -> "CostTable":
         """The cost with `fixed` added for any size."""
@@ -85,7 +88,8 @@ class CostTable:
         return {"sizes": list(self.sizes), "values": list(self.values)}
 
     @property
-    def _last_slope(self) -> float:
+    def last_slope(self) -> float:
+        """By how much it rises per unit beyond the last size."""
         if len(self.sizes) == 1:
             return self.values[-1] / max(1.0, self.sizes[-1])
         return max((self.values[-1] - self.values[i]) / (self.sizes[-1] - self.sizes[i]) for i in (0, -2))

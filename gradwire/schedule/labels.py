@@ -1,5 +1,5 @@
-"""Labels of the exact search. A label at slot k is the regime's state after some groups of the slots before k, and how
-many elements of small slots they deferred. Of two labels at the same slot, one that is nowhere larger makes the other
+"""Labels of the exact search. A label at piece k is the regime's state after groups of the first k pieces, and how many
+elements of small slots they deferred. Of two labels at the same piece, one that is nowhere larger makes the other
 superfluous; one that cannot beat the best plan known goes too.
 """
 
@@ -16,7 +16,9 @@ ROUNDING = 1e-12
 
 
 class Labels:
-    """One pass over the slots. Labels lie in flat arrays, those of a slot side by side."""
+    """One pass over the pieces, for plans that end before `goal_s`; labels that differ by `merge_s` or less are merged.
+    Labels lie in flat arrays, those of piece k from number `first[k]` on: their states (dims + 1, labels), and the last
+    group of each, by the label before it, its end and its option."""
 
     def __init__(self, bounds: Bounds, goal_s: float, merge_s: float) -> None:
         self.bounds = bounds
@@ -28,6 +30,7 @@ class Labels:
         self.deferred = self.problem.deferred
         self.ended = True
         self.compared = 0
+        # deferred elements count in seconds, those that they take by themselves
         dims = self.regime.dims
         deferred = max(self.deferred[-1], 1.0)
         seconds = sum(float(part) for part in load_of(self.problem, self.problem.tail, 0, 0, deferred)) + 1e-300
@@ -36,17 +39,19 @@ class Labels:
         self.soonest_s = np.full(self.problem.pieces, self.backward_s)
         """When a group that begins at each piece is ready at the earliest."""
         np.minimum.at(self.soonest_s, self.edges.start, self.edges.ready_s)
+        # one label at first: nothing is sent yet
         self.states = np.zeros((dims + 1, 1024))
         self.parent, self.end, self.option = (np.zeros(1024, np.intp) for _ in range(3))
         self.first = np.zeros(self.problem.pieces + 2, np.intp)
         self.first[1:] = 1
 
-    def best(self, most: int | None, width: int | None) -> tuple[Cuts, float]:
+    def best(self, most_compared: int | None, width: int | None) -> tuple[Cuts, float]:
         """The groups of the best label, and its time: there are none where no label was good enough, and nothing is
-        known of the time where more than `most` pairs would be compared. At each slot only `width` labels are kept."""
+        known of the time where more than `most_compared` pairs of labels would be compared. Only `width` labels are
+        kept at each piece."""
         for k in range(1, self.problem.pieces + 1):
-            self._reach(k, width)
-            if most and self.compared > most:
+            self._make_labels(k, width)
+            if most_compared and self.compared > most_compared:
                 self.ended = False
                 return [], 0.0
         last = slice(self.first[-2], self.first[-1])
@@ -58,20 +63,18 @@ class Labels:
 
     def _ends(self, states: Array) -> Array:
         """The ends of steps, after a last group of the deferred slots."""
-        problem = self.problem
-        regime = self.regime
-        deferred = states[-1]
-        ends = regime.finish(tuple(states[:-1]), self.backward_s)
+        *state, deferred = states
+        ends = self.regime.finish(tuple(state), self.backward_s)
         if not self.deferred[-1]:
             return ends
-        load = load_of(problem, problem.tail, 0, 0, deferred)
-        more = regime.finish(regime.step(tuple(states[:-1]), self.backward_s, load, self.backward_s), self.backward_s)
-        return np.where(deferred > 0, more, ends)
+        tail = load_of(self.problem, self.problem.tail, 0, 0, deferred)
+        state = self.regime.step(tuple(state), self.backward_s, tail, self.backward_s)
+        return np.where(deferred > 0, self.regime.finish(state, self.backward_s), ends)
 
-    def _reach(self, k: int, width: int | None) -> None:
-        """Makes the labels of slot k."""
-        labels, edges = self._ways(k)
-        states = self._after(k, labels, edges)
+    def _make_labels(self, k: int, width: int | None) -> None:
+        """Makes the labels of piece k."""
+        labels, edges = self._extensions(k)
+        states = self._states_after(k, labels, edges)
         bounds = self.bounds.finish(states, k)
         chosen = np.flatnonzero(bounds < self.goal_s * (1 - ROUNDING))
         if width:
@@ -82,15 +85,15 @@ class Labels:
             states, kept = states[:, np.argsort(kept)[:width]], np.sort(kept)[:width]
         self._store(k, states, labels[chosen[kept]], self.edges.option[edges[chosen[kept]]])
 
-    def _ways(self, k: int) -> tuple[Index, Index]:
-        """All labels at which a group that ends at slot k may begin, and these groups."""
+    def _extensions(self, k: int) -> tuple[Index, Index]:
+        """All pairs of a label and a group that goes on from there and ends before piece k."""
         edges = self.edges.into(k)
         first, after = self.first[self.edges.start[edges]], self.first[self.edges.start[edges] + 1]
         many = after - first
         skipped = np.cumsum(many) - many
         return np.arange(many.sum()) + np.repeat(first - skipped, many), np.repeat(edges, many)
 
-    def _after(self, k: int, labels: Index, edges: Index) -> Array:
+    def _states_after(self, k: int, labels: Index, edges: Index) -> Array:
         """The states (dims + 1, n) after one more group."""
         deferred = self.states[-1, labels]
         load = np.take(self.edges.load, edges, axis=1)

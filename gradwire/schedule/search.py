@@ -11,7 +11,7 @@ time is a lower bound on every plan's, and its groups are a plan; (3) the same w
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -25,10 +25,11 @@ from gradwire.schedule.regimes import Regime
 from gradwire.schedule.work import SlowedBackward, TimedGroup
 
 SEEDS = (1, 2, 4, 8, 16, 32)
+"""Numbers of groups of the first plans."""
 GAMES = 4
-LEAST_ROUNDS = 6
-PIECES = 60
-"""A game has a round for so many pieces, and no fewer than LEAST_ROUNDS."""
+"""Games beside a beam; after each of them all groups are bounded."""
+LEAST_ROUNDS, PIECES_PER_ROUND = 6, 60
+"""A game has a round for so many pieces, and no fewer than the first number."""
 BEAMS = (4, 12)
 """Labels that the beam keeps at each slot, first and in the end."""
 MOST_COMPARED = 20_000_000
@@ -77,7 +78,8 @@ def search(problem: Problem, regime: Regime, eps: float = 0.0) -> Solution:
 
 
 class _Search:
-    """State of one search: the best plan so far, and the lower bound `lower_s` on every plan's step."""
+    """State of one search: the best plan so far and the shares of its longest `chain`; the lower bound `lower_s` on
+    every plan's step. Plans of `limit_s` or more are no longer looked at."""
 
     def __init__(self, problem: Problem, regime: Regime, eps: float) -> None:
         self.problem = problem
@@ -87,7 +89,7 @@ class _Search:
         self.best = Solution((), float("inf"))
         self.chain = np.repeat(regime.balance(0.5)[:, None], problem.pieces + 1, 1)
         for cuts in _seeds(problem):
-            self._try(cuts)
+            self._consider(cuts)
         self.limit_s = self.best.step_s
         self.bounds = Bounds(problem, regime, self.limit_s - problem.around_s)
         self.game = Game(self.bounds)
@@ -95,74 +97,70 @@ class _Search:
     def found(self) -> Solution:
         # first bounds
         for weight in WEIGHTS:
-            self._bound(np.repeat(self.regime.balance(weight)[:, None], self.problem.pieces + 1, 1))
-        self._bound(self.chain)
+            self._add_bound(np.repeat(self.regime.balance(weight)[:, None], self.problem.pieces + 1, 1))
+        self._add_bound(self.chain)
         # beams, and the game between planner and chains
         for width in BEAMS:
-            if self._open:
-                self._pass(0.0, width)
-                self._play(0.0 if width < BEAMS[-1] else self.eps)
+            if not self._proven(self.eps):
+                self._label_pass(0.0, width)
+                self._play_games(0.0 if width < BEAMS[-1] else self.eps)
         # label setting, refined until proven
         part = COARSE
-        while self._open and self._pass(self.best.step_s / part):
+        while not self._proven(self.eps) and self._label_pass(self.best.step_s / part):
             part *= 2
-            if self.eps == 0 and part > COARSE:
-                self._pass(0.0)
-                return self._result(1.0)
-        return self._result(max(1.0, self.best.step_s / self.lower_s))
+            if self.eps == 0:
+                # nothing merged: the best plan is the shortest
+                self._label_pass(0.0)
+                self.lower_s = self.best.step_s
+        return replace(self.best, bound=1.0 if self._proven(0.0) else self.best.step_s / self.lower_s)
 
-    @property
-    def _open(self) -> bool:
-        return self.best.step_s > self.lower_s * (1 + self.eps + ROUNDING)
+    def _proven(self, eps: float) -> bool:
+        """Whether no plan is faster than the best one by more than a factor of 1 + `eps`."""
+        return self.best.step_s <= self.lower_s * (1 + eps + ROUNDING)
 
-    def _result(self, bound: float) -> Solution:
-        return Solution(self.best.groups, self.best.step_s, 1.0 if bound <= 1 + ROUNDING else bound)
-
-    def _offer(self, found: Solution) -> None:
-        if found.step_s < self.best.step_s:
-            self.best = found
-
-    def _try(self, cuts: Cuts) -> Array:
+    def _consider(self, cuts: Cuts) -> Array:
         """Takes the plan if it is better. Returns the shares of its longest chain."""
         end_s, shares = longest(self.problem, self.regime, cuts)
         if end_s + self.problem.around_s < self.best.step_s:
-            self._offer(evaluate(self.problem, assemble(self.problem, cuts), self.regime))
+            found = evaluate(self.problem, assemble(self.problem, cuts), self.regime)
+            self.best = min(self.best, found, key=lambda each: each.step_s)
             self.chain = shares
         return shares
 
-    def _bound(self, shares: Array) -> None:
+    def _add_bound(self, shares: Array) -> None:
         """Takes the bound of these shares. They, its plan and that plan's longest chain enter the game."""
         bound_s, plan = self.bounds.add(shares)
         self.lower_s = max(self.lower_s, min(self.limit_s, bound_s + self.problem.around_s))
         if plan:
             self.game.add(plan, shares)
-            self.game.add(plan, self._try(plan.cuts))
+            self.game.add(plan, self._consider(plan.cuts))
 
     def _drop(self, eps: float) -> None:
         """Leaves out the groups that are in no plan by a factor of 1 + `eps` faster than the best."""
         self.limit_s = self.best.step_s / (1 + eps)
         self.bounds.drop(self.limit_s - self.problem.around_s)
 
-    def _play(self, eps: float) -> None:
-        """Plays the game among the near groups, then bounds all groups by its mix."""
+    def _play_games(self, eps: float) -> None:
+        """Plays games among the near groups, and after each bounds all groups by its mix."""
         for _ in range(GAMES):
             self._drop(eps)
-            if not self._open:
+            if self._proven(self.eps):
                 return
-            for _ in range(max(LEAST_ROUNDS, self.problem.pieces // PIECES)):
+            for _ in range(max(LEAST_ROUNDS, self.problem.pieces // PIECES_PER_ROUND)):
                 plan = self.bounds.guess(self.game.mix())
                 if not plan:
                     break
-                self.game.add(plan, self._try(plan.cuts))
-            self._bound(self.game.mix())
+                self.game.add(plan, self._consider(plan.cuts))
+            self._add_bound(self.game.mix())
 
-    def _pass(self, merge_s: float, width: int | None = None) -> bool:
-        """One pass over the slots; whether it ended within its limit."""
+    def _label_pass(self, merge_s: float, width: int | None = None) -> bool:
+        """One pass over the pieces that merges labels that differ by so many seconds or less, a beam where it keeps
+        `width` of them at each piece; returns whether it ended within its limit."""
         self._drop(0 if width else self.eps)
         labels = Labels(self.bounds, self.limit_s - self.problem.around_s, merge_s)
         cuts, bound_s = labels.best(MOST_COMPARED if self.eps > 0 and not width else None, width)
         if cuts:
-            self._try(cuts)
+            self._consider(cuts)
         if not width:
             self.lower_s = max(self.lower_s, min(self.limit_s, bound_s + self.problem.around_s))
         return labels.ended

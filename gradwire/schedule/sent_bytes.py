@@ -26,7 +26,9 @@ def bytes_of_elements(way: Group, shapes: Shapes, hosts: int) -> CostTable:
     """Bytes on the wire against elements, up to those of all slots."""
     # enough sizes to follow steps in a payload's size
     sizes = np.unique(np.geomspace(1, max(2, sum(map(prod, shapes))), 64).astype(int))
-    return CostTable.of(sizes.astype(float), np.array([wire_bytes(way, layout_of([(int(n),)]), hosts) for n in sizes]))
+    nbytes = [wire_bytes(way, layout_of([(int(n),)]), hosts) for n in sizes]
+    # no elements, no bytes
+    return CostTable.of(np.append(0.0, sizes), np.append(0.0, nbytes))
 
 
 def bytes_of_slots(way: Group, shapes: Shapes, hosts: int) -> Array:

@@ -59,7 +59,7 @@ class Cluster:
             raise ValueError(f"there is no cluster of {self.ranks:,} ranks: give {MOST_RANKS:,} or fewer")
         if self.ranks > self.gpus_per_host and self.ranks % self.gpus_per_host:
             raise ValueError(f"{self.ranks} ranks do not fill hosts of {self.gpus_per_host} GPUs; give a multiple")
-        # times and rates that can be
+        # a latency that can be
         if not 0 <= self.latency_s <= MOST_LATENCY_S:
             given = f"{1e6 * self.latency_s:g} µs"
             raise ValueError(f"a message cannot take {given} beside its bytes: give 0 or more, and at most 10 s")

@@ -50,6 +50,12 @@ def test_a_budget_that_only_the_cheapest_fit_is_kept_in_spite_of_rounding():
     assert allocate(np.array([[1.0, 0.0]] * 4), costs[::-1], 0.1 + 0.2 + 0.3) == [0] * 4
 
 
+def test_layers_may_have_fewer_choices_than_others():
+    values, costs = np.array([[1e6, 1.0], [1e6, np.inf]]), np.array([[0.0, 1e-8], [0.0, np.inf]])
+    assert allocate(values, costs, 1e-8) == [1, 0]
+    assert allocate(values, costs, 1e-9) == [0, 0]
+
+
 def test_many_layers_come_close_to_the_bound_and_fit():
     rng = np.random.default_rng(1)
     sizes = rng.lognormal(5, 2, (300, 1)) * 2.0 ** np.arange(8)
@@ -270,6 +276,7 @@ def test_a_run_that_was_cut_goes_on_bit_for_bit(cut: int):
         ("makes no mean of gradients", lambda: gw.LGreCo(choices=(gw.Dion(4),))),
         ("makes no mean of gradients", lambda: gw.LGreCo().check(fp32(gw.SignSGD()))),
         ("follows from its threshold", lambda: gw.LGreCo().check(sparse(gw.HardThreshold(0.1)))),
+        ("DGCMemory masks", lambda: gw.LGreCo(choices=(gw.QSGD(),)).check(masked())),
         ("use up to 14", lambda: gw.LGreCo(choices=tuple(gw.TopK(i / 20) for i in range(1, 19))).check(sparse())),
     ],
 )
@@ -287,6 +294,10 @@ def fp32(compressor: gw.Compressor = gw.FP32()) -> gw.Plan:  # noqa: B008
 
 def sparse(compressor: gw.Compressor = gw.TopK(0.1)) -> gw.Plan:  # noqa: B008
     return plan_of(SLOTS, compressor, gw.Residual(), gw.AllGather())
+
+
+def masked() -> gw.Plan:
+    return plan_of(SLOTS, gw.TopK(0.1), gw.DGCMemory(), gw.AllGather())
 
 
 def test_choices_are_the_same_on_all_ranks_and_in_a_state():

@@ -1,6 +1,9 @@
 """The search against brute force, in every regime, and the baselines against the search."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from math import inf
 
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ import pytest
 from benchmarks.scheduler import peers
 from benchmarks.scheduler.compute_stream import ComputeStream
 from gradwire.schedule import Affine, CostTable, Option, Problem, Worker, baselines, evaluate, search
+from gradwire.schedule.bounds import least_slope
 from gradwire.schedule.costs import theil_sen
 from tests.support.schedule_cases import REGIMES, all_plans, brute_force, filled, pieces, random_problem
 
@@ -125,6 +129,12 @@ def test_one_slow_measurement_does_not_make_what_is_larger_cheap():
     assert float(table(np.array(104.0))) == pytest.approx(104)
 
 
+@pytest.mark.parametrize("table", [CostTable((0.0, 3.0, 9.0), (1.0, 4.0, 6.0)), CostTable((2.0, 4.0), (1.0, 4.0))])
+def test_a_table_grows_by_its_least_slope_or_more(table):
+    size, more = np.meshgrid(np.linspace(0, 20, 41), np.linspace(0, 20, 41))
+    assert (table(size + more) - table(size) >= least_slope(table) * more - 1e-12).all()
+
+
 def test_costs_that_fall_are_refused():
     with pytest.raises(ValueError, match="never fall"):
         CostTable((1.0, 2.0), (2.0, 1.0))
@@ -132,6 +142,20 @@ def test_costs_that_fall_are_refused():
         CostTable((1.0, 2.0), (1.0, float("nan")))
     with pytest.raises(ValueError, match="never"):
         Affine(-1.0, 0.0)
+
+
+@pytest.mark.parametrize("make", [partial(Affine, inf), partial(Affine, 0.0, inf), partial(CostTable, (1.0,), (inf,))])
+def test_infinite_costs_are_refused(make: Callable[[], object]):
+    with pytest.raises(ValueError, match="finite"):
+        make()
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.01])
+def test_what_costs_nothing_takes_no_time(eps: float):
+    free = Problem(np.zeros(3), np.ones(3), np.zeros(3, bool), (Option(Affine(), Affine(), Affine()),))
+    found = search(free, Worker(), eps)
+    assert (found.step_s, found.bound) == (0, 1)
+    assert pieces(free, found.groups)
 
 
 def test_the_line_through_points_survives_outliers():

@@ -28,6 +28,7 @@ from gradwire.schedule import (
     search,
     timeline,
 )  # fmt: skip
+from gradwire.schedule.bounds import least_slope
 from gradwire.schedule.problem import GroupChoice
 from gradwire.schedule.sent_bytes import wire_bytes
 from gradwire.slots import Layout, Slot
@@ -230,6 +231,12 @@ def test_what_the_search_prices_is_what_is_sent(case: Case):
         sent = job.wire_bytes(GroupChoice(group, 0))
         predicted = float(option.wire(np.array([units[list(group)].sum()]))[0])
         assert abs(predicted - sent) <= 0.01 * sent + padding, (group, predicted, sent)
+
+
+def test_the_bounds_count_the_bytes_of_vectors_whatever_groups_they_end_in():
+    dense = profile().problem().options[0]
+    # a ring of four ranks over 1.25e7 bytes per second
+    assert least_slope(dense.wire) == pytest.approx(2 * 3 / 4 * 4 / 1.25e7)
 
 
 @pytest.mark.parametrize("regime", REGIMES, ids=str)
