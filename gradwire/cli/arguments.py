@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from gradwire.cli import early as e
-from gradwire.cli.completion import candidates, configurations, controllers, families, models, presets, tasks
-from gradwire.cli.early import early
+from gradwire.cli.completion import candidates, configurations, families, one_of
+from gradwire.cli.early import early, named
 from gradwire.importing import module_and_name
-from gradwire.lab.names import check_device
+from gradwire.lab.names import MODELS, PRESETS, SUITES, TASKS, check_device, exported_names
 from gradwire.lab.network.link import NVLINK, PCIE_3
 
 _CONFIGURATION = (
@@ -54,7 +54,7 @@ ControllerName = Annotated[
         "--controller",
         metavar="NAME[:VALUE,...]",
         help=_CONTROLLER,
-        autocompletion=controllers,
+        autocompletion=one_of(*exported_names("controllers")),
         callback=early(e.controller),
     ),
 ]
@@ -82,8 +82,10 @@ Pdf = Annotated[bool, typer.Option("--pdf", help="also write each picture as PDF
 Svg = Annotated[bool, typer.Option("--svg", help="also write each picture as SVG", callback=e.beside("svg"))]
 Out = Annotated[Path, typer.Option(help="where the run's folder goes")]
 
-Task = Annotated[str | None, typer.Option(help=_TASK, autocompletion=tasks, callback=early(e.task))]
-TrainTask = Annotated[str | None, typer.Option(help=_TRAIN_TASK, autocompletion=tasks, callback=early(e.task))]
+Task = Annotated[str | None, typer.Option(help=_TASK, autocompletion=one_of(*TASKS), callback=named("task", TASKS))]
+TrainTask = Annotated[
+    str | None, typer.Option(help=_TRAIN_TASK, autocompletion=one_of(*TASKS), callback=named("task", TASKS))
+]
 TaskOptions = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="option of the task; see `list tasks`")
 ]
@@ -91,8 +93,10 @@ Folder = Annotated[
     Path | None, typer.Option("--folder", "--data", help="where the task's files are; a suite's: its tasks' folders")
 ]
 OwnModel = Annotated[str | None, typer.Option("--model", help=_TRAIN_MODEL, callback=early(module_and_name))]
-Preset = Annotated[str | None, typer.Option(help=_PRESET, autocompletion=presets, callback=early(e.preset))]
-TrainSuite = Annotated[str | None, typer.Option(help=_TRAIN_SUITE, callback=early(e.suite))]
+Preset = Annotated[
+    str | None, typer.Option(help=_PRESET, autocompletion=one_of(*PRESETS), callback=named("preset", PRESETS))
+]
+TrainSuite = Annotated[str | None, typer.Option(help=_TRAIN_SUITE, callback=named("suite", SUITES))]
 Pretrained = Annotated[Path | None, typer.Option(help=_PRETRAINED)]
 
 Steps = Annotated[int | None, typer.Option(help="to train each configuration for; by default 300")]
@@ -111,9 +115,9 @@ CheckpointEvery = Annotated[int | None, typer.Option(help="steps, or with --epoc
 Resume = Annotated[Path | None, typer.Option(help="folder of an interrupted run with checkpoints; alone")]
 
 BenchModel = Annotated[
-    str | None, typer.Option("--model", help=_BENCH_MODEL, autocompletion=models, callback=early(e.model))
+    str | None, typer.Option("--model", help=_BENCH_MODEL, autocompletion=one_of(*MODELS), callback=early(e.model))
 ]
-BenchSuite = Annotated[str | None, typer.Option(help=_BENCH_SUITE, callback=early(e.suite))]
+BenchSuite = Annotated[str | None, typer.Option(help=_BENCH_SUITE, callback=named("suite", SUITES))]
 Layers = Annotated[int | None, typer.Option(help="of the model, where all are too many")]
 Batch = Annotated[int | None, typer.Option(help="samples per rank; by default the published ones")]
 Size = Annotated[int | None, typer.Option(help="pixels along an image's side, or tokens in a window")]

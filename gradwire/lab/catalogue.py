@@ -17,7 +17,7 @@ from gradwire.lab.local import LocalStepsSpec
 from gradwire.lab.models import MODELS, Model
 from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM, TINY
 from gradwire.lab.torch_hooks import TORCH_HOOKS
-from gradwire.lab.workloads.make_task import tasks
+from gradwire.lab.workloads import TASKS
 from gradwire.lab.workloads.synthetic import SIZES
 from gradwire.memories import Memory
 from gradwire.notation import own
@@ -71,7 +71,7 @@ def catalogue() -> dict[str, list[CatalogueEntry]]:
         "Controllers": _entries(controllers),
         "Rounds": _entries({LOCAL: LocalStepsSpec}),
         "Hooks": _entries(TORCH_HOOKS),
-        "Tasks": _entries(tasks()),
+        "Tasks": _entries(TASKS),
         "Models": [
             *(CatalogueEntry(name, _described(model)) for name, model in MODELS.items()),
             *(CatalogueEntry(f"{TINY}{name}", f"{text} a rank.") for name, text in SIZES.items()),
