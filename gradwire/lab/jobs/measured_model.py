@@ -78,6 +78,7 @@ class MeasuredModel:
         where: dict[str, Any] = {"mesh": self._mesh} if self._mesh else {"transport": peers.transport}
         self.handle = configuration.attach(self.wrapped, seed, self.controller, self.precision.scaler, **where)
         if configuration.hook:
+            assert isinstance(self.wrapped, DistributedDataParallel)
             self._share = configuration.hook.register(self.wrapped, seed)
         self._interface_start = peers.interface_bytes()
 
