@@ -30,13 +30,8 @@ class GaussianK(EstimatedThreshold, recordable=True):
         nonzero = tail(x, 0.0, context.scratch)
         square = (nonzero.variance + nonzero.mean**2) * nonzero.count / len(x)  # of all elements
         deviation = sqrt(max(0.0, square - mean * mean))
-        # quantile
-        threshold = abs(mean) + _quantile(k / len(x)) * deviation
+        # the magnitude that k / n of a standard normal distribution exceeds
+        threshold = abs(mean) + NormalDist().inv_cdf(1 - k / len(x) / 2) * deviation
         # halve
         for halvings in range(TRIES):
             yield threshold / 2**halvings
-
-
-def _quantile(share: float) -> float:
-    """The magnitude that this share of a standard normal distribution exceeds."""
-    return NormalDist().inv_cdf(1 - share / 2)

@@ -14,7 +14,7 @@ from gradwire.importing import imported_part
 from gradwire.lab.experiments.presets import PRESETS
 from gradwire.lab.experiments.suites import SUITES
 from gradwire.lab.local import LocalStepsSpec
-from gradwire.lab.models import MODELS, Model
+from gradwire.lab.models import MODELS
 from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM, TINY
 from gradwire.lab.torch_hooks import TORCH_HOOKS
 from gradwire.lab.workloads import TASKS
@@ -73,7 +73,10 @@ def catalogue() -> dict[str, list[CatalogueEntry]]:
         "Hooks": _entries(TORCH_HOOKS),
         "Tasks": _entries(TASKS),
         "Models": [
-            *(CatalogueEntry(name, _described(model)) for name, model in MODELS.items()),
+            *(
+                CatalogueEntry(name, f"{model.parameters / 1e6:.1f} M parameters, {model.samples()}.")
+                for name, model in MODELS.items()
+            ),
             *(CatalogueEntry(f"{TINY}{name}", f"{text} a rank.") for name, text in SIZES.items()),
         ],
         "Presets": [
@@ -151,7 +154,3 @@ def _shown(default: Any, name: str) -> str:
             return str(default).lower()
         case _:
             return str(default)
-
-
-def _described(model: Model) -> str:
-    return f"{model.parameters / 1e6:.1f} M parameters, {model.samples()}."

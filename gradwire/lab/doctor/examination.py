@@ -95,7 +95,8 @@ def examine(site: Site, listener: Listener) -> None:
             everyone = meeting.gather(facts)
             site.works = all(own["works"] == "True" for own in everyone)
             spent = max(float(own["spent"]) for own in everyone)
-            listener.found(name, merged([_read(own["findings"]) for own in everyone], site.hosts))
+            found = [[Finding(**each) for each in json.loads(own["findings"])] for own in everyone]
+            listener.found(name, merged(found, site.hosts))
     except AbsentRanks as error:
         site.works = False
         listener.ended(name, _absent(error, site), first_is_lost=0 in error.ranks)
@@ -109,10 +110,6 @@ def _late(spent: float) -> Finding:
     return Finding(
         "not checked", False, f"the checks before it took {spent:.0f} s", "try again while the hosts are idle"
     )
-
-
-def _read(text: str) -> list[Finding]:
-    return [Finding(**each) for each in json.loads(text)]
 
 
 def _absent(error: AbsentRanks, site: Site) -> Finding:
