@@ -19,9 +19,9 @@ SHARD = "shard"
 
 FLAG_BYTES = 4
 ALIGNED = 16
-"""Rows of payloads, and pieces in a parcel, start on multiples of so many bytes, and groups in a state on multiples of
-so many elements: NCCL moves others byte by byte, no view of another type begins there, and kernels read shorter words
-by a variant of their own."""
+"""Rows of payloads, and pieces in a parcel, start on multiples of so many bytes, groups in a state on multiples of so
+many elements. From other places NCCL copies byte by byte, no view of another type can begin there, and kernels would
+need a variant that reads shorter words."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)

@@ -18,8 +18,8 @@ TRIES = 5
 
 @dataclass(frozen=True)
 class GaussianK(EstimatedThreshold, recordable=True):
-    """The threshold that the ratio k / n of a normal distribution with the gradient's mean and variance exceeds, halved
-    up to four times while too few elements pass (Shi et al., 2019, https://arxiv.org/abs/1911.08772)."""
+    """A threshold from a normal distribution with the gradient's mean and variance, of which the share k / n exceeds
+    it; halved up to four times while too few elements pass (Shi et al., 2019, https://arxiv.org/abs/1911.08772)."""
 
     ratio: float = 0.01
     value_bits: Literal[32, 4] = 32

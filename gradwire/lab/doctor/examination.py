@@ -131,11 +131,10 @@ def _result(name: str, check: Check, site: Site) -> tuple[list[Finding], bool]:
         return [Finding(name, False, f"did not end within {LIMIT_S:.0f} s, {site.doing}", STUCK)], False
     try:
         found = answer.result()
-    except ValueError as error:
-        # the message says itself what helps
-        return [_failed(name, error, "", check.carried, site)], False
     except BaseException as error:
-        return [_failed(name, error, STUCK, check.carried, site)], False
+        # a ValueError's message says itself what helps
+        remedy = "" if isinstance(error, ValueError) else STUCK
+        return [_failed(name, error, remedy, check.carried, site)], False
     right = all(finding.ok is not False for finding in found)
     return found, site.works and (right or not check.carried)
 

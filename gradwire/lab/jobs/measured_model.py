@@ -58,7 +58,7 @@ class MeasuredModel:
         self._local_steps: LocalSteps | None = None
         self._mesh: DeviceMesh | None = None
         self.controller = configuration.fresh_controller(self.rate)
-        # what plain DDP would send for this model: all-reduced gradients, and the rows of sparse ones
+        # what plain DDP would send for this model: all-reduced gradients, and rows of sparse gradients
         trained, replicas = {n: p for n, p in model.named_parameters() if p.requires_grad}, peers.world // shard
         sparse = sparse_in(model, trained)
         gradient_bytes = sum(p.nbytes for name, p in trained.items() if name not in sparse)
