@@ -19,9 +19,9 @@ TOLERANCE = 0.05
 
 @lru_cache(1024)
 def try_codec(compressor: FixedSizeCompressor, error_feedback: bool) -> None:
-    """Raises ValueError for a user's codec whose size is no whole number, for one that selects what no payload holds,
-    and for one whose memory, with `error_feedback`, would be wrong, because what it sends and what it leaves do not add
-    up to what it was given. One that was tried is not tried again."""
+    """Tries a user's codec, once. Raises ValueError where its size is no whole number, where it selects what no payload
+    holds, and with `error_feedback` where what it sends and what it leaves do not add up to what it was given: then
+    its memory would be wrong."""
     if type(compressor).__module__.partition(".")[0] == "gradwire":
         return
     # the codecs of several rounds are the compressor's own affair

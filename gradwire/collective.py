@@ -19,9 +19,9 @@ SHARD = "shard"
 
 FLAG_BYTES = 4
 ALIGNED = 16
-"""Rows of payloads, and pieces in a parcel, start on multiples of so many bytes, and groups in a state on multiples of
-so many elements: NCCL moves others byte by byte, no view of another type begins there, and kernels read shorter words
-by a variant of their own."""
+"""Rows of payloads, and pieces in a parcel, start on multiples of so many bytes, groups in a state on multiples of so
+many elements. From other places NCCL copies byte by byte, no view of another type can begin there, and kernels would
+need a variant that reads shorter words."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -73,11 +73,10 @@ def aligned(size: int) -> int:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Sum:
-    """All-reduce: the message becomes, in place and on every rank, the sum over the ranks."""
+class _InPlace:
+    """A collective whose result takes the place of what was sent."""
 
     message: Message
-    axis: str = REPLICA
 
     @property
     def send(self) -> Message:
@@ -86,6 +85,13 @@ class Sum:
     @property
     def receive(self) -> Message:
         return self.message
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Sum(_InPlace):
+    """All-reduce: the message becomes, in place and on every rank, the sum over the ranks."""
+
+    axis: str = REPLICA
 
     def wire_bytes(self, world: int) -> int:
         return 2 * (world - 1) * self.message.whole.nbytes // world
@@ -119,20 +125,11 @@ class AllToAll:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Broadcast:
+class Broadcast(_InPlace):
     """The message of rank `source` overwrites all others'; counted as one send per rank, as in a ring."""
 
-    message: Message
     source: int
     axis: str = REPLICA
-
-    @property
-    def send(self) -> Message:
-        return self.message
-
-    @property
-    def receive(self) -> Message:
-        return self.message
 
     def wire_bytes(self, world: int) -> int:
         return (world - 1) * self.message.whole.nbytes // world

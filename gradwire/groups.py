@@ -17,7 +17,7 @@ from gradwire.slots import Slot
 
 
 class Grouping(ABC):
-    """A way to cut a plan's groups anew; groups that travel uncompressed stay as planned."""
+    """A way to group a plan's parameters anew; groups that travel uncompressed stay as planned."""
 
     @property
     def bucket_mb(self) -> float | None:
@@ -60,9 +60,9 @@ def of(*, megabytes: float | None = None, count: int | None = None) -> Grouping:
 
 
 def listed(names: Sequence[Sequence[str]]) -> Grouping:
-    """These groups of parameters, by name. What of a group belongs to several rules, or to several fragments of local
-    steps, or is cut by tensor parallelism beside what is whole, travels in as many groups. Raises ValueError for names
-    alone."""
+    """These groups of parameters, by name. A group is split where its parameters belong to several rules or several
+    fragments of local steps, and where tensor parallelism cuts some of them and leaves others whole. Raises ValueError
+    for names alone."""
     if one := next((group for group in names if isinstance(group, str)), None):
         raise ValueError(f"{one!r} is a name where a group of names belongs; write gw.groups.listed([[{one!r}]])")
     return Listed(tuple(tuple(group) for group in names))

@@ -9,8 +9,8 @@ from gradwire.options import check_type
 
 
 def check_parts(compressor: Compressor, memory: Memory, communicator: Communicator) -> None:
-    """Raises ValueError, naming it, for what is no such part, for a class of a user's that is not complete, and when
-    the compressor cannot work with the memory or the communicator, for both where it is both."""
+    """Checks the three parts of a group. Raises ValueError, naming the part, for one of another kind, for an incomplete
+    class of a user's, and for a memory or a communicator with which the compressor cannot work, or for both."""
     check_type("compressor", compressor, (Compressor,), "gw.TopK(0.01)", optional=False)
     check_type("memory", memory, (Memory,), "gw.Residual()", optional=False)
     check_type("communicator", communicator, (Communicator,), "gw.AllGather()", optional=False)

@@ -112,22 +112,17 @@ def check_group(slots: Sequence[Slot], compressor: compressors.Compressor) -> No
             f"the plan groups {slots[0].name!r} with {other.name!r}, which is cut over other ranks, and equal copies "
             "of one of them would part; make a group for each"
         )
-    _check_length({slot.name: slot.numel for slot in slots}, compressor)
-
-
-def _check_length(numel: dict[str, int], compressor: compressors.Compressor) -> None:
-    """Raises ValueError where a group's parameters, of so many elements by name, have more than kernels number."""
-    total, largest = sum(numel.values()), max(numel, key=lambda name: numel[name])
+    total, largest = sum(slot.numel for slot in slots), max(slots, key=lambda slot: slot.numel)
     if total <= LONGEST or compressor.is_cast:
         return
     # one parameter by itself, or several
-    if numel[largest] > LONGEST:
+    if largest.numel > LONGEST:
         raise ValueError(
-            f"parameter {largest!r} has {numel[largest]:,} elements, and {compressor} takes fewer than 2^31; send it "
-            f'dense, as by rules=[({largest!r}, gw.FP32()), ("*", ...)]'
+            f"parameter {largest.name!r} has {largest.numel:,} elements, and {compressor} takes fewer than 2^31; send "
+            f'it dense, as by rules=[({largest.name!r}, gw.FP32()), ("*", ...)]'
         )
     raise ValueError(
-        f"the group of {largest!r} has {total:,} elements, and {compressor} takes fewer than 2^31; make smaller "
+        f"the group of {largest.name!r} has {total:,} elements, and {compressor} takes fewer than 2^31; make smaller "
         "groups, as by groups=gw.groups.of(megabytes=1024)"
     )
 

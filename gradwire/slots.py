@@ -40,8 +40,8 @@ class Slot:
     pairs: bool = False
     """The last axis has real and imaginary parts."""
     cut: int = 0
-    """The same number for parameters that are cut over the same ranks. Of one that is cut over fewer ranks than others,
-    several have equal copies, which stay equal where it is in no group with those."""
+    """Parameters with the same number are cut over the same ranks. One that is cut over fewer ranks than others has
+    equal copies on several; these stay equal if it shares no group with the others."""
 
     @classmethod
     def of(cls, name: str, parameter: Tensor) -> "Slot":

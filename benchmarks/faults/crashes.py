@@ -28,8 +28,9 @@ import torch
 
 import gradwire as gw
 from benchmarks.shared.provenance import save
-from gradwire.checkpoint import About, StateDict, gather, pack, unpack
+from gradwire.checkpoint import StateDict, gather, pack, unpack
 from gradwire.plans import NATIVE
+from gradwire.state_description import About
 
 LONGEST_S = 0.3
 EVERYONE = "everyone.pt"

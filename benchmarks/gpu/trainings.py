@@ -95,7 +95,7 @@ class Training:
         if self._configuration.hook:
             self._configuration.hook.register(self._ddp, seed=0)
         self._controller = self._configuration.fresh_controller(Rate())
-        return self._configuration.attach(self._ddp, transport, 0, self._controller)
+        return self._configuration.attach(self._ddp, 0, self._controller, transport=transport)
 
     @property
     def parameters(self) -> int:

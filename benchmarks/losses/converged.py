@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from benchmarks.shared.provenance import RESULTS, ROOT, save
+from benchmarks.shared.tables import markdown
 from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.experiments.resumable import METRICS, records_kept
 from gradwire.lab.experiments.training import Training
@@ -59,7 +60,7 @@ def main() -> None:
         rows += trained(task, int(seed), arguments)
         save("converged.json", link=arguments.link, hosts=arguments.hosts, rows=rows)
         picture(rows).savefig(ROOT / "docs" / "converged.png", dpi=110)
-    print(f"\n{markdown(rows)}")
+    print(f"\n{table(rows)}")
 
 
 def parse() -> argparse.Namespace:
@@ -95,8 +96,8 @@ def trained(task: str, seed: int, arguments: argparse.Namespace) -> list[dict]:
     return rows
 
 
-def markdown(rows: list[dict]) -> str:
-    lines = ["| task | configuration | last, by seed | against dense | fewer bytes |", "|---" * 5 + "|"]
+def table(rows: list[dict]) -> str:
+    cells: list[list[str]] = []
     for task, name in dict.fromkeys((row["task"], row["configuration"]) for row in rows):
         own = {row["seed"]: row for row in rows if (row["task"], row["configuration"]) == (task, name)}
         dense = {row["seed"]: row for row in rows if (row["task"], row["configuration"]) == (task, "dense")}
@@ -104,8 +105,8 @@ def markdown(rows: list[dict]) -> str:
         against = mean(last[seed] - dense[seed]["curve"][-1][2] for seed in own)
         fewer = mean(row["dense_bytes"] / row["bytes"] for row in own.values())
         figures = ", ".join(f"{figure:.4f}" for figure in last.values())
-        lines.append(f"| {task} | {name} | {figures} | {against:+.4f} | {fewer:.1f}x |")
-    return "\n".join(lines)
+        cells.append([task, name, figures, f"{against:+.4f}", f"{fewer:.1f}x"])
+    return markdown(("task", "configuration", "last, by seed", "against dense", "fewer bytes"), cells)
 
 
 def picture(rows: list[dict]) -> Figure:

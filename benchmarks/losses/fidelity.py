@@ -162,7 +162,7 @@ def train(text: str, task: str, seed: int, lr: float, steps: int, transport: Tra
 
     setting, configuration = TASKS[task], parse(text)
     ddp = DDP(setting.task.build_model(seed))
-    handle = configuration.attach(ddp, transport, seed, configuration.controller)
+    handle = configuration.attach(ddp, seed, configuration.controller, transport=transport)
     optimizer = setting.optimizer_of(ddp.parameters(), lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, steps))
     batches = setting.task.batches(dist.get_rank(), RANKS, seed)

@@ -24,6 +24,7 @@ import numpy as np
 import gradwire as gw
 from benchmarks.shared.provenance import save
 from benchmarks.shared.ranks import as_rank, collect
+from benchmarks.shared.tables import markdown
 from gradwire.controllers.allocate import allocate
 from gradwire.lab.experiments.training import Training
 from gradwire.lab.experiments.training_suites import training_suite
@@ -85,19 +86,17 @@ def train(training: Training, compressor: gw.compressors.Compressor, seed: int, 
 
 def saved_bytes(rows: list[dict[str, Any]]) -> str:
     """A table: predicted savings by the decisions, bytes saved over a whole training, and held-out losses."""
-    heads = ("task", "compressor", "would save, by decision; by seed", "median", "saves in force", "median", "loss")
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    columns = "task", "compressor", "would save, by decision; by seed", "median", "saves in force", "median", "loss"
+    cells: list[list[str]] = []
     for task, compressor in dict.fromkeys((r["task"], r["compressor"]) for r in rows):
         own = [r for r in rows if (r["task"], r["compressor"]) == (task, compressor)]
         would = [r["uniform"]["saved"] for r in own]
         does = [r["uniform"]["bytes"] / r["adapted"]["bytes"] for r in own]
         losses = ", ".join(f"{r['uniform']['loss']:.3f} → {r['adapted']['loss']:.3f}" for r in own)
         seeds = "; ".join(", ".join(f"{times:.2f}" for times in saved) for saved in would)
-        lines.append(
-            f"| {task} | {compressor} | {seeds} | {median(chain(*would)):.2f} "
-            f"| {', '.join(f'{times:.2f}' for times in does)} | {median(does):.2f} | {losses} |"
-        )
-    return "\n".join(lines)
+        times = ", ".join(f"{each:.2f}" for each in does)
+        cells.append([task, compressor, seeds, f"{median(chain(*would)):.2f}", times, f"{median(does):.2f}", losses])
+    return markdown(columns, cells)
 
 
 def programme_ms() -> float:

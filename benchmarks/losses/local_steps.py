@@ -23,6 +23,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks.shared.provenance import known_runs, save
 from benchmarks.shared.ranks import as_rank, collect
+from benchmarks.shared.tables import markdown
 
 SAVED = "local_steps.json"
 RATE = 2e-3
@@ -79,7 +80,7 @@ def main() -> None:
                 rows.append({"name": name, "seed": seed, "steps": arguments.steps, "ranks": arguments.ranks} | cell)
                 print(rows[-1], flush=True)
                 save(SAVED, rows=rows)
-    print("\n".join(["", *table(rows)]))
+    print(f"\n{table(rows)}")
 
 
 def parse() -> argparse.Namespace:
@@ -154,9 +155,9 @@ def factor(step: int, steps: int) -> float:
     return min((step + 1) / warm, 0.55 + 0.45 * math.cos(math.pi * min(1.0, step / steps)))
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
+def table(rows: list[dict[str, Any]]) -> str:
     """One line for each setting: means over seeds, and the spread."""
-    lines = ["| setting | loss after half | loss | bytes per step and rank | fewer |", "|---|---|---|---|---|"]
+    cells: list[list[str]] = []
     dense = [row["bytes"] for row in rows if row["name"] == "dense"]
     for name in settings():
         own = [row for row in rows if row["name"] == name]
@@ -165,8 +166,8 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
             half, sent = (statistics.mean(row[key] for row in own) for key in ("half", "bytes"))
             spread = f" ± {(max(losses) - min(losses)) / 2:.3f}" if len(own) > 1 else ""
             times = f"{dense[0] / sent:.0f}x" if dense else ""
-            lines.append(f"| {name} | {half:.3f} | {statistics.mean(losses):.3f}{spread} | {sent:,.0f} | {times} |")
-    return lines
+            cells.append([name, f"{half:.3f}", f"{statistics.mean(losses):.3f}{spread}", f"{sent:,.0f}", times])
+    return markdown(("setting", "loss after half", "loss", "bytes per step and rank", "fewer"), cells)
 
 
 if __name__ == "__main__":

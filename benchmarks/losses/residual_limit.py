@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import gradwire as gw
 from benchmarks.losses.fidelity import TASKS, rate
-from benchmarks.losses.skipped import LIMIT, SPIKE, digits
+from benchmarks.losses.skipped import LIMIT, SPIKE, digits, mlp
 from benchmarks.shared.provenance import save
 from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.tables import markdown
@@ -114,7 +114,7 @@ Training = tuple[nn.Module, torch.optim.Optimizer, Callable[[nn.Module], torch.T
 def on_digits(task: str, seed: int) -> Training:
     inputs, labels = digits()
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
+    model = mlp(64, 10)
     generator = torch.Generator().manual_seed(100 * seed + dist.get_rank())
 
     def next_loss(ddp: nn.Module) -> torch.Tensor:

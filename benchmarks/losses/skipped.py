@@ -82,7 +82,7 @@ def train(compressor: gw.Compressor, kind: str, seed: int) -> dict:
     """The number of skipped steps, and the loss over all digits after the last step."""
     inputs, labels = digits()
     torch.manual_seed(seed)
-    ddp = DDP(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)))
+    ddp = DDP(mlp(64, 10))
     handle = gw.attach(ddp, compressor)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
     generator = torch.Generator().manual_seed(100 * seed + dist.get_rank())

@@ -21,12 +21,17 @@ sys.path.append(str(Path(__file__).parents[2]))
 import gradwire as gw
 from benchmarks.shared.provenance import save
 from benchmarks.shared.ranks import as_rank, collect
+from benchmarks.shared.tables import markdown
 
 CONFIGURATIONS = {
     "dense fp32 (DDP)": None, "TopK 1 %": gw.TopK(0.01), "EFSignSGD": gw.EFSignSGD(), "PowerSGD r4": gw.PowerSGD(4),
     "QSGD 8 bit": gw.QSGD(),
 }  # fmt: skip
 NEAR, LONGER = 1.02, 1.5
+COLUMNS = (
+    "configuration", "held-out loss, by seed", "against dense", "s to the end", "s to dense's loss + 2 %, in steps",
+    "sooner than dense",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -39,7 +44,7 @@ def main() -> None:
         runs += own
         print(f"seed {seed}: " + ", ".join(f"{run['name']} {run['loss']:.4f} in {run['wall_s']:.0f} s" for run in own))
         save(arguments.save, link=arguments.link, steps=arguments.steps, runs=runs)
-    print(f"\n{markdown(runs)}")
+    print(f"\n{table(runs)}")
 
 
 def parse() -> argparse.Namespace:
@@ -107,14 +112,10 @@ def looks(steps: int) -> set[int]:
     return {*range(every, steps, every), steps}
 
 
-def markdown(runs: list[dict]) -> str:
+def table(runs: list[dict]) -> str:
     dense = {run["seed"]: run for run in runs if run["name"].startswith("dense")}
     near = {seed: NEAR * run["loss"] for seed, run in dense.items()}
-    lines = [
-        "| configuration | held-out loss, by seed | against dense | s to the end | s to dense's loss + 2 %, in steps "
-        "| sooner than dense |",
-        "|---|---|---|---|---|---|",
-    ]
+    cells: list[list[str]] = []
     for name in CONFIGURATIONS:
         mine = [run for run in runs if run["name"] == name]
         equal = [run for run in mine if run["steps"] == dense[run["seed"]]["steps"]]
@@ -122,12 +123,12 @@ def markdown(runs: list[dict]) -> str:
         best = [min((time_to(run, near[seed]), run["steps"]) for run in mine if run["seed"] == seed) for seed in dense]
         reached = [f"{seconds:.0f} ({steps})" if seconds < inf else "not" for seconds, steps in best]
         sooner = [time_to(dense[seed], near[seed]) / seconds for seed, (seconds, _) in zip(dense, best, strict=True)]
-        lines.append(
-            f"| {name} | {', '.join(format(run['loss'], '.3f') for run in equal)} "
-            f"| {', '.join(f'{w:+.1%}' for w in worse)} | {statistics.median(run['wall_s'] for run in equal):.0f} "
-            f"| {', '.join(reached)} | {', '.join(f'{times:.1f}x' if times else '-' for times in sooner)} |"
-        )
-    return "\n".join(lines)
+        cells.append([
+            name, ", ".join(f"{run['loss']:.3f}" for run in equal), ", ".join(f"{w:+.1%}" for w in worse),
+            f"{statistics.median(run['wall_s'] for run in equal):.0f}", ", ".join(reached),
+            ", ".join(f"{times:.1f}x" if times else "-" for times in sooner),
+        ])  # fmt: skip
+    return markdown(COLUMNS, cells)
 
 
 def time_to(run: dict, loss: float) -> float:

@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 from benchmarks.losses.fidelity import RANKS, STEPS, TASKS, against_dense, train
 from benchmarks.shared.provenance import load, save
 from benchmarks.shared.ranks import as_rank, collect
+from benchmarks.shared.tables import markdown
 from gradwire.transports import ProcessGroup
 
 FILE = "warm_up.json"
@@ -43,7 +44,7 @@ def main() -> None:
         for seed in seeds:
             runs += collect(__file__, ["--seeds", str(seed), "--tasks", task], RANKS, "loopback")
             save(FILE, ranks=RANKS, runs=runs)
-    print("\n\n".join(markdown(task) for task in tasks))
+    print("\n\n".join(table(task) for task in tasks))
 
 
 def job(task: str, seed: int) -> list[dict[str, Any]]:
@@ -55,14 +56,14 @@ def job(task: str, seed: int) -> list[dict[str, Any]]:
     ]
 
 
-def markdown(task: str) -> str:
+def table(task: str) -> str:
     runs = [run for run in load(FILE.removesuffix(".json"))["runs"] if run["task"] == task]
-    lines = [f"| {task} | bytes a step | x | held out against dense, by seed |", "|---|---|---|---|"]
+    cells: list[list[str]] = []
     for name in list(CONFIGURATIONS)[1:]:
         own = next(run for run in runs if run["name"] == name)
         gaps = ", ".join(f"{gap:+.1%}" for gap in against_dense(runs, name))
-        lines.append(f"| {name} | {own['bytes']:.0f} | {own['dense_bytes'] / own['bytes']:.1f} | {gaps} |")
-    return "\n".join(lines)
+        cells.append([name, f"{own['bytes']:.0f}", f"{own['dense_bytes'] / own['bytes']:.1f}", gaps])
+    return markdown((task, "bytes a step", "x", "held out against dense, by seed"), cells)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 from benchmarks.scheduler.auto import WARM, Training, found, in_turns
 from benchmarks.shared.provenance import save
 from benchmarks.shared.ranks import as_rank, collect
+from benchmarks.shared.tables import markdown
 
 COMPRESSORS = ("DGC", "EFSignSGD")
 RULES = ("auto", "default", "searched", "layer-wise", "one group", "25 MB", "best bucket", "best even split")
@@ -36,9 +37,10 @@ def main() -> None:
             rows.append(
                 {"link": arguments.link, "ranks": arguments.ranks, "model": model, "compressor": compressor} | cell
             )
-            print(line(rows[-1]), flush=True)
+            print(*cells(rows[-1]), sep=", ", flush=True)
             save(arguments.save, rows=rows)
-    print("\n".join(["", *HEAD, *map(line, rows)]))
+    columns = "model", "compressor", *(f"{rule} (groups)" for rule in RULES)
+    print(f"\n{markdown(columns, map(cells, rows))}")
 
 
 def parse() -> argparse.Namespace:
@@ -91,17 +93,11 @@ def default(model: str, compressor: Any) -> Any:
     return plan
 
 
-HEAD = (
-    "| model | compressor | " + " | ".join(f"{rule} (groups)" for rule in RULES) + " |",
-    "|---" * (2 + len(RULES)) + "|",
-)
-
-
-def line(row: dict[str, Any]) -> str:
+def cells(row: dict[str, Any]) -> list[str]:
     """Each rule's ms, its ratio to the automatic plan's, and its groups."""
     best = row["ms"]["auto"]
-    cells = [f"{row['ms'][rule]:.0f} {row['ms'][rule] / best:.2f}x ({row['groups'][rule]})" for rule in RULES]
-    return f"| {row['model']} | {row['compressor']} | " + " | ".join(cells) + " |"
+    ratios = [f"{row['ms'][rule]:.0f} {row['ms'][rule] / best:.2f}x ({row['groups'][rule]})" for rule in RULES]
+    return [row["model"], row["compressor"], *ratios]
 
 
 if __name__ == "__main__":

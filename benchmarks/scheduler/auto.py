@@ -24,6 +24,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks.shared.provenance import load, origins, save
 from benchmarks.shared.ranks import as_rank, collect
+from benchmarks.shared.tables import markdown
 
 WARM = 3
 
@@ -45,7 +46,7 @@ def main() -> None:
                 print(line(rows[-1]), flush=True)
                 kept = any(row in rows for row in known["rows"])
                 save("auto.json", rows=rows, earlier=origins(known) if kept else [])
-    print(f"\n{markdown(rows)}")
+    print(f"\n{report(rows)}")
 
 
 def parse() -> argparse.Namespace:
@@ -195,12 +196,12 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
-    heads = (
+def report(rows: list[dict[str, Any]]) -> str:
+    columns = (
         "link", "ranks", "network", "auto", "model", "expected", "off by", "best fixed", "", "auto / best",
         "best dense", "auto / dense",
     )  # fmt: skip
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    cells: list[list[str]] = []
     shares: dict[str, list[float]] = {"best": [], "dense": [], "expected": [], "model": []}
     for row in rows:
         ms, expected, modelled = row["finals"]["ms"], row["predicted"]["auto"], row["modelled"]
@@ -210,19 +211,19 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         numbers = auto / best, auto / dense, expected / auto, modelled / auto
         for own, number in zip(shares.values(), numbers, strict=True):
             own.append(number)
-        lines.append(
-            f"| {row['link']} | {row['ranks']} | {row['model']} | {auto:.0f} | {modelled:.0f} | {expected:.0f} "
-            f"| {expected / auto - 1:+.0%} | {best:.0f} | {name} | {auto / best:.2f} | {dense:.0f} "
-            f"| {auto / dense:.2f} |"
-        )
-    lines.append(
-        f"\nOf {len(rows)}: {sum(s <= 1.03 for s in shares['best'])} at most 3 % slower than the best fixed "
+        cells.append([
+            row["link"], str(row["ranks"]), row["model"], f"{auto:.0f}", f"{modelled:.0f}", f"{expected:.0f}",
+            f"{expected / auto - 1:+.0%}", f"{best:.0f}", name, f"{auto / best:.2f}", f"{dense:.0f}",
+            f"{auto / dense:.2f}",
+        ])  # fmt: skip
+    said = (
+        f"Of {len(rows)}: {sum(s <= 1.03 for s in shares['best'])} at most 3 % slower than the best fixed "
         f"configuration, {sum(s <= 1.02 for s in shares['dense'])} at most 2 % slower than the best dense one; "
         f"expected within 10 % in {sum(abs(s - 1) <= 0.1 for s in shares['expected'])}, modelled in "
         f"{sum(abs(s - 1) <= 0.1 for s in shares['model'])}, medians off by "
         f"{median(abs(s - 1) for s in shares['expected']):.0%} and {median(abs(s - 1) for s in shares['model']):.0%}."
     )
-    return "\n".join(lines)
+    return f"{markdown(columns, cells)}\n\n{said}"
 
 
 if __name__ == "__main__":

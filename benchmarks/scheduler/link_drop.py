@@ -23,6 +23,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks.shared.provenance import save
 from benchmarks.shared.ranks import as_rank
+from benchmarks.shared.tables import markdown
 
 
 def main() -> None:
@@ -101,14 +102,14 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def report(found: dict[str, Any], at: int) -> str:
-    lines = [f"step {step}: {said}" for step, said in found["decisions"]]
-    lines += ["", "| steps | median ms | median loss |", "|---|---|---|"]
+    said = [f"step {step}: {decision}" for step, decision in found["decisions"]]
+    cells: list[list[str]] = []
     for start in range(0, len(found["seconds"]), 50):
         own = slice(start, start + 50)
         mark = " (the link changes)" if start <= at < start + 50 else ""
         ms, loss = 1e3 * median(found["seconds"][own]), median(found["losses"][own])
-        lines.append(f"| {start} to {start + 49}{mark} | {ms:.0f} | {loss:.3f} |")
-    return "\n".join(lines)
+        cells.append([f"{start} to {start + 49}{mark}", f"{ms:.0f}", f"{loss:.3f}"])
+    return "\n".join([*said, "", markdown(("steps", "median ms", "median loss"), cells)])
 
 
 if __name__ == "__main__":

@@ -67,8 +67,7 @@ def measured(model: str, compressor: str, blocks: int) -> dict:
 
     module, run = task(model)
     ddp = DistributedDataParallel(module)
-    compressors = {"fp32": gw.FP32(), "powersgd": gw.PowerSGD(4), "topk": gw.TopK(0.01)}
-    handle = gw.attach(ddp, compressors[compressor], elastic=True)
+    handle = gw.attach(ddp, compressor, elastic=True)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
 
     def step() -> None:

@@ -26,6 +26,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 import gradwire as gw
 from benchmarks.shared.provenance import save
 from benchmarks.shared.ranks import as_rank, collect
+from benchmarks.shared.tables import markdown
 
 DENSITIES = [0.001, 0.01, 0.1]
 COMMUNICATORS = [
@@ -159,21 +160,20 @@ def choices(rows: list[dict]) -> list[dict]:
 
 
 def print_tables(result: dict) -> None:
-    print("| ranks | density | collective | messages | MB | formula ms | measured ms | measured / formula |")
-    print("|---|---|---|---|---|---|---|---|")
-    for row in result["rows"]:
-        print(
-            f"| {row['ranks']} | {row['density']:.1%} | {row['communicator']} | {row['messages']} "
-            f"| {row['wire_bytes'] / 1e6:.3f} | {1e3 * row['predicted_s']:.2f} | {1e3 * row['measured_s']:.2f} "
-            f"| {row['measured_s'] / row['predicted_s']:.2f} |"
-        )
-    print("\n| ranks | density | choice by formula | fastest measured | choice slower by |")
-    print("|---|---|---|---|---|")
-    for cell in result["choices"]:
-        print(
-            f"| {cell['ranks']} | {cell['density']:.1%} | {cell['choice']} | {cell['fastest']} "
-            f"| {cell['slower_by']:.1%} |"
-        )
+    rows = [
+        [f"{row['ranks']}", f"{row['density']:.1%}", row["communicator"], f"{row['messages']}",
+         f"{row['wire_bytes'] / 1e6:.3f}", f"{1e3 * row['predicted_s']:.2f}", f"{1e3 * row['measured_s']:.2f}",
+         f"{row['measured_s'] / row['predicted_s']:.2f}"]
+        for row in result["rows"]
+    ]  # fmt: skip
+    cells = [
+        [f"{cell['ranks']}", f"{cell['density']:.1%}", cell["choice"], cell["fastest"], f"{cell['slower_by']:.1%}"]
+        for cell in result["choices"]
+    ]
+    columns = "collective", "messages", "MB", "formula ms", "measured ms", "measured / formula"
+    print(markdown(("ranks", "density", *columns), rows))
+    print()
+    print(markdown(("ranks", "density", "choice by formula", "fastest measured", "choice slower by"), cells))
     close = sum(cell["slower_by"] <= 0.05 for cell in result["choices"])
     print(f"\nThe choice is the fastest or within 5 % of it in {close} of {len(result['choices'])} cells.")
 

@@ -20,6 +20,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks.shared.provenance import save
 from benchmarks.shared.ranks import as_rank, collect
+from benchmarks.shared.tables import markdown
 
 NAMES = [
     "nocomm", "ddp", "torch fp16", "torch powersgd:4", "fp32", "fp16", "qsgd", "quantized:4", "efsignsgd", "topk:0.01",
@@ -39,7 +40,7 @@ def main() -> None:
             rows.append({"link": link, "ranks": arguments.ranks, "model": model, "ms": cell})
             print(row_text(rows[-1]), flush=True)
             save(arguments.save, rows=rows)
-    print(f"\n{markdown(rows)}")
+    print(f"\n{table(rows)}")
 
 
 def parse() -> argparse.Namespace:
@@ -166,17 +167,15 @@ def row_text(row: dict) -> str:
     return f"{row['link']} x{row['ranks']} {row['model']}: {cells}"
 
 
-def markdown(rows: list[dict]) -> str:
-    names = list(rows[0]["ms"])
-    lines = ["| link | ranks | model | " + " | ".join(names) + " |", "|---" * (3 + len(names)) + "|"]
+def table(rows: list[dict]) -> str:
+    """Medians, and how many times as long they are as without communication."""
+    cells: list[list[str]] = []
     for row in rows:
-        base = row["ms"]["nocomm"]["median"] if "nocomm" in row["ms"] else None
-        cells = [
-            f"{row['ms'][name]['median']:.0f}" + (f" ({row['ms'][name]['median'] / base:.2f}x)" if base else "")
-            for name in names
-        ]
-        lines.append(f"| {row['link']} | {row['ranks']} | {row['model']} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        alone = row["ms"]["nocomm"]["median"] if "nocomm" in row["ms"] else None
+        medians = [each["median"] for each in row["ms"].values()]
+        own = [f"{ms:.0f}" + (f" ({ms / alone:.2f}x)" if alone else "") for ms in medians]
+        cells.append([row["link"], str(row["ranks"]), row["model"], *own])
+    return markdown(("link", "ranks", "model", *rows[0]["ms"]), cells)
 
 
 if __name__ == "__main__":

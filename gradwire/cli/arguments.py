@@ -6,17 +6,17 @@ from typing import Annotated
 import typer
 
 from gradwire.cli import early as e
-from gradwire.cli.completion import candidates, configurations, controllers, families, models, presets, tasks
-from gradwire.cli.early import early
+from gradwire.cli.completion import candidates, configurations, families, one_of
+from gradwire.cli.early import early, named
 from gradwire.importing import module_and_name
-from gradwire.lab.names import check_device
+from gradwire.lab.names import MODELS, PRESETS, SUITES, TASKS, check_device, exported_names
 from gradwire.lab.network.link import NVLINK, PCIE_3
 
 _CONFIGURATION = (
     "dense, or [localsteps[:value,...]+]compressor[:value,...][+memory][+communicator], such as topk:0.01+residual; "
     "or @planned behind it, for the shortest step; or auto; or a hook of torch's, such as torch-powersgd:4; see `list`"
 )
-_CONTROLLER = "for each CONFIG that compresses; see `list controllers`"
+_CONTROLLER = "changes the plan of each CONFIG that compresses, while it trains; see `list controllers`"
 _RULE = (
     "how parameters that match a pattern are sent, in each CONFIG that compresses; the first match counts: "
     "*.norm.*=fp32, dim<2=bf16, *.weight&numel>99999=topk:0.01; auto, or bf16|qsgd, lets the automatic plan choose"
@@ -30,7 +30,7 @@ _TRAIN_SUITE = "instead of CONFIGs, what such a system trained; on the sets belo
 _TASK = "what to train on, by default lm; see `list tasks`"
 _TRAIN_TASK = f"{_TASK}. Of a suite, the task to keep"
 _PRESET = "a published training on the files in --data, see `list presets`; CONFIGs and options replace its own"
-_LR = "learning rate; adamw: 0.001; sgd: 0.01 (too much for signsgd and signum: try 0.001)"
+_LR = "learning rate; by default 0.001 with adamw, 0.01 with sgd (too much for signsgd and signum: try 0.001)"
 _SCHEDULE = "constant, cosine, linear, or drop:30,60 (to a tenth after 30 and 60 of what the length is in)"
 _WARM_UP = "steps, or with --epochs epochs, in which the rate rises; by default 20 steps"
 _JOB = "profile.json, or a plan.json beside one, as `plan` writes them; or resnet50, resnet101, bert-base or bert-large"
@@ -54,7 +54,7 @@ ControllerName = Annotated[
         "--controller",
         metavar="NAME[:VALUE,...]",
         help=_CONTROLLER,
-        autocompletion=controllers,
+        autocompletion=one_of(*exported_names("controllers")),
         callback=early(e.controller),
     ),
 ]
@@ -76,14 +76,16 @@ Shard = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu, or cuda; ranks may share a GPU", callback=early(check_device))]
 Seed = Annotated[
-    int, typer.Option(min=0, max=2**32 - 1, help="of the model, the order of the data and the compressors")
+    int, typer.Option(min=0, max=2**32 - 1, help="seed of the model, of the order of the data and of compressors")
 ]
 Pdf = Annotated[bool, typer.Option("--pdf", help="also write each picture as PDF", callback=e.beside("pdf"))]
 Svg = Annotated[bool, typer.Option("--svg", help="also write each picture as SVG", callback=e.beside("svg"))]
 Out = Annotated[Path, typer.Option(help="where the run's folder goes")]
 
-Task = Annotated[str | None, typer.Option(help=_TASK, autocompletion=tasks, callback=early(e.task))]
-TrainTask = Annotated[str | None, typer.Option(help=_TRAIN_TASK, autocompletion=tasks, callback=early(e.task))]
+Task = Annotated[str | None, typer.Option(help=_TASK, autocompletion=one_of(*TASKS), callback=named("task", TASKS))]
+TrainTask = Annotated[
+    str | None, typer.Option(help=_TRAIN_TASK, autocompletion=one_of(*TASKS), callback=named("task", TASKS))
+]
 TaskOptions = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="option of the task; see `list tasks`")
 ]
@@ -91,8 +93,10 @@ Folder = Annotated[
     Path | None, typer.Option("--folder", "--data", help="where the task's files are; a suite's: its tasks' folders")
 ]
 OwnModel = Annotated[str | None, typer.Option("--model", help=_TRAIN_MODEL, callback=early(module_and_name))]
-Preset = Annotated[str | None, typer.Option(help=_PRESET, autocompletion=presets, callback=early(e.preset))]
-TrainSuite = Annotated[str | None, typer.Option(help=_TRAIN_SUITE, callback=early(e.suite))]
+Preset = Annotated[
+    str | None, typer.Option(help=_PRESET, autocompletion=one_of(*PRESETS), callback=named("preset", PRESETS))
+]
+TrainSuite = Annotated[str | None, typer.Option(help=_TRAIN_SUITE, callback=named("suite", SUITES))]
 Pretrained = Annotated[Path | None, typer.Option(help=_PRETRAINED)]
 
 Steps = Annotated[int | None, typer.Option(help="to train each configuration for; by default 300")]
@@ -100,10 +104,10 @@ Epochs = Annotated[int | None, typer.Option(help="instead of steps; all that is 
 Optimizer = Annotated[str | None, typer.Option(help="sgd or adamw; text: adamw, images: sgd")]
 LearningRate = Annotated[float | None, typer.Option("--lr", help=_LR)]
 Momentum = Annotated[float | None, typer.Option(help="of sgd; by default 0.9")]
-WeightDecay = Annotated[float | None, typer.Option(help="by default the optimizer's")]
+WeightDecay = Annotated[float | None, typer.Option(help="of the optimizer; by default its own in torch")]
 Schedule = Annotated[str | None, typer.Option(help=_SCHEDULE)]
 WarmUp = Annotated[float | None, typer.Option(help=_WARM_UP)]
-Clip = Annotated[float | None, typer.Option(help="the largest norm of the gradients")]
+Clip = Annotated[float | None, typer.Option(help="scale gradients down to this norm where theirs is larger")]
 Autocast = Annotated[
     str | None, typer.Option(help="bf16 or fp16: forward passes in half precision, fp16 with a scaled loss")
 ]
@@ -111,11 +115,11 @@ CheckpointEvery = Annotated[int | None, typer.Option(help="steps, or with --epoc
 Resume = Annotated[Path | None, typer.Option(help="folder of an interrupted run with checkpoints; alone")]
 
 BenchModel = Annotated[
-    str | None, typer.Option("--model", help=_BENCH_MODEL, autocompletion=models, callback=early(e.model))
+    str | None, typer.Option("--model", help=_BENCH_MODEL, autocompletion=one_of(*MODELS), callback=early(e.model))
 ]
-BenchSuite = Annotated[str | None, typer.Option(help=_BENCH_SUITE, callback=early(e.suite))]
-Layers = Annotated[int | None, typer.Option(help="of the model, where all are too many")]
-Batch = Annotated[int | None, typer.Option(help="samples per rank; by default the published ones")]
+BenchSuite = Annotated[str | None, typer.Option(help=_BENCH_SUITE, callback=named("suite", SUITES))]
+Layers = Annotated[int | None, typer.Option(help="how many of the model's layers to keep; by default all")]
+Batch = Annotated[int | None, typer.Option(help="samples of a rank in a step; by default as published")]
 Size = Annotated[int | None, typer.Option(help="pixels along an image's side, or tokens in a window")]
 StepsToTime = Annotated[int, typer.Option(help="steps to time in each repeat")]
 Repeats = Annotated[int, typer.Option(help="turns that each configuration gets")]
@@ -166,9 +170,9 @@ ImageSet = Annotated[str, typer.Argument(metavar="SET", help="mnist, fashion-mni
 Into = Annotated[Path, typer.Argument(metavar="FOLDER", help="where its files go")]
 
 Minutes = Annotated[float, typer.Option(help="for how long faults strike the ranks")]
-Faults = Annotated[str, typer.Option(help="which ones, separated by commas")]
+Faults = Annotated[str, typer.Option(help="kinds of faults, separated by commas")]
 SoakHosts = Annotated[int, typer.Option(min=2, max=254, help="ranks, each on a host of its own where there is a link")]
-FaultSeed = Annotated[int, typer.Option("--seed", min=0, help="of the faults: the same seed draws the same ones")]
+FaultSeed = Annotated[int, typer.Option("--seed", min=0, help="seed of the faults: the same seed draws the same ones")]
 
 DoctorRanks = Annotated[
     int | None, typer.Option("--ranks", min=1, max=1024, help="to start here; by default 2, or one for each GPU")

@@ -1,6 +1,6 @@
 """Completions for the shell's Tab key. They load no torch, which would take seconds."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from gradwire.lab.names import (
     AUTO,
@@ -36,24 +36,13 @@ def candidates(incomplete: str) -> list[str]:
     return [f"{head}{comma}{name}" for name in _beginning(exported_names("compressors"), last)]
 
 
-def controllers(incomplete: str) -> list[str]:
-    """Their names."""
-    return _beginning(exported_names("controllers"), incomplete)
+def one_of(*names: str) -> Callable[[str], list[str]]:
+    """Completes one of these names."""
 
+    def complete(incomplete: str) -> list[str]:
+        return _beginning(names, incomplete)
 
-def tasks(incomplete: str) -> list[str]:
-    """Their names."""
-    return _beginning(TASKS, incomplete)
-
-
-def models(incomplete: str) -> list[str]:
-    """Their names."""
-    return _beginning(MODELS, incomplete)
-
-
-def presets(incomplete: str) -> list[str]:
-    """Their names."""
-    return _beginning(PRESETS, incomplete)
+    return complete
 
 
 def families(incomplete: str) -> list[str]:

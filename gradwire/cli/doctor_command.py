@@ -16,7 +16,8 @@ from gradwire.lab.doctor.findings import Finding
 from gradwire.lab.doctor.joining import device_here, joined, kind_of
 from gradwire.lab.doctor.site import Site
 from gradwire.lab.launch.lab_cluster import LabCluster
-from gradwire.lab.launch.launch import RankFailed, launch
+from gradwire.lab.launch.launch import launch
+from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.lab.network.link import LOOPBACK, link_of
 from gradwire.lab.network.network import Network
 from gradwire.launched import is_launched

@@ -17,9 +17,6 @@ from gradwire.lab.names import (
     NOCOMM,
     PARTNERS,
     PLAN,
-    PRESETS,
-    SUITES,
-    TASKS,
     exported_names,
 )
 from gradwire.lab.network.link import Link, link_of
@@ -44,6 +41,16 @@ def early(check: Callable[[V], object]) -> Callable[[V | None], V | None]:
     return callback
 
 
+def named(kind: str, known: Sequence[str]) -> Callable[[str | None], str | None]:
+    """A callback for an option that takes one of the `known` names of a `kind`, such as a task."""
+
+    def check(name: str) -> None:
+        if name not in known:
+            raise unknown(kind, name, known)
+
+    return early(check)
+
+
 def beside(suffix: str) -> Callable[[bool], bool]:
     """A callback for an option that has pictures written in one more format."""
 
@@ -65,11 +72,6 @@ def links(text: str) -> None:
         Link.parse(each)
 
 
-def task(name: str) -> None:
-    """Raises ValueError for an unknown task."""
-    _check_named("task", name, TASKS)
-
-
 def model(name: str) -> None:
     """Raises ValueError for an unknown model; a function of the user's is one."""
     if ":" in name or name in MODELS:
@@ -77,16 +79,6 @@ def model(name: str) -> None:
     if "." in name:
         raise ValueError(f"{name!r} is no model: one of your own is a function in it, {name}:make")
     raise unknown("model", name, (*MODELS, "my.module:make"))
-
-
-def preset(name: str) -> None:
-    """Raises ValueError for an unknown preset."""
-    _check_named("preset", name, PRESETS)
-
-
-def suite(name: str) -> None:
-    """Raises ValueError for an unknown suite."""
-    _check_named("suite", name, SUITES)
 
 
 def configurations(texts: Sequence[str]) -> None:
@@ -106,11 +98,6 @@ def configurations(texts: Sequence[str]) -> None:
 def controller(text: str) -> None:
     """Raises ValueError for an unknown controller."""
     _check("controller", text, exported_names("controllers"))
-
-
-def _check_named(kind: str, name: str, known: Sequence[str]) -> None:
-    if name not in known:
-        raise unknown(kind, name, known)
 
 
 def _check(kind: str, part: str, known: Sequence[str]) -> None:

@@ -10,9 +10,10 @@ from torch import Tensor
 from gradwire.compressors.approximation import LowRankEstimate
 from gradwire.compressors.compressor import ReduceCodec, Reduction
 from gradwire.compressors.context import GroupContext
-from gradwire.compressors.low_rank import COLUMNS, ROWS, LowRankViews, keep
+from gradwire.compressors.low_rank import LowRankViews, keep
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import uniform
+from gradwire.ops.reference.products import COLUMNS, ROWS
 from gradwire.slots import Layout
 from gradwire.torch_private.foreach import copy_each
 

@@ -66,9 +66,11 @@ class AllDimensionTopK(SimpleCodec, recordable=True):
         return self.entries(layout).nbytes
 
     def compress(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+        # select the largest of each row or column, and move them to the payload
         backend_for(x).move_slices(x, payload, self._entries(context))
 
     def decompress(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
+        # sum over the ranks
         backend_for(out).sum_slices(rows, out, self._entries(context))
 
     def _entries(self, context: GroupContext) -> SliceEntries:

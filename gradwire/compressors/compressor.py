@@ -59,14 +59,14 @@ class Compressor(Options, Recordable, ABC):
     may_send_all: ClassVar[bool] = False
     """Sends everything in some steps."""
     sized_by_elements: ClassVar[bool] = False
-    """The bytes of a group follow from how many elements it has, not from the shapes or lengths of its slots."""
+    """The bytes of a group depend only on how many elements it has, not on the shapes or lengths of its slots."""
     carries_dense: ClassVar[bool] = False
     """Sends biases and norm scales well enough beside the rest, so that these need no group of their own;
     votes have none either."""
     local_arithmetic: ClassVar[bool] = False
     """Every rank computes by itself a result that must be equal on all ranks, so all need the same hardware."""
     multiplies: ClassVar[bool] = False
-    """That takes products or bases of matrices, which on CPUs differ by the number of threads."""
+    """That result comes from products or bases of matrices, which on CPUs differ with the number of threads."""
     shares_buffers: ClassVar[bool] = False
     """The buffers of another of its kind, as of another ratio, serve as well."""
     flat_state: ClassVar[tuple[str, ...]] = ()

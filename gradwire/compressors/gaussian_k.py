@@ -18,8 +18,8 @@ TRIES = 5
 
 @dataclass(frozen=True)
 class GaussianK(EstimatedThreshold, recordable=True):
-    """The threshold that the ratio k / n of a normal distribution with the gradient's mean and variance exceeds, halved
-    up to four times while too few elements pass (Shi et al., 2019, https://arxiv.org/abs/1911.08772)."""
+    """A threshold from a normal distribution with the gradient's mean and variance, of which the share k / n exceeds
+    it; halved up to four times while too few elements pass (Shi et al., 2019, https://arxiv.org/abs/1911.08772)."""
 
     ratio: float = 0.01
     value_bits: Literal[32, 4] = 32
@@ -30,13 +30,8 @@ class GaussianK(EstimatedThreshold, recordable=True):
         nonzero = tail(x, 0.0, context.scratch)
         square = (nonzero.variance + nonzero.mean**2) * nonzero.count / len(x)  # of all elements
         deviation = sqrt(max(0.0, square - mean * mean))
-        # quantile
-        threshold = abs(mean) + _quantile(k / len(x)) * deviation
+        # the magnitude that k / n of a standard normal distribution exceeds
+        threshold = abs(mean) + NormalDist().inv_cdf(1 - k / len(x) / 2) * deviation
         # halve
         for halvings in range(TRIES):
             yield threshold / 2**halvings
-
-
-def _quantile(share: float) -> float:
-    """The magnitude that this share of a standard normal distribution exceeds."""
-    return NormalDist().inv_cdf(1 - share / 2)

@@ -1,5 +1,6 @@
 """Two codecs in turn over one memory."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +13,11 @@ from gradwire.compressors.sparse import TopK
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.slots import Layout
+
+
+def _of_codecs(name: str, holds: Callable[[Iterable[bool]], bool]) -> property:
+    """A property that combines those of this name of both codecs."""
+    return property(lambda self: holds(getattr(codec, name) for codec in (self.first, self.second)))
 
 
 @dataclass(frozen=True)
@@ -53,34 +59,18 @@ class Interleaved(Codec):
                 "interleave two of other classes, e.g. Interleaved(AllDimensionTopK(), TopK())"
             )
 
-    @property
-    def biased(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.first.biased or self.second.biased
-
-    @property
-    def sparse(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.first.sparse and self.second.sparse
+    # what holds where it holds for one of the two, and where it holds for both
+    biased = _of_codecs("biased", any)  # pyright: ignore[reportAssignmentType]
+    local_arithmetic = _of_codecs("local_arithmetic", any)  # pyright: ignore[reportAssignmentType]
+    multiplies = _of_codecs("multiplies", any)  # pyright: ignore[reportAssignmentType]
+    sparse = _of_codecs("sparse", all)  # pyright: ignore[reportAssignmentType]
+    sized_by_elements = _of_codecs("sized_by_elements", all)  # pyright: ignore[reportAssignmentType]
+    recordable = _of_codecs("recordable", all)  # pyright: ignore[reportAssignmentType]
 
     @property
     def summable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         same = self.first.wire_dtype == self.second.wire_dtype
         return self.first.summable and self.second.summable and same
-
-    @property
-    def sized_by_elements(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.first.sized_by_elements and self.second.sized_by_elements
-
-    @property
-    def local_arithmetic(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.first.local_arithmetic or self.second.local_arithmetic
-
-    @property
-    def multiplies(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.first.multiplies or self.second.multiplies
-
-    @property
-    def recordable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.first.recordable and self.second.recordable
 
     def phase(self, step: int) -> int:
         return self.turn(step).phase(step) * self.period + super().phase(step)

@@ -18,7 +18,8 @@ from gradwire.compressors import DGC, FP32, Compressor, EFSignSGD, OneBit, Rando
 from gradwire.memories import NoMemory, Residual
 from gradwire.plans import Group, default_communicator
 from gradwire.schedule.costs import CostTable
-from gradwire.schedule.profile import Candidate, Profile, SlotTime, over_link
+from gradwire.schedule.profile import Profile, over_link
+from gradwire.schedule.profiled import Candidate, SlotTime
 from gradwire.schedule.simulate import Cluster, all_reduce
 from gradwire.tuner.rehearsal import expected
 

@@ -14,10 +14,10 @@ from gradwire.importing import imported_part
 from gradwire.lab.experiments.presets import PRESETS
 from gradwire.lab.experiments.suites import SUITES
 from gradwire.lab.local import LocalStepsSpec
-from gradwire.lab.models import MODELS, Model
+from gradwire.lab.models import MODELS
 from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM, TINY
 from gradwire.lab.torch_hooks import TORCH_HOOKS
-from gradwire.lab.workloads.make_task import tasks
+from gradwire.lab.workloads import TASKS
 from gradwire.lab.workloads.synthetic import SIZES
 from gradwire.memories import Memory
 from gradwire.notation import own
@@ -71,9 +71,12 @@ def catalogue() -> dict[str, list[CatalogueEntry]]:
         "Controllers": _entries(controllers),
         "Rounds": _entries({LOCAL: LocalStepsSpec}),
         "Hooks": _entries(TORCH_HOOKS),
-        "Tasks": _entries(tasks()),
+        "Tasks": _entries(TASKS),
         "Models": [
-            *(CatalogueEntry(name, _described(model)) for name, model in MODELS.items()),
+            *(
+                CatalogueEntry(name, f"{model.parameters / 1e6:.1f} M parameters, {model.samples()}.")
+                for name, model in MODELS.items()
+            ),
             *(CatalogueEntry(f"{TINY}{name}", f"{text} a rank.") for name, text in SIZES.items()),
         ],
         "Presets": [
@@ -151,7 +154,3 @@ def _shown(default: Any, name: str) -> str:
             return str(default).lower()
         case _:
             return str(default)
-
-
-def _described(model: Model) -> str:
-    return f"{model.parameters / 1e6:.1f} M parameters, {model.samples()}."

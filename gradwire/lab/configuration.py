@@ -112,43 +112,28 @@ class Configuration:
 
     def attach(
         self,
-        ddp: DistributedDataParallel,
-        transport: Transport | Mesh,
-        seed: int,
-        controller: Controller | None = None,
-        scaler: GradScaler | None = None,
-    ) -> Handle | None:
-        """Makes a fresh `ddp` reduce in this way; None where Gradwire has no part in it."""
-        # no communication at all: the measure of what communication costs
-        if self.silent:
-            ddp.register_comm_hook(None, noop_hook)
-        # a plan, or one way for all groups
-        if self.plan:
-            return attach(ddp, self.plan, transport=transport, seed=seed, scaler=scaler)
-        if self.compressor is None:
-            return None
-        return attach(
-            ddp, self.compressor, memory=self.memory, communicator=self.communicator, groups=self.grouping,
-            rules=self.rules, transport=transport, seed=seed, controller=controller, scaler=scaler,
-        )  # fmt: skip
-
-    def attach_shards(
-        self,
         model: nn.Module,
-        mesh: DeviceMesh,
         seed: int,
         controller: Controller | None = None,
         scaler: GradScaler | None = None,
+        *,
+        transport: Transport | Mesh | None = None,
+        mesh: DeviceMesh | None = None,
     ) -> Handle | None:
-        """Makes replicas of a sharded `model` reduce in this way; None where Gradwire has no part in it."""
+        """Makes a fresh DDP model, or the replicas of one that FSDP2 shards over a `mesh`, reduce in this way; None
+        where Gradwire has no part in the backward pass."""
+        # no communication at all: the measure of what communication costs
+        if self.silent and isinstance(model, DistributedDataParallel):
+            model.register_comm_hook(None, noop_hook)
+        # a plan, or one way for all groups
+        where: dict[str, Any] = {"transport": transport, "mesh": mesh, "seed": seed, "scaler": scaler}
         if self.plan:
-            return attach(model, self.plan, mesh=mesh, seed=seed, scaler=scaler)
-        # plain DDP or FSDP, and local rounds, attach nothing to the backward pass
+            return attach(model, self.plan, **where)
         if self.compressor is None or self.local:
             return None
         return attach(
             model, self.compressor, memory=self.memory, communicator=self.communicator, groups=self.grouping,
-            rules=self.rules, mesh=mesh, seed=seed, controller=controller, scaler=scaler,
+            rules=self.rules, controller=controller, **where,
         )  # fmt: skip
 
     def local_steps(

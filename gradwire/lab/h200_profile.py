@@ -15,7 +15,8 @@ from gradwire.lab.built_in_profiles import MS, ParameterWork, bert, linear, norm
 from gradwire.memories import NoMemory, Residual
 from gradwire.plans import Group, default_communicator
 from gradwire.schedule.costs import Affine
-from gradwire.schedule.profile import Candidate, Profile
+from gradwire.schedule.profile import Profile
+from gradwire.schedule.profiled import Candidate
 from gradwire.schedule.simulate import Cluster
 from gradwire.tuner.rehearsal import expected
 

@@ -30,9 +30,9 @@ class OtherRanks:
         return self.jitter > 0 or self.slow_rank > 1
 
     def behind(self, ranks: int, seed: int, step: int, every: int = 1) -> float:
-        """By how much the slowest of so many ranks is behind the played one, in steps of the played one's computing,
-        after the `every` steps before which they met last and the last of which is `step`: the same for the same seed
-        and step."""
+        """How far the slowest of so many ranks is behind the played one when they meet after step `step`, in steps of
+        the played one's computing; 0 where none is. They met before `every` steps. The same seed and step give the
+        same number."""
         took = np.random.default_rng((seed, step)).normal(1.0, self.jitter, (every, ranks - 1)).sum(0)
         took[0] *= self.slow_rank
         return max(0.0, float(took.max()) - every)

@@ -1,5 +1,5 @@
-"""A cluster of which one rank is played, as options say it: for `gradwire bench`, `plan` and `simulate`, `gw.bench` and
-`gw.plan` alike."""
+"""A cluster of which one rank is played, read from the options that `gradwire bench`, `plan` and `simulate`, `gw.bench`
+and `gw.plan` share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ EXAMPLE = "64@25gbit"
 
 @dataclass(frozen=True)
 class PlaySpec:
-    """A cluster of which one rank is played, and how its other ranks differ from that one. In words for headings."""
+    """A cluster of which one rank is played, and how its other ranks differ from that one. Its text is for headings."""
 
     cluster: Cluster
     others: OtherRanks = field(default_factory=OtherRanks)
@@ -33,10 +33,12 @@ class PlaySpec:
         *,
         typed: bool = False,
     ) -> Self:
-        """That of `play`, such as 64@25gbit: 64 ranks, in hosts with a link of 25 Gbit/s each. `inside` (NVLink) joins
-        the ranks of a host, a message takes `latency_us` (50) beside its bytes; the rest is `OtherRanks`'. Raises
-        ValueError for text that says no cluster, and for options of links that it does not have, which are named as
-        they are `typed` on the command line, or as in Python."""
+        """Reads `play`, such as 64@25gbit: 64 ranks, in hosts with a link of 25 Gbit/s each. `inside` is the link that
+        joins the ranks of a host (NVLink), `latency_us` what a message takes beside its bytes (50); `different`,
+        `jitter` and `slow_rank` are fields of `OtherRanks`.
+
+        Raises ValueError for text that says no cluster, and for an option of a link that the cluster does not have.
+        Where `typed`, errors name options as on the command line, else as in Python."""
         # ranks @ link
         ranks, at, link = play.partition("@")
         if not at or not ranks.strip().isdecimal():
@@ -50,7 +52,7 @@ class PlaySpec:
 
     @classmethod
     def of(cls, play: str | None, *, typed: bool = False, **options: Any) -> Self | None:
-        """That of the options of `read`, None without `play`. Raises ValueError where the others are given alone."""
+        """As `read`; None without `play`. Raises ValueError for other options without it."""
         if play:
             return cls.read(play, typed=typed, **options)
         defaults = signature(cls.read).parameters
@@ -62,7 +64,7 @@ class PlaySpec:
 
     @classmethod
     def from_line(cls, values: Mapping[str, Any]) -> Self:
-        """That of `asdict`'s values."""
+        """The inverse of `dataclasses.asdict`."""
         return cls(Cluster(**values["cluster"]), OtherRanks(**values["others"]))
 
     def __str__(self) -> str:
@@ -70,8 +72,7 @@ class PlaySpec:
 
 
 def check_links(clusters: Sequence[Cluster], inside: str | None, latency_us: float | None, typed: bool) -> None:
-    """Raises ValueError for options of links that none of the clusters has, named as they are `typed` on the command
-    line, or as in Python."""
+    """Raises ValueError for an option of a link that none of the clusters has; `typed` as in `PlaySpec.read`."""
     if latency_us is not None and all(cluster.hosts == 1 for cluster in clusters):
         # each count once, though it may stand for several links
         ranks, given = ", ".join({str(cluster.ranks): None for cluster in clusters}), _named("latency_us", typed)

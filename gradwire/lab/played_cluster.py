@@ -50,8 +50,8 @@ class PlayedCluster:
         return self._others.late
 
     def wait_for_slowest(self, alone_s: float, every: int, step: int, device: torch.device) -> None:
-        """Passes the time by which the slowest rank is behind in a step that takes so long without messages, where
-        ranks meet: in one of `every` steps."""
+        """Waits until the slowest rank has come, where ranks meet: in the last of `every` steps. `alone_s` are the
+        seconds of a step without messages."""
         if (step + 1) % every:
             return
         if late_s := alone_s * self._others.behind(self.cluster.ranks, self._seed, step, every):

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.losses.training import looks
 from benchmarks.steps import streaming
-from benchmarks.steps.steps import iqr, markdown
+from benchmarks.steps.steps import iqr, table
 from gradwire.lab.network.link import Link
 
 REFUSED = {
@@ -39,7 +39,7 @@ def test_one_step_has_no_spread():
 
 def test_the_table_has_every_configuration_that_was_timed():
     row = {"link": "1gbit", "ranks": 2, "model": "gpt", "ms": {"ddp": {"median": 2.0}, "topk:0.02": {"median": 1.0}}}
-    assert markdown([row]).splitlines()[0] == "| link | ranks | model | ddp | topk:0.02 |"
+    assert table([row]).splitlines()[0] == "| link | ranks | model | ddp | topk:0.02 |"
 
 
 @pytest.mark.parametrize("steps", [1, 20, 59, 300, 5000])

@@ -178,10 +178,10 @@ def test_a_link_carries_as_many_full_frames_as_ethernet() -> None:
 
 
 def test_token_bucket_is_a_millisecond_deep_and_never_below_a_few_packets() -> None:
-    assert Link.parse("1gbit").burst_bytes == 125_000
-    assert Link.parse("1gbit").queue_bytes == 6_250_000
-    assert MEGABIT.burst_bytes == 16 * 1024
-    assert Link.parse("1mbit").queue_bytes == 256 * 1024
+    assert Link.parse("1gbit").bucket["burst"] == 125_000
+    assert Link.parse("1gbit").bucket["limit"] == 6_250_000
+    assert MEGABIT.bucket["burst"] == 16 * 1024
+    assert Link.parse("1mbit").bucket["limit"] == 256 * 1024
 
 
 @pytest.mark.parametrize("hosts", [0, 255])

@@ -13,7 +13,7 @@ from gradwire.lab.experiments.comparison import Comparison
 from gradwire.lab.experiments.presets import PRESETS, preset
 from gradwire.lab.launch.launch import launch
 from gradwire.lab.models import MODELS
-from gradwire.lab.workloads.make_task import tasks
+from gradwire.lab.workloads import TASKS
 from tests.support.small_files import (
     write_cifar10,
     write_cifar100,
@@ -126,7 +126,7 @@ def test_a_preset_runs_two_epochs_is_resumed_and_reports_its_metric(name: str, t
     facts = json.loads((trained / name / "run.json").read_text())
     evaluated = [record for record in resumed if record["held_out"]]
     assert [record["step"] for record in evaluated] == [facts["steps"] // 2, facts["steps"]]
-    metric = preset(name).metric or tasks()[preset(name).task].metric
+    metric = preset(name).metric or TASKS[preset(name).task].metric
     assert metric in evaluated[-1]["held_out"]
     report = (trained / name / "report.html").read_text()
     assert f"held-out {metric.replace('_', ' ')}" in report
@@ -137,7 +137,7 @@ def test_a_preset_runs_two_epochs_is_resumed_and_reports_its_metric(name: str, t
 def test_a_presets_options_and_configurations_are_known(name: str) -> None:
     training = preset(name)
     given = dict(option.split("=") for option in training.on(Path("files")).options)
-    assert given.keys() <= options_of(tasks()[training.task]).keys()
+    assert given.keys() <= options_of(TASKS[training.task]).keys()
     parse_all(training.configurations)
     assert training.configurations[0] == "dense"
     assert training.recipe.lr

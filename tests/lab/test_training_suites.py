@@ -16,7 +16,7 @@ from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.experiments.training import Training
 from gradwire.lab.experiments.training_suites import training_suite
 from gradwire.lab.results import Record, Run, Totals
-from gradwire.lab.workloads.make_task import tasks
+from gradwire.lab.workloads import TASKS
 from gradwire.report.training_suite_report import TrainedTask, table, write
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -28,7 +28,7 @@ def test_the_published_rows() -> None:
     assert [row.recipe.steps for row in rows] == [42_000, 9_000, 20_000]
     assert {row.recipe.lr for row in rows} == {0.1}
     for row in rows:
-        known = options_of(tasks()[row.task])
+        known = options_of(TASKS[row.task])
         assert {option.partition("=")[0] for option in row.options} <= set(known)
         assert f"folder=sets/{row.task}" in row.options
         assert parse_all(row.configurations)[-1].controller == gw.GraVAC(10, 1000, 500)

@@ -95,7 +95,8 @@ def examine(site: Site, listener: Listener) -> None:
             everyone = meeting.gather(facts)
             site.works = all(own["works"] == "True" for own in everyone)
             spent = max(float(own["spent"]) for own in everyone)
-            listener.found(name, merged([_read(own["findings"]) for own in everyone], site.hosts))
+            found = [[Finding(**each) for each in json.loads(own["findings"])] for own in everyone]
+            listener.found(name, merged(found, site.hosts))
     except AbsentRanks as error:
         site.works = False
         listener.ended(name, _absent(error, site), first_is_lost=0 in error.ranks)
@@ -109,10 +110,6 @@ def _late(spent: float) -> Finding:
     return Finding(
         "not checked", False, f"the checks before it took {spent:.0f} s", "try again while the hosts are idle"
     )
-
-
-def _read(text: str) -> list[Finding]:
-    return [Finding(**each) for each in json.loads(text)]
 
 
 def _absent(error: AbsentRanks, site: Site) -> Finding:
@@ -134,11 +131,10 @@ def _result(name: str, check: Check, site: Site) -> tuple[list[Finding], bool]:
         return [Finding(name, False, f"did not end within {LIMIT_S:.0f} s, {site.doing}", STUCK)], False
     try:
         found = answer.result()
-    except ValueError as error:
-        # the message says itself what helps
-        return [_failed(name, error, "", check.carried, site)], False
     except BaseException as error:
-        return [_failed(name, error, STUCK, check.carried, site)], False
+        # a ValueError's message says itself what helps
+        remedy = "" if isinstance(error, ValueError) else STUCK
+        return [_failed(name, error, remedy, check.carried, site)], False
     right = all(finding.ok is not False for finding in found)
     return found, site.works and (right or not check.carried)
 

@@ -13,6 +13,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 from gradwire.lab.doctor.examination import LIMIT_S
 from gradwire.lab.doctor.site import Site
 from gradwire.lab.launch.rank_job import ended_at_once, unmet
+from gradwire.lab.names import check_device
 from gradwire.launched import gpu_of_rank, started
 from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.torch_store import TorchStore
@@ -26,8 +27,7 @@ CLOSE_S, LEAVE_S = 5.0, 2.0
 def kind_of(device: str | None) -> str:
     """A kind of device, by default a GPU where there is one. Raises ValueError for one that is none."""
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if kind not in ("cpu", "cuda"):
-        raise ValueError(f"device is cpu or cuda, not {kind!r}")
+    check_device(kind)
     return kind
 
 

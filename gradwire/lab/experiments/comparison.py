@@ -157,8 +157,8 @@ def circumstances(*clusters: LabCluster) -> dict[str, object]:
 
 
 def _check_rounds(configurations: Sequence[Configuration], steps: int) -> None:
-    """Raises ValueError for local steps whose last round would not end, or whose first mean would not be used: the
-    parameters that replicas share, which are evaluated, lack what was trained since."""
+    """Raises ValueError for local steps whose last round would not end, or whose first mean would not be used.
+    Evaluated are the parameters that replicas share; they would lack what was trained since."""
 
     def ends_whole(configuration: Configuration, steps: int) -> bool:
         every, delay = configuration.every, configuration.local.delay if configuration.local else 0

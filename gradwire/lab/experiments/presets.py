@@ -12,9 +12,11 @@ from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.experiments.training import Training
 from gradwire.unknown import unknown
 
-_IMAGENET = "train/CLASS/*.JPEG and val/CLASS/*.JPEG"
-_CIFAR10 = "data_batch_1.bin to data_batch_5.bin, test_batch.bin"
-_CIFAR100 = "train.bin, test.bin"
+_IMAGES = {
+    "images": "train/CLASS/*.JPEG and val/CLASS/*.JPEG",
+    "cifar10": "data_batch_1.bin to data_batch_5.bin, test_batch.bin",
+    "cifar100": "train.bin, test.bin",
+}
 _PTB = "ptb.train.txt, ptb.valid.txt"
 _WIKITEXT = "wiki.train.tokens and wiki.valid.tokens, or with .raw"
 _SQUAD = "train-v1.1.json, dev-v1.1.json"
@@ -28,28 +30,22 @@ def preset(name: str) -> Training:
     return PRESETS[name]
 
 
-def adaptive(sparsifiers: Sequence[str], factors: Iterable[int], window: int, interval: int) -> tuple[str, ...]:
-    """Configurations of GraVAC's comparison: dense, the sparsifiers by static factors, Accordion with PowerSGD of rank
-    4 and 1, and controllers of the first sparsifier between 10 and 1000."""
-    static = [f"{sparsifier}:{1 / factor:g}" for sparsifier, factor in product(sparsifiers, factors)]
+def adaptive(sparsifiers: Sequence[str], window: int, interval: int) -> tuple[str, ...]:
+    """Configurations of GraVAC's comparison: dense, the sparsifiers by factors of 10, 100 and 1000, Accordion with
+    PowerSGD of rank 4 and 1, and controllers of the first sparsifier between 10 and 1000."""
+    static = [f"{sparsifier}:{1 / factor:g}" for sparsifier, factor in product(sparsifiers, (10, 100, 1000))]
     first, often = sparsifiers[0], f"interval={interval}"
     controlled = [f"powersgd:4+accordion:4,1,{often}", f"{first}:0.1+accordion:0.1,0.01,{often}"]
     controlled += [f"{first}:0.01+lgreco:{often}", f"{first}:0.1+gravac:10,1000,window={window}"]
     return "dense", *static, *controlled
 
 
-def _imagenet(model: str, batch: int, recipe: Recipe, configurations: Iterable[str], **others: Any) -> Training:
-    options = (f"model=published-{model}", f"batch={batch}", "augment=true")
-    return Training(
-        task="images", options=options, recipe=recipe, configurations=tuple(configurations), files=_IMAGENET, **others
-    )
-
-
-def _cifar(task: str, model: str, batch: int, recipe: Recipe, configurations: Iterable[str], **others: Any) -> Training:
+def _images(
+    task: str, model: str, batch: int, recipe: Recipe, configurations: Iterable[str], **others: Any
+) -> Training:
     options = (f"model=published-{model}", f"batch={batch}", "augment=true", *others.pop("options", ()))
-    files = _CIFAR10 if task == "cifar10" else _CIFAR100
     return Training(
-        task=task, options=options, recipe=recipe, configurations=tuple(configurations), files=files, **others
+        task=task, options=options, recipe=recipe, configurations=tuple(configurations), files=_IMAGES[task], **others
     )
 
 
@@ -69,12 +65,16 @@ def _cupcake() -> dict[str, Training]:
     fifty: dict[str, Any] = {"published": "8 ranks: top-1 93.6 % dense, 93.2 % DGC"}
     large: dict[str, Any] = {"published": "8 ranks: top-1 77.1 % dense, 76.7 % EFSignSGD", "assumed": _DROPS}
     return {
-        "resnet50-cifar10": _cifar(
+        "resnet50-cifar10": _images(
             "cifar10", "cifar-resnet50", 32, _CUPCAKE_CIFAR, _CUPCAKE, rate_per_rank=True, **fifty
         ),
-        "resnet101-cifar10": _cifar("cifar10", "cifar-resnet101", 32, _CUPCAKE_CIFAR, _CUPCAKE, rate_per_rank=True),
-        "resnet50-imagenet": _imagenet("resnet50", 32, _CUPCAKE_IMAGENET, _CUPCAKE, rate_per_rank=True, assumed=_DROPS),
-        "resnet101-imagenet": _imagenet("resnet101", 32, _CUPCAKE_IMAGENET, _CUPCAKE, rate_per_rank=True, **large),
+        "resnet101-cifar10": _images("cifar10", "cifar-resnet101", 32, _CUPCAKE_CIFAR, _CUPCAKE, rate_per_rank=True),
+        "resnet50-imagenet": _images(
+            "images", "resnet50", 32, _CUPCAKE_IMAGENET, _CUPCAKE, rate_per_rank=True, assumed=_DROPS
+        ),
+        "resnet101-imagenet": _images(
+            "images", "resnet101", 32, _CUPCAKE_IMAGENET, _CUPCAKE, rate_per_rank=True, **large
+        ),
         "bert-base-squad": Training(
             task="squad", options=("model=published-bert-base", "batch=8", "length=128"), recipe=bert,
             configurations=_CUPCAKE, files=_SQUAD, from_weights=True,
@@ -87,7 +87,7 @@ def _cupcake() -> dict[str, Training]:
 def _gravac() -> dict[str, Training]:
     """32 ranks; windows of 500 steps; models with heads of 1000 classes. https://arxiv.org/abs/2305.12201"""
     sparsifiers = ("dgc", "topk", "redsync", "randomk")
-    configurations = adaptive(sparsifiers, (10, 100, 1000), window=500, interval=500)
+    configurations = adaptive(sparsifiers, window=500, interval=500)
 
     def recipe(steps: int, weight_decay: float, schedule: str = "constant") -> Recipe:
         return Recipe(steps=steps, optimizer="sgd", lr=0.1, weight_decay=weight_decay, schedule=schedule)
@@ -95,11 +95,11 @@ def _gravac() -> dict[str, Training]:
     # its ResNet and VGG kept ImageNet's 1000 outputs on CIFAR
     head = ("outputs=1000",)
     return {
-        "resnet101": _cifar(
+        "resnet101": _images(
             "cifar10", "resnet101", 32, recipe(42_000, 1e-4, "drop:9000,14000"), configurations, options=head,
             published="32 ranks: top-1 80.14 % Top-k 10x, 80.4 % DGC 10x, 80.2 % GraVAC",
         ),
-        "vgg16": _cifar(
+        "vgg16": _images(
             "cifar100", "vgg16-bn", 32, recipe(9_000, 5e-4), configurations, options=head, metric="top5",
             published="32 ranks: top-5 91.2 % Top-k 10x, 90.8 % DGC 10x, 90.48 % GraVAC",
         ),
@@ -127,8 +127,8 @@ def _adtopk() -> dict[str, Training]:
     as_resnet = "batch, rate and length, as ResNet-152's"
     # the extended version's models, three of them fine-tuned, and the conference's
     return {
-        "resnet152-imagenet": _imagenet("resnet152", 32, resnet, _ADTOPK, rate_per_rank=True, assumed=_DROPS),
-        "vit-large-imagenet": _imagenet("vit-large", 8, vit, _ADTOPK, **_FINE_TUNED),
+        "resnet152-imagenet": _images("images", "resnet152", 32, resnet, _ADTOPK, rate_per_rank=True, assumed=_DROPS),
+        "vit-large-imagenet": _images("images", "vit-large", 8, vit, _ADTOPK, **_FINE_TUNED),
         "bert-large-squad": Training(
             task="squad", options=("model=published-bert-large", "batch=4", "length=384"), recipe=bert,
             configurations=_ADTOPK, files=_SQUAD, **_FINE_TUNED,
@@ -138,10 +138,10 @@ def _adtopk() -> dict[str, Training]:
             options=("model=published-gpt2-large", "batch=2", "context=1024", "tokenizer=bpe:50257"),
             **_FINE_TUNED,
         ),
-        "vgg16-cifar100": _cifar(
+        "vgg16-cifar100": _images(
             "cifar100", "vgg16-bn", 32, resnet, _ADTOPK, rate_per_rank=True, assumed=f"the data; {as_resnet}"
         ),
-        "resnet50-cifar100": _cifar(
+        "resnet50-cifar100": _images(
             "cifar100", "cifar-resnet50", 32, resnet, _ADTOPK, rate_per_rank=True, assumed=as_resnet
         ),
         "lstm-wikitext": Training(
@@ -175,10 +175,10 @@ def _acpsgd() -> dict[str, Training]:
         )
 
     return {
-        "resnet50-imagenet": _imagenet("resnet50", 64, imagenet, methods(4), rate_per_rank=True, **usual),
-        "resnet152-imagenet": _imagenet("resnet152", 32, imagenet, methods(4), rate_per_rank=True, **usual),
-        "resnet18-cifar10": _cifar("cifar10", "cifar-resnet18", 128, cifar, methods(4), **not_read),
-        "vgg16-cifar10": _cifar("cifar10", "vgg16-bn", 128, cifar, methods(4), **not_read),
+        "resnet50-imagenet": _images("images", "resnet50", 64, imagenet, methods(4), rate_per_rank=True, **usual),
+        "resnet152-imagenet": _images("images", "resnet152", 32, imagenet, methods(4), rate_per_rank=True, **usual),
+        "resnet18-cifar10": _images("cifar10", "cifar-resnet18", 128, cifar, methods(4), **not_read),
+        "vgg16-cifar10": _images("cifar10", "vgg16-bn", 128, cifar, methods(4), **not_read),
         "bert-base": pretrained("bert-base", 32),
         "bert-large": pretrained("bert-large", 8),
         "mnist": Training(

@@ -42,7 +42,7 @@ def _folder(data: Path, name: str, row: Training) -> Path:
 def _small_gravac() -> list[Training]:
     """A narrow ResNet, VGG and LSTM on what every machine has; Fashion-MNIST where it is installed."""
     # short windows and intervals, for short runs
-    configurations = adaptive(("topk",), (10, 100, 1000), window=8, interval=20)
+    configurations = adaptive(("topk",), window=8, interval=20)
     fashion = FashionMnist.folder.is_dir()
     resnet, vgg = ("model=resnet18", "width=8", "batch=16"), ("model=vgg16", "width=8", "batch=16")
     lstm = ("model=lstm", "width=128", "layers=2", "context=35", "batch=16", "carry=true")

@@ -58,7 +58,7 @@ class MeasuredModel:
         self._local_steps: LocalSteps | None = None
         self._mesh: DeviceMesh | None = None
         self.controller = configuration.fresh_controller(self.rate)
-        # what plain DDP would send for this model: all-reduced gradients, and the rows of sparse ones
+        # what plain DDP would send for this model: all-reduced gradients, and rows of sparse gradients
         trained, replicas = {n: p for n, p in model.named_parameters() if p.requires_grad}, peers.world // shard
         sparse = sparse_in(model, trained)
         gradient_bytes = sum(p.nbytes for name, p in trained.items() if name not in sparse)
@@ -69,21 +69,17 @@ class MeasuredModel:
             trained[name].register_hook(self._note_rows)
         # without Gradwire all of it is sent, or nothing, or what torch's hook says
         self._share: Share = lambda steps: 0.0 if configuration.silent else 1.0
-        self.wrapped: nn.Module
-        # sharded: FSDP2, with replicas reduced by the configuration
+        # FSDP2, nothing around local steps, or DDP; then the configuration reduces between replicas
         if self._sharded:
             self._mesh = mesh_of(shard, peers.device)
             self.wrapped = sharded(deepcopy(self._whole), self._mesh, configuration)
-            scaler = self.precision.scaler
-            self.handle = configuration.attach_shards(self.wrapped, self._mesh, seed, self.controller, scaler)
-        elif self.local:
-            # neither: the optimizer takes local steps
-            self.wrapped, self.handle = self._whole, None
         else:
-            self.wrapped = _ddp(self._whole, configuration, peers)
-            scaler = self.precision.scaler
-            self.handle = configuration.attach(self.wrapped, peers.transport, seed, self.controller, scaler)
-            self._share = configuration.hook.register(self.wrapped, seed) if configuration.hook else self._share
+            self.wrapped = self._whole if self.local else _ddp(self._whole, configuration, peers)
+        where: dict[str, Any] = {"mesh": self._mesh} if self._mesh else {"transport": peers.transport}
+        self.handle = configuration.attach(self.wrapped, seed, self.controller, self.precision.scaler, **where)
+        if configuration.hook:
+            assert isinstance(self.wrapped, DistributedDataParallel)
+            self._share = configuration.hook.register(self.wrapped, seed)
         self._interface_start = peers.interface_bytes()
 
     @property

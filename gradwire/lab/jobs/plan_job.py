@@ -45,7 +45,7 @@ MOST_STEPS = CHOOSING_STEPS + IN_FORCE + MOST_UNRECORDED + SETTLE + SHOWN + 1
 ALONE_STEPS = 6
 """Steps without messages that are timed, beside the first."""
 Late = Callable[[int, torch.device], None]
-"""Passes the time by which the slowest rank is behind in a step."""
+"""Waits, in a step of this number, until the slowest rank has come."""
 _ARGUMENT = re.compile(r"\w+=|([\d.]+(e-?\d+)?|\w+/[^:+]*)(\+|$)")
 """Matches text after a comma that is part of the same candidate: an option by name, a number, or a nested codec."""
 
@@ -204,7 +204,7 @@ def _punctual(step: int, device: torch.device) -> None:
 
 
 def _played(spec: PlanSpec, task: Task, controller: Auto, running: Peers) -> tuple[Peers, Late]:
-    """The ranks as this one sees them, and what passes the time by which the slowest is behind."""
+    """The ranks as this one sees them, and the function that waits for the slowest one."""
     if not spec.play:
         return running, _punctual
     played = PlayedCluster(PlaySpec.from_line(spec.play), spec.seed)

@@ -67,9 +67,9 @@ class TimedModel:
     def curve(
         self, played: PlayedCluster, within_s: float, tell: Callable[[float, float], None] = lambda done, s: None
     ) -> StepCurve:
-        """Step times on a card that is busy for longer and longer, and the messages of a step; where steps are long,
-        of fewer of them, so that it takes no longer than `within_s` or, with one at each point, as short as can be.
-        `tell` gets the share that is done, and the seconds that all of it takes, about."""
+        """Measures the curve: step times on a card that messages keep busy for longer and longer. Of long steps few
+        are timed at each point, one at least, so that all takes no longer than `within_s` if that can be. `tell` gets
+        the share that is done, and about how many seconds all of it takes."""
         played.set_speed(inf)
         # how long a step takes says how many fit
         first_s = self.time(1, warm_up=1)[0][0] / 1e3

@@ -32,8 +32,8 @@ class Runner(ABC):
 
     @abstractmethod
     def run(self, job: Job, spec: Spec, lines: Path, follow: Log) -> None:
-        """Runs `job` on every rank. Its log goes into the file `lines` and to `follow`, on rank 0, or
-        where this process starts the ranks. Raises RankFailed, or what the job raises."""
+        """Runs `job` on every rank. What rank 0 logs goes into the file `lines` and to `follow`, which rank 0 calls, or
+        the process that started the ranks. Raises RankFailed, or what the job raises."""
 
     def agreed(self, folder: Path) -> Path:
         """The leading process's folder: ranks that were started beforehand may have chosen others."""

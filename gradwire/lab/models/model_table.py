@@ -76,17 +76,12 @@ _HEADS = range(64, 4097, 64)
 """Widths of transformers, whose heads have 64 each."""
 
 
-def _resnet(parameters: int, stages: Stages, batch: int, *, bottleneck: bool = True) -> Model:
+def _resnet(parameters: int, stages: Stages, batch: int, *, bottleneck: bool = True, small: bool = False) -> Model:
+    """One for ImageNet, or a `small` one for CIFAR."""
     return Model(
-        parameters=parameters, stages=stages, batch=batch, size=224, sizes=_PIXELS, width=64, widths=_ANY_WIDTH,
-        outputs=1000, data="images", build=lambda size: hub.resnet(size, bottleneck=bottleneck),
-    )  # fmt: skip
-
-
-def _small_resnet(parameters: int, stages: Stages, *, bottleneck: bool = True) -> Model:
-    return Model(
-        parameters=parameters, stages=stages, batch=32, size=32, sizes=_PIXELS, width=64, widths=_ANY_WIDTH,
-        outputs=10, data="images", build=lambda size: hub.resnet(size, bottleneck=bottleneck, small=True),
+        parameters=parameters, stages=stages, batch=batch, size=32 if small else 224, sizes=_PIXELS, width=64,
+        widths=_ANY_WIDTH, outputs=10 if small else 1000, data="images",
+        build=lambda size: hub.resnet(size, bottleneck=bottleneck, small=small),
     )  # fmt: skip
 
 
@@ -128,10 +123,10 @@ MODELS: dict[str, Model] = {
     "resnet50": _resnet(25_557_032, (3, 4, 6, 3), 64),
     "resnet101": _resnet(44_549_160, (3, 4, 23, 3), 32),
     "resnet152": _resnet(60_192_808, (3, 8, 36, 3), 32),
-    "cifar-resnet18": _small_resnet(11_173_962, (2, 2, 2, 2), bottleneck=False),
-    "cifar-resnet50": _small_resnet(23_520_842, (3, 4, 6, 3)),
-    "cifar-resnet101": _small_resnet(42_512_970, (3, 4, 23, 3)),
-    "cifar-resnet152": _small_resnet(58_156_618, (3, 8, 36, 3)),
+    "cifar-resnet18": _resnet(11_173_962, (2, 2, 2, 2), 32, bottleneck=False, small=True),
+    "cifar-resnet50": _resnet(23_520_842, (3, 4, 6, 3), 32, small=True),
+    "cifar-resnet101": _resnet(42_512_970, (3, 4, 23, 3), 32, small=True),
+    "cifar-resnet152": _resnet(58_156_618, (3, 8, 36, 3), 32, small=True),
     "vgg16": _vgg(138_357_544, (2, 2, 3, 3, 3)),
     "vgg16-bn": _vgg(138_365_992, (2, 2, 3, 3, 3), batch_norm=True),
     "vgg19": _vgg(143_667_240, (2, 2, 4, 4, 4)),

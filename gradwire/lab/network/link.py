@@ -61,14 +61,11 @@ class Link:
         return max(1, self.bytes_per_second * COUNTED // ON_WIRE)
 
     @property
-    def burst_bytes(self) -> int:
-        """Depth of the token bucket: 1 ms of traffic, and never less than a few packets."""
-        return max(self.bytes_per_second // 1000, 16 * 1024)
-
-    @property
-    def queue_bytes(self) -> int:
-        """Depth of the queue before packets are dropped: 50 ms of traffic, at least 256 KiB."""
-        return max(self.bytes_per_second // 20, 256 * 1024)
+    def bucket(self) -> dict[str, int]:
+        """The token bucket in the kernel's words: its rate; its depth, 1 ms of traffic, and never less than a few
+        packets; and the queue before packets are dropped, 50 ms of traffic, at least 256 KiB. Bytes."""
+        burst, queue = max(self.bytes_per_second // 1000, 16 * 1024), max(self.bytes_per_second // 20, 256 * 1024)
+        return {"rate": self.counted_bytes_per_second, "burst": burst, "limit": queue}
 
 
 def link_of(text: str) -> Link | None:

@@ -88,7 +88,7 @@ class Network:
 
     def set_link(self, link: Link | None) -> None:
         """Change the speed of every link, also while ranks run (TCP sends again what waited in queues)."""
-        self._ask("shape", _bucket(link) if link and link.shaped else None)
+        self._ask("shape", link.bucket if link and link.shaped else None)
         self.link = link
 
     def counters(self) -> list[InterfaceTraffic]:
@@ -124,7 +124,3 @@ def _forbidden() -> str:
         if path.exists() and path.read_text().strip() == forbidding:
             return f"this machine forbids it by {setting}={forbidding}: run `sudo sysctl {setting}={allowing}`"
     return "it needs root or user namespaces, which containers have with --privileged"
-
-
-def _bucket(link: Link) -> dict[str, int]:
-    return {"rate": link.counted_bytes_per_second, "burst": link.burst_bytes, "limit": link.queue_bytes}

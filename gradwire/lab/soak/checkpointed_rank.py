@@ -3,7 +3,6 @@
 Where a rank is lost, all others must end by themselves, each with an error that names it.
 """
 
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from gradwire.frontends import Handle
 from gradwire.lab.soak.faults import TIMEOUT_S
-from gradwire.lab.soak.rank_messages import Orders, UncheckedError, checking, obey, report
+from gradwire.lab.soak.rank_messages import Orders, UncheckedError, checking, delayed, obey, report
 from gradwire.lab.soak.soaked_local_steps import SoakedLocalSteps
 from gradwire.lab.soak.soaked_model import hash_of
 from gradwire.lab.soak.soaked_shards import SoakedShards
@@ -110,9 +109,7 @@ class CheckpointedRank:
         while True:
             # orders of the driver, obeyed before or after the step
             orders, skipped = self._orders.take(), handle.stats().skipped
-            time.sleep(0.02 + sum(order["seconds"] for order in orders if order["do"] == "slow"))
-            overflows = any(order["do"] == "overflow" for order in orders)
-            self._trained.step(step, torch.inf if overflows else 1.0)
+            self._trained.step(step, delayed(orders))
             step += 1
             # leave, or flip a bit
             obey(orders, handle, self._trained.shared())

@@ -3,7 +3,6 @@
 Every step must conserve gradients: old residuals plus gradients are what was sent plus new residuals.
 """
 
-import time
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -16,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.frontends import DistributedOptimizer, Handle, Rendezvous, attach
 from gradwire.lab.soak.faults import TIMEOUT_S
-from gradwire.lab.soak.rank_messages import Orders, obey, report
+from gradwire.lab.soak.rank_messages import Orders, delayed, obey, report
 from gradwire.lab.soak.soaked_model import batch, gradients, hash_of, network, plan, residuals
 
 LAST_CALL_S = 1.5
@@ -81,7 +80,7 @@ class ElasticRank:
 
     def _step(self, handle: Handle, number: int, orders: list[dict[str, Any]]) -> bool:
         """One step; returns whether it counts. Raises AssertionError where gradients were lost."""
-        time.sleep(0.02 + sum(order["seconds"] for order in orders if order["do"] == "slow"))
+        scale = delayed(orders)
         # the gradient that this rank makes alone, and its residual
         inputs, targets = batch(number)
         self.alone.load_state_dict(self.model.state_dict())
@@ -92,7 +91,7 @@ class ElasticRank:
         self._phase = "training"
         self._inner.zero_grad()
         loss = nn.functional.cross_entropy(self.trained(inputs), targets)
-        (loss * torch.inf if any(order["do"] == "overflow" for order in orders) else loss).backward()
+        (scale * loss).backward()
         mean = gradients(self.model)
         if not mean.isfinite().all():
             assert torch.equal(before, self._residuals(handle)), "a skipped step has changed the residual"

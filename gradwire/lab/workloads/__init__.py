@@ -9,11 +9,14 @@ from gradwire.lab.workloads.squad import Squad
 from gradwire.lab.workloads.synthetic import Synthetic
 from gradwire.lab.workloads.task import Task
 
-TASKS: tuple[type[Task], ...] = (
-    LanguageModel, TextFiles, PennTreebank, WikiText, Masked, Squad, Digits, Mnist, FashionMnist, Cifar10, Cifar100,
-    ImageFolder, Synthetic, Published, UserModel,
-)  # fmt: skip
-"""Every task that can be made."""
+TASKS: dict[str, type[Task]] = {
+    task.name: task
+    for task in (
+        LanguageModel, TextFiles, PennTreebank, WikiText, Masked, Squad, Digits, Mnist, FashionMnist, Cifar10, Cifar100,
+        ImageFolder, Synthetic, Published, UserModel,
+    )
+}  # fmt: skip
+"""Every task that can be made, by name."""
 
 __all__ = [
     "TASKS",

@@ -81,10 +81,6 @@ class Task(ABC):
     def held_out_batch(self, index: Tensor) -> Any:
         """The held-out samples with these numbers."""
 
-    def held_out(self) -> Any:
-        """The fixed held-out samples that `evaluate` uses, as one large batch."""
-        return self.held_out_batch(self._chosen(whole=False))
-
     @property
     def looked_at(self) -> str:
         """The figure that a report shows."""
