@@ -114,7 +114,8 @@ def test_pages_turn_dark_when_the_system_does(site: Path, tmp_path: Path) -> Non
 CUT = """[...document.querySelectorAll(".md-typeset__scrollwrap")]
   .filter(box => box.scrollWidth > box.clientWidth + 1).length"""
 BROKEN = """[...document.querySelectorAll(".md-typeset td:nth-child(-n+2) code")]
-  .filter(each => /^[\\w.]+$/.test(each.textContent) && each.getClientRects().length > 1).map(each => each.textContent)"""
+  .filter(each => /^[\\w.]+$/.test(each.textContent) && each.getClientRects().length > 1)
+  .map(each => each.textContent)"""
 PICTURES = """[...document.images].filter(each => each.offsetParent && each.naturalWidth)
   .map(each => each.src.split(/[/#]/).at(-2))"""
 SEARCH = """(() => {
