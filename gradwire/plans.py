@@ -94,7 +94,8 @@ class Plan:
     def describe(self) -> str:
         """A short description of the plan."""
         names = dict.fromkeys(f"{group.compressor} by {group.communicator}" for group in self.groups)
-        return f"{len(self.groups)} groups of {', '.join(names)}" if self.groups else "native"
+        number = len(self.groups)
+        return f"{number} group{'s' if number > 1 else ''} of {', '.join(names)}" if number else "native"
 
     def to_json(self) -> str:
         """The plan as JSON text; `from_json` reads it back."""

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from math import ceil
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -233,8 +234,10 @@ DRAWN = {
 def picture(steps: int, results: list[dict[str, Any]]) -> Figure:
     """The mean held-out loss against dense's, over how many times fewer bytes are sent; bars span the seeds."""
     tasks = [task for task in TASKS if against_dense(of_task(task, steps, results), "4 bits")]
-    drawn = Figure(figsize=(5 * max(1, len(tasks)), 4.8), layout="constrained")
-    for panel, task in zip(drawn.subplots(1, max(1, len(tasks)), squeeze=False)[0], tasks, strict=False):
+    down = max(1, ceil(len(tasks) / 2))
+    # letters stay readable in a page's column
+    drawn = Figure(figsize=(8, 3.4 * down + 1), layout="constrained")
+    for panel, task in zip(drawn.subplots(down, 2, squeeze=False).flat, tasks, strict=False):
         runs = of_task(task, steps, results)
         for index, (family, names) in enumerate(DRAWN.items()):
             points = [(run, against_dense(runs, run["name"])) for run in runs if run["name"] in names]
@@ -248,7 +251,7 @@ def picture(steps: int, results: list[dict[str, Any]]) -> Figure:
         panel.set_xticks(ticks := [4, 8, 16, 32, 64], labels=list(map(str, ticks)))
         panel.set_xticks([], minor=True)
     if tasks:
-        drawn.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+        drawn.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return drawn
 
 

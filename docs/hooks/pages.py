@@ -189,16 +189,15 @@ def _loss(runs: list[dict[str, Any]], own: list[dict[str, Any]]) -> str:
 
 
 def _steps(link: str) -> str:
-    """A row for each model on this link, each cell what one way took."""
+    """A row for each configuration on this link, each cell what a step of one model took."""
     rows = [row for row in _rows() if row["link"] == link and row["ranks"] == 2]
-    models = dict.fromkeys(row["model"] for row in rows)
+    models = list(dict.fromkeys(row["model"] for row in rows))
     ways = [way for way in dict.fromkeys(way for row in rows for way in row["ms"]) if way not in ("nocomm", "fp32")]
     lines: list[list[str]] = []
-    for model in models:
-        own = [row["ms"] for row in rows if row["model"] == model]
-        cells = [next((_shown(ms, way) for ms in own if way in ms), "-") for way in ways]
-        lines.append([model, *cells])
+    for way in ways:
+        own = {row["model"]: _shown(row["ms"], way) for row in reversed(rows) if way in row["ms"]}
+        lines.append([way, *(own.get(model, "-") for model in models)])
     dates = ", ".join(sorted({row["date"] for row in rows}))
     sources = ", ".join(f"`{name}.json`" for name in dict.fromkeys(row["file"] for row in rows))
     note = f"{_RATIO} Two ranks, {link} each, {dates}; `benchmarks/results/`: {sources}."
-    return f"{_table(TextTable('', ['model', *ways], lines))}\n\n{note}"
+    return f"{_table(TextTable('', ['configuration', *models], lines))}\n\n{note}"

@@ -72,7 +72,7 @@ def _each(came: Soaked) -> TextTable:
         for each in came.faults
     ]
     columns = ["s", "fault", "front end", "of", "s until all went on", "reports"]
-    return TextTable("All faults", columns, rows, ["reports"])
+    return TextTable("All faults", columns, rows, ["fault", "front end", "of", "reports"])
 
 
 def _or_none(seconds: float | None) -> str:

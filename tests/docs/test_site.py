@@ -42,6 +42,9 @@ def ratio(way: str) -> str:
 
 def test_every_name_is_in_the_reference(site: Path) -> None:
     text = (site / "reference.html").read_text()
+    # a method stands below its class
+    assert re.search(r'<h3 id="[\w.]+\.DistributedOptimizer"', text)
+    assert re.search(r'<h4 id="[\w.]+\.DistributedOptimizer\.skip"', text)
     names = [name for name in dir(gw) if isinstance(getattr(gw, name), type)]
     assert not [name for name in names if f'.{name}"' not in text]
 
@@ -85,9 +88,11 @@ def test_pages_fit_screens_and_are_as_dark_as_the_reader_asks(
     if not CHROMIUM:
         pytest.skip("no Chromium on this machine")
     with browser(tmp_path / "browser") as tab:
-        for name in ("index", "choose", "extend", "troubleshooting", "algorithms/topk"):
+        for name in ("index", "choose", "extend", "reference", "troubleshooting", "algorithms/topk"):
             tab.open(site / f"{name}.html", width=width, dark=dark)
             assert tab.value("document.documentElement.scrollWidth") <= width
+            assert width < 1280 or tab.value(CUT) == 0
+            assert tab.value(BROKEN) == []
             assert is_dark(tab) == dark
 
 
@@ -106,6 +111,11 @@ def test_pages_turn_dark_when_the_system_does(site: Path, tmp_path: Path) -> Non
             assert tab.value(PICTURES) == [f"steps-{'dark' if dark else 'light'}.svg"]
 
 
+CUT = """[...document.querySelectorAll(".md-typeset__scrollwrap")]
+  .filter(box => box.scrollWidth > box.clientWidth + 1).length"""
+BROKEN = """[...document.querySelectorAll(".md-typeset td:nth-child(-n+2) code")]
+  .filter(each => /^[\\w.]+$/.test(each.textContent) && each.getClientRects().length > 1)
+  .map(each => each.textContent)"""
 PICTURES = """[...document.images].filter(each => each.offsetParent && each.naturalWidth)
   .map(each => each.src.split(/[/#]/).at(-2))"""
 SEARCH = """(() => {

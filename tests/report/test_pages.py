@@ -122,6 +122,21 @@ def test_pages_are_as_dark_as_the_reader_asks(tab: Page, written: dict[str, Path
         assert abs(sum(paper) - sum(ink)) > 450
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_print_is_dark_on_white_and_as_wide_as_the_paper(tab: Page, written: dict[str, Path], name: str) -> None:
+    """A dark system's colours would vanish on paper, whose width of 718 pixels is no phone's."""
+    tab.open(written[name], width=718, dark=True)
+    dark = {"name": "prefers-color-scheme", "value": "dark"}
+    tab.call("Emulation.setEmulatedMedia", media="print", features=[dark])
+    tab.frame()
+    assert tab.value("getComputedStyle(document.body).color") == "rgb(26, 26, 26)"
+    assert tab.value("[...document.images].every(each => getComputedStyle(each).filter === 'none')")
+    assert tab.value("getComputedStyle(document.querySelector('.wide thead')).display") == "table-header-group"
+    assert tab.value(HIDDEN) == 0
+    if name == "timeline":
+        assert tab.value("colours.ink") == "#1a1a1a"
+
+
 def test_phones_get_pictures_with_panels_below_each_other(tab: Page, written: dict[str, Path]) -> None:
     shape = "(image => image.naturalHeight / image.naturalWidth)(document.querySelector('img'))"
     tab.open(written["training"], width=1280)

@@ -218,6 +218,8 @@ def test_a_browser_draws_it_without_a_complaint_or_a_request(shown: Page, tmp_pa
     assert shown.complaints() == []
     assert [Path(url).name for url in shown.requests()] == ["timeline.html"]
     assert shown.value("lanes.length") == 3
+    # names of configurations are shown as they are typed
+    assert shown.value("getComputedStyle(document.querySelector('h2'), '::first-letter').textTransform") == "none"
     pen = "document.querySelectorAll('canvas.lanes')[0].getContext('2d')"
     assert shown.value(f"new Set({pen}.getImageData(0, 0, 1200, 150).data).size") > 20
     shown.screenshot(tmp_path / "timeline.png")
@@ -301,6 +303,6 @@ def test_where_nothing_clearly_beats_ddp_by_itself_the_report_says_to_leave_it_a
     rows = plan_report.why(planned).rows
     assert rows[0] == ["plan", f"{said} What follows is dense by a hook of Gradwire's, for illustration."]
     assert [text for name, text in rows if name == "next best plan"] == [
-        f"1 groups of FP32() by AllReduce() took {compared} progress per second."
+        f"1 group of FP32() by AllReduce() took {compared} progress per second."
     ]
     assert [*plan_report.both(planned)] == ["predicted, dense by a hook", "measured, dense by a hook"]
