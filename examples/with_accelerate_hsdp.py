@@ -11,7 +11,7 @@ import gradwire as gw
 
 torch.manual_seed(0)
 accelerator = Accelerator(cpu=not torch.cuda.is_available())  # with a ParallelismConfig on GPUs; CPUs know none
-kind, shape = accelerator.device.type, (2, accelerator.num_processes // 2)
+kind, shape = accelerator.device.type, (2, max(1, accelerator.num_processes // 2))
 mesh = init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
 model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10)).to(kind)
 for module in (model[0], model[2], model):

@@ -12,10 +12,16 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
 from gradwire.integrations.first_rank import keep_file, load_read, read_file
-from gradwire.integrations.framework import attach_whole, check_has
+from gradwire.integrations.framework import attach_whole, check_fits, check_has
 from gradwire.plans import Plan
+from gradwire.torch_private.compiled import uncompiled
+from gradwire.torch_private.fully_shard import is_fsdp
 
 OF_TRAINER, TRIED = ("_get_output_dir", "_save_checkpoint", "train"), "5.23.0"
+UNWRAPPED = (
+    "this Trainer has not wrapped its model, and ranks would train apart, as where evaluate() or predict() came before "
+    "train(); use TrainingArguments(eval_on_start=True) in their place, or a Trainer with a new model"
+)
 
 
 class CompressionCallback(TrainerCallback):
@@ -49,11 +55,17 @@ class CompressionCallback(TrainerCallback):
             if self.handle:
                 # the job before has the options' controller
                 self.handle.detach()
+            check_fits({UNWRAPPED: self._trains_whole(model)})
             scaler = self._trainer.accelerator.scaler
             self.handle, self._model = attach_whole(model, self._compressor, self._options, scaler), model
         # the state of the checkpoint that training resumes from
         if self._from and self.handle:
             load_read(self.handle, state.is_world_process_zero, partial(read_file, self._from), self._from)
+
+    def _trains_whole(self, model: nn.Module) -> bool:
+        """Whether each of several ranks trains the model by itself, for nothing wraps it."""
+        alone = uncompiled(model) is self._trainer.model and not is_fsdp(model)
+        return alone and self._trainer.accelerator.num_processes > 1
 
     def _noting_checkpoint(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """`trainer.train`, noting the checkpoint it resumes from, which callbacks are not given."""

@@ -51,7 +51,7 @@ class GradientCompression(lightning.Callback):
         # the state of a checkpoint that was loaded before there was a job
         if self._loaded and self.handle:
             self.handle.load_state_dict(self._loaded)
-        elif trainer.ckpt_path:
+        elif trainer.ckpt_path and trainer.global_step and trainer.is_global_zero:
             _log.warning("%s has nothing of Gradwire; training goes on without its memories", trainer.ckpt_path)
         self._loaded = {}
 

@@ -115,6 +115,11 @@ def delayed_by(ddp: DistributedDataParallel) -> list[Tensor]:
     return ddp._delay_all_reduce_params
 
 
+def ignored_by(ddp: DistributedDataParallel) -> set[Tensor]:
+    """The parameters that `_set_params_and_buffers_to_ignore_for_model` has named."""
+    return {parameter for name, parameter in ddp.module.named_parameters() if name in ddp.parameters_to_ignore}
+
+
 def wait_for_delayed(ddp: DistributedDataParallel) -> None:
     """From now on backward passes end after the sum of the delayed parameters. DDP begins it and never waits: on the
     same group its buckets' sums mostly end later, but not those of a hook."""

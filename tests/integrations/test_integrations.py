@@ -234,6 +234,21 @@ def test_every_checkpoint_of_the_trainers_has_gradwires_file(tmp_path: Path, mon
     assert kept == {"checkpoint-1", "checkpoint-2", "run-3/checkpoint-2", "checkpoint-7"}
 
 
+def test_a_model_that_the_trainer_has_not_wrapped_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """evaluate() before train() has each rank train by itself, with transformers 5.23 alone as well."""
+    pytest.importorskip("transformers")
+    adapter = import_module("gradwire.integrations.huggingface")
+    monkeypatch.setattr(framework, "attach", lambda model, *_, **__: model)
+    model, nothing = nn.Linear(2, 2), Mock()
+    compiled, ddp = torch.compile(model, backend="eager"), nn.Sequential(model)
+    for ranks, wrapped, refused in [(2, model, True), (2, compiled, True), (2, ddp, False), (1, model, False)]:
+        trainer: Any = Mock(model=model, model_wrapped=wrapped)
+        trainer.accelerator.num_processes = ranks
+        callback = adapter.CompressionCallback(trainer, "topk")
+        with pytest.raises(ValueError, match=r"before train\(\).*eval_on_start=True") if refused else nullcontext():
+            callback.on_train_begin(nothing, nothing, nothing)
+
+
 def test_a_checkpoint_of_lightnings_without_gradwires_state_is_spoken_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -241,11 +256,14 @@ def test_a_checkpoint_of_lightnings_without_gradwires_state_is_spoken_of(
     monkeypatch.setattr(lightning, "attach_whole", lambda *_, **__: gw.Handle(None, NullFrontEnd()))
     strategy, says = SimpleNamespace(model=torch.nn.Linear(2, 2)), "has nothing of Gradwire; training goes on without"
     callback = lightning.GradientCompression("topk:0.1")
-    for path in (None, "last.ckpt"):
-        trainer = SimpleNamespace(strategy=strategy, precision_plugin=None, optimizers=[], ckpt_path=path)
+    # by rank 0 alone, and not of one from before the first step, as the finder of learning rates keeps
+    for path, step, first in [(None, 5, True), ("last", 0, True), ("last", 5, False), ("last", 5, True)]:
+        trainer = SimpleNamespace(
+            strategy=strategy, precision_plugin=None, ckpt_path=path, global_step=step, is_global_zero=first
+        )
         with caplog.at_level(WARNING):
             callback.on_train_start(trainer, None)
-        assert (f"last.ckpt {says}" in caplog.text) == bool(path)
+        assert (f"last {says}" in caplog.text) == (path is not None and step > 0 and first)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """Which parameters are reduced beside plain DDP, and every way to call it: scenarios as in `scenarios`."""
 
 import gc
-from collections.abc import Callable
-from contextlib import nullcontext
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from inspect import signature
 from time import sleep
@@ -115,6 +116,17 @@ def local_in(model: nn.Module) -> list[str]:
     return [name for name, p in model.named_parameters() if not same_on_all_ranks(p.detach())]
 
 
+@contextmanager
+def warnings_in() -> Iterator[list[str]]:
+    """The warnings of Gradwire's logger inside."""
+    told: list[str] = []
+    handler, log = logging.Handler(), logging.getLogger("gradwire")
+    handler.emit = lambda record: told.append(record.getMessage())
+    log.addHandler(handler)
+    yield told
+    log.removeHandler(handler)
+
+
 @scenario(2)
 def what_ddp_does_not_reduce_is_left_alone() -> None:
     ways: list[Way] = [
@@ -130,9 +142,14 @@ def what_ddp_does_not_reduce_is_left_alone() -> None:
         assert local_in(expected.module) == local, case
         named = ADAPTER if case == "delayed" else local
         for number, way in enumerate(ways):
-            ddp, handle = trained(made, changes, way)
+            with warnings_in() as told:
+                ddp, handle = trained(made, changes, way)
             assert handle
             assert local_in(ddp.module) == local, (case, number)
+            # said once, but for what DDP was told to ignore
+            warned = [line for line in told if line.startswith("DDP does not reduce parameter ")]
+            assert len(warned) == (case != "ignored" and bool(local)), (case, number, told)
+            assert all(f"{local[0]!r} and 1 more" in line for line in warned), (case, number, told)
             assert all(repr(name) in handle.status() for name in named), (case, handle.status())
             assert handle.status().count("'") == 2 * len(named), (case, handle.status())
             for name, p in ddp.module.named_parameters() if number < 3 else ():

@@ -1,6 +1,6 @@
 """DDP's buckets, from which gradients go to the runtime."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.frontends.paused import Accumulated
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private.autograd import in_backward
-from gradwire.torch_private.reducer import copies_together, delayed_by, is_joining, parts_of
+from gradwire.torch_private.reducer import copies_together, is_joining, parts_of
 
 
 @dataclass(frozen=True)
@@ -186,17 +186,3 @@ def reduce_dense(bucket: GradBucket, group: dist.ProcessGroup) -> Future[Tensor]
     work = dist.all_reduce(bucket.buffer().div_(group.size()), group=group, async_op=True)
     assert work is not None
     return work.get_future().then(lambda future: future.value()[0])
-
-
-def left_alone(ddp: DistributedDataParallel | None, named: Mapping[str, Tensor], managed: Collection[Tensor]) -> str:
-    """A remark about parameters, of those `named`, that need a gradient and are not in DDP's buckets, which have the
-    `managed` ones; or that the DDP is gone."""
-    if ddp is None:
-        return "its DDP was garbage collected"
-    others = {n: p for n, p in named.items() if p.requires_grad and p not in managed}
-    delayed = {*delayed_by(ddp)}
-    # two kinds: DDP sends some itself, later; the others stay this rank's own
-    late = [repr(name) for name, p in others.items() if p in delayed]
-    local = [repr(name) for name, p in others.items() if p not in delayed]
-    remarks = [f"DDP by itself reduces {', '.join(late)}"] if late else []
-    return "; ".join([*remarks, f"DDP does not reduce {', '.join(local)}"] if local else remarks)

@@ -13,8 +13,9 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, replicated_specs
-from gradwire.frontends.ddp.buckets import Buckets, left_alone, reduce_dense
+from gradwire.frontends.ddp.buckets import Buckets, reduce_dense
 from gradwire.frontends.ddp.native_steps import NO_JOIN, NativeSteps
+from gradwire.frontends.ddp.unreduced import left_alone, warns_of_unreduced
 from gradwire.frontends.front_end import FrontEnd
 from gradwire.frontends.hooks.module_hooks import Hook, RegisteredHooks, trainable
 from gradwire.frontends.paused import Accumulated, paused
@@ -42,9 +43,8 @@ class DDPFrontEnd(FrontEnd):
     DDP's first bucket opens the step in three more cases, in which no hook tells beforehand that DDP will reduce: after
     `ddp.forward(x)`, for which torch runs no forward hook; with a static graph; and on a rank that has joined.
 
-    While the plan is native, DDP reduces by itself: see `native_steps`.
-
-    Reduced are the parameters in DDP's buckets, chosen when it was made; those that it delays, it reduces by itself.
+    While the plan is native, DDP reduces by itself: see `native_steps`. Reduced are the parameters in DDP's buckets,
+    chosen when it was made; those that it delays, it reduces by itself.
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
@@ -98,14 +98,14 @@ class DDPFrontEnd(FrontEnd):
         elif self._native:
             with_hook(self.ddp, self._bucket_ready)
         # a slot for every parameter, found by its tensor
-        self.runtime = runtime
+        self.runtime, self._managed = runtime, managed
         self._native = False
-        self._managed = managed
         self._slot = {parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
         self._accumulated = Accumulated()
         self._buckets = Buckets(runtime, self._slot, self.ddp.static_graph, self._accumulated)
+        warn = Hook(warns_of_unreduced(self.ddp, self._named, managed))
         before, after = self.ddp.register_forward_pre_hook, self.ddp.register_forward_hook
-        self._forward_hooks.keep(before(Hook(self._forward_begins)), after(Hook(self._forward_ends)))
+        self._forward_hooks.keep(before(warn), before(Hook(self._forward_begins)), after(Hook(self._forward_ends)))
         self._see_gradients(runtime, self._buckets)
 
     def unhook(self) -> None:
