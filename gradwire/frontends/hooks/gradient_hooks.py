@@ -58,10 +58,12 @@ class GradientHooks(FrontEnd):
         self._model = model
         self._places = places
         self._find_unused = find_unused
-        # kept for one step: which gradients have been accumulated, whether DDP synchronises in it, its backward pass
+        # of a step: gradients that were only accumulated, and those submitted; whether backward passes are reduced
         self._runtime: Runtime | None = None
         self._accumulated, self._submitted, self._synchronising = Accumulated(), Submitted(), True
-        self._forward = self._notes = self._under_way = self._joins = False
+        # a forward pass has begun, and no gradient has come since
+        self._forward = False
+        self._notes = self._under_way = self._joins = False
         self._pass, self._update_warning = NO_PASS, UpdateWarning()
         self._registered = RegisteredHooks()
 
@@ -118,11 +120,6 @@ class GradientHooks(FrontEnd):
     def held(self) -> Mapping[str, Tensor]:
         """All parameters of the model."""
         return {name: parameter for name, parameter in named_parameters(self._model) if parameter.numel()}
-
-    @property
-    def waiting(self) -> bool:
-        """Whether no gradient has come since the last forward pass."""
-        return self._forward
 
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
         # not where a checkpoint's forward pass is repeated in backward
