@@ -13,9 +13,9 @@ from gradwire.plans import Plan
 from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.failures.failure_verdict import FailureVerdict
 from gradwire.runtime.failures.first_error import FirstError
-from gradwire.runtime.failures.job_end import end_job
+from gradwire.runtime.failures.job_end import close_all, end_job
 from gradwire.runtime.failures.job_errors import RankLeft
-from gradwire.runtime.failures.monitor import Monitor, close_all
+from gradwire.runtime.failures.monitor import Monitor
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.plan.active_plan import ActivePlan
 from gradwire.runtime.plan.controller_runner import ControllerRunner
@@ -109,7 +109,7 @@ class Runtime:
         self._states = States(self._steps, self._active, self._agreement, options)
         self._collector = GradientCollector(self._steps, self._active, executor, recorder, options, self._first_error)
         self._results = StepResults(self._steps, self._collector, executor, self._first_error)
-        self._step_lock = StepLock(weakref.proxy(self), self._collector)
+        self._step_lock = StepLock(self._collector, self._results, self._first_error)
         return control
 
     def _hand_on_calls(self) -> None:
@@ -272,7 +272,7 @@ class Runtime:
 
     def close(self) -> None:
         """Ends the thread, and the mesh if it is this job's own."""
-        self.closed = True
+        self.closed = self._step_lock.closed = True
         self._end()
 
     # Errors, on any thread

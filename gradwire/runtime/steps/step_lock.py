@@ -19,7 +19,9 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from gradwire.runtime.failures.first_error import FirstError
 from gradwire.runtime.steps.gradient_collector import GradientCollector
+from gradwire.runtime.steps.step_results import StepResults
 from gradwire.torch_private.autograd import in_backward, when_backward_ends
 from gradwire.transports import Mesh
 
@@ -37,27 +39,15 @@ class RunOnAll(Protocol):
         ...
 
 
-class Job(Protocol):
-    """The runtime that reduces, to `StepLock`."""
-
-    error: BaseException | None
-    closed: bool
-
-    def raise_error(self) -> None:
-        """Raises the job's error, if there is one."""
-        ...
-
-    def finish(self) -> None:
-        """Returns when all steps that were begun have ended."""
-        ...
-
-
 class StepLock:
     """The lock that a job's steps and calls hold, one at a time. The next one gives up a step whose backward pass
     failed, on all ranks."""
 
-    def __init__(self, job: Job, collector: GradientCollector) -> None:
-        self._job, self._collector = job, collector
+    closed = False
+    """The job was closed: no more calls of all ranks."""
+
+    def __init__(self, collector: GradientCollector, results: StepResults, job: FirstError) -> None:
+        self._collector, self._results, self._job = collector, results, job
         self._one = Lock()
         self._lost = False
         self._backward: weakref.ref[Callable[[], None]] | None = None
@@ -91,12 +81,12 @@ class StepLock:
 
     def give_up(self) -> None:
         """Ends a step that was begun and whose backward pass failed; no rank takes it."""
-        self._job.raise_error()
+        self._job.raise_known()
         # complete the step, and wait for it outside the lock: the worker's end of a step does not take it
         with self._one:
             self._abandon()
         if self._lost:
-            self._job.finish()
+            self._results.finish()
             self._lost = False
 
     def backward_failed(self) -> bool:
@@ -112,8 +102,8 @@ class StepLock:
         other steps, or has other `facts`; on this one, where its job has ended."""
         # from here on no step begins, and no other call comes
         with self._one:
-            self._job.raise_error()
-            if self._job.closed:
+            self._job.raise_known()
+            if self.closed:
                 raise ValueError(GONE)
             # a step of this rank whose backward pass failed must end, as on the others
             if not self._in_backward:
@@ -121,7 +111,7 @@ class StepLock:
             # all ranks compare how many steps they have begun
             agree(lambda: {**self._moment(call), **{name: str(fact) for name, fact in facts.items()}}, call)
             # only now is it safe to wait for those steps
-            self._job.finish()
+            self._results.finish()
             yield
 
     @contextmanager
@@ -135,7 +125,7 @@ class StepLock:
     def local_call(self, call: str) -> Iterator[None]:
         """Holds the lock for one rank's call. Raises ValueError, and nothing has changed, inside a backward pass."""
         with self._one:
-            if self._job.error is None:
+            if self._job.first is None:
                 self._moment(call)
                 self._abandon()
             yield
