@@ -84,6 +84,6 @@ class StepResults:
             if failed and not isinstance(failed, Exception) and not buffer.is_sparse:
                 buffer.fill_(torch.nan)
             if future and isinstance(failed, Exception):
-                future.set_exception(failed)
+                future.set_exception(failed)  # pyright: ignore[reportArgumentType]
             elif future:
                 future.set_result(buffer)
