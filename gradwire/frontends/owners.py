@@ -87,7 +87,7 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], options: dict
             job.check_whole()
             # on a GPU the kernels may be queued before that is known
             if not job.is_immediate:
-                flags.append(job.lost)
+                flags.append(job.found_abort)
     if flags:
         skip_where(optimizer, flags)
 

@@ -69,7 +69,7 @@ class Mesh:
                 return Mesh(self.axes, part, self.leaders)
 
     def take(self, begin: Callable[[], T], controller: object | None = None) -> T:
-        """Takes the transports, and the `controller` if there is one, for this job alone, until `let_go`, and returns
+        """Takes the transports, and the `controller` if there is one, for this job alone, until `release`, and returns
         what `begin` does: two jobs would start collectives in an order that differs between ranks, and mix what the
         controller knows. Raises ValueError, on this rank, where another job has one of them."""
         wanted = {id(transport.carrier): "transport carries" for transport in self.axes.values()}
@@ -84,7 +84,7 @@ class Mesh:
         _carried.update(dict.fromkeys(wanted, self))
         return begin()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Gives back what `take` has taken."""
         taken, self._taken = self._taken, []
         for carrier in taken:
@@ -210,7 +210,7 @@ class Mesh:
         for call in run_bounded(calls, ABORT_S):
             with suppress(Exception):
                 call()  # the process ends
-        self.let_go()
+        self.release()
 
     def close(self) -> None:
         """Closes all transports."""

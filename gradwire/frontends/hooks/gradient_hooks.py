@@ -89,13 +89,11 @@ class GradientHooks(FrontEnd):
             own(parameters, self._runtime, kind)
 
     def unhook(self) -> None:
-        """Removes the hooks."""
         self._registered.remove()
         self._runtime, self.detached = None, True
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Backward passes inside only accumulate; the next one outside reduces the sum."""
         before, self._synchronising = self._synchronising, False
         try:
             yield
@@ -103,13 +101,11 @@ class GradientHooks(FrontEnd):
             self._synchronising = before
 
     def paused(self) -> AbstractContextManager[None]:
-        """A context whose backward passes' gradients are neither sent nor kept."""
         # another optimizer of the model may be averaging its own
         held = self._trained.held() if self._trained else self._parameters
         return paused(held.values(), self._accumulated, self.accumulate())
 
     def skip(self) -> None:
-        """Takes back the last step."""
         if self._runtime:
             self._runtime.skip(self._accumulated.no_skip())
 

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec
 from gradwire.frontends.front_end import FrontEnd
-from gradwire.frontends.local_steps.fragments import Fragment, groups_of
+from gradwire.frontends.local_steps.fragments import Fragment, at_anchors, groups_of
 from gradwire.frontends.local_steps.going_back import GoingBack, warn_of_dropped
 from gradwire.frontends.local_steps.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
 from gradwire.frontends.local_steps.round_state import (
@@ -37,7 +37,6 @@ from gradwire.frontends.local_steps.round_state import (
     sent_state,
 )
 from gradwire.frontends.local_steps.schedule import Schedule
-from gradwire.frontends.local_steps.shared_parameters import in_place_of_own
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.paused import Accumulated, paused
 from gradwire.runtime.runtime import Runtime
@@ -245,7 +244,7 @@ class Rounds(FrontEnd):
         first = self.schedule.first_outer_step
         if 0 < self.step < first:
             _log.warning("no outer step yet: until inner step %d shared parameters are those of the beginning", first)
-        return in_place_of_own(self.fragments)
+        return at_anchors(self.fragments)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state. Waits for the fragments under way, whose means are part of it."""

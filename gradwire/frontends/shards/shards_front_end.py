@@ -53,7 +53,7 @@ def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | Non
     axes = choices.mesh(partial(ProcessGroup.by_replica, mesh), device)
     front_end = ShardsFrontEnd(model, trained, mesh, choices.find_unused_parameters)
     if axes.ranks == 1:
-        choices.let_go(axes)
+        choices.close_own(axes)
         return Handle(None, front_end)
     runtime = choices.runtime(
         "FSDP2", trained.fit, slots_of(locals_of(trained.fit)), axes, planned=planned_slots(trained.fit),

@@ -29,7 +29,7 @@ def end_job(
     # no step counts any more: this rank's threads that wait for a whole one get it, all others the error
     run_bounded([steps.end], END_S)
     results.fail(error)
-    executor.give_up(error)
+    executor.fail_waiters(error)
 
 
 def close_all(
@@ -46,7 +46,7 @@ def close_all(
         if monitor:
             monitor.close()
     if done:
-        job.let_go()
+        job.release()
     if mesh and done:
         mesh.close()
     elif mesh:

@@ -1,8 +1,8 @@
-"""The times at which a job's plan and state may change: between the gradients of two steps.
+"""The lock that keeps changes of a job's plan and state between the gradients of two steps.
 
-    a step    its gradients come from its first one to the end of the backward pass, or are all there at once
-    a call    of all ranks together changes the plan or the state, or exchanges something: it waits until the steps that
-              were begun are reduced, and no step begins meanwhile. Inside a backward pass it is refused, on all ranks
+    a step    lasts from its first gradient to the end of the backward pass
+    a call    which all ranks make together, changes plan or state, or exchanges something. It waits until the steps
+              that were begun are reduced, and none begins meanwhile; inside a backward pass it is refused on all ranks
 
 A step and a call exclude each other, whichever threads they are on: each holds one lock. A call first has all ranks
 agree that they have begun the same steps, and only then waits for these. The other order would hang: one rank would
@@ -28,7 +28,7 @@ from gradwire.transports import Mesh
 T = TypeVar("T")
 
 GONE = "the DDP of this handle was garbage collected: keep a reference to ddp, or attach anew"
-"""Why a job has ended whose handle was kept."""
+"""Why a job has ended although its handle was kept."""
 
 
 class RunOnAll(Protocol):
@@ -53,9 +53,9 @@ class StepLock:
         self._backward: weakref.ref[Callable[[], None]] | None = None
 
     def open_step(self, until_backward_ends: bool = False) -> bool:
-        """Opens a step of all groups at its first gradient; `until_backward_ends` if `backward_done` will say when that
-        is. Returns False, and opens none, where a call of another thread has just put a native plan in force: the
-        framework reduces this step."""
+        """Opens a step of all groups at its first gradient. With `until_backward_ends` its last group waits for
+        `backward_done`. Returns False, and opens none, where a call of another thread has just put a native plan in
+        force: the framework reduces this step."""
         self.give_up()
         # no call of all ranks is under way from here on
         with self._one:
@@ -67,8 +67,8 @@ class StepLock:
     def reduce(
         self, gradients: Mapping[str, Tensor], groups: Sequence[int] | None = None, times_sent: int | None = None
     ) -> None:
-        """Takes a step of all groups, or of some that were `times_sent` so often, whose gradients are all there, by
-        parameter."""
+        """Takes a step with these `gradients` by parameter: of all groups, or of some, which were sent `times_sent`
+        times before."""
         # a step that failed, first; it ends before the next one begins
         self.give_up()
         with self._one:
