@@ -38,7 +38,7 @@ class ModelReplica:
     others: set[str]
     """Parameters that are not reduced."""
     local: Mapping[str, Tensor]
-    """This rank's part of each parameter; complex ones as views of real numbers."""
+    """This rank's part of each parameter, by name; complex ones as views of real numbers."""
     slots: Sequence[Slot]
     """The slots of this rank's parts."""
     planned: Sequence[Slot]

@@ -38,9 +38,10 @@ class GradientHooks(FrontEnd):
     4. At the end of backward, slots without a gradient are submitted as absent, which completes the last groups, and
        `finish` waits for the worker. When `backward()` returns, every gradient is the mean.
 
-    Each optimizer of a model has its own, and a pass may reach their parameters in another order on each rank, or only
-    some. So when a step opens, all ask for new plans in the order in which they were made; those that `find_unused`
-    take a step in every pass, or give it up if the pass fails; and none waits in 4 before all have submitted."""
+    Each optimizer of a model has its own `GradientHooks`. A pass may reach their parameters in another order on each
+    rank, or only some of them. So when a step opens, all ask for new plans, in the order in which they were made. Those
+    with `find_unused` take a step in every pass, or give it up if the pass fails. None waits in 4 before all have
+    submitted."""
 
     def __init__(
         self,

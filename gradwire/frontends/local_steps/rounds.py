@@ -136,8 +136,8 @@ class Rounds(FrontEnd):
         return {**held, **self.anchors} if self.step else held
 
     def healed(self, names: Collection[str]) -> None:
-        """Takes the replica's own parameters to the healed shared ones: else it would seem to have moved by the error,
-        which would come into the next mean."""
+        """Sets this replica's parameters to the healed shared ones. Otherwise the error would count as a movement of
+        this replica, and be part of the next mean."""
         for fragment in self.fragments if self.step else ():
             fragment.healed(names)
 
@@ -203,7 +203,7 @@ class Rounds(FrontEnd):
         # the mean of the last round is in place
         self._wait(index)
         fragment = self.fragments[index]
-        # it, with this replica's own part of the new round in place of the old
+        # gradients: the last mean, with this replica's new part in place of its old one
         gradients = fragment.exchange_own(1 / self.runtime.mesh.replica.world, self._all_of)
         if fragment.are_finite():
             self._going_back.keep()
@@ -222,7 +222,7 @@ class Rounds(FrontEnd):
             fragment.merge(None)
 
     def _receive(self, fragment: Fragment, sent: Sent) -> None:
-        # the mean is not finite on any replica, if only on one shard: all go back to the anchors, unless it was lost
+        # a mean that is not finite is so on all replicas, maybe on one shard alone; or the job failed, and raises here
         if not (finite := bool(fragment.are_finite())):
             self.runtime.check_whole()
         good, own_good = self._all_of(finite), self._all_of(sent.own_finite is None or bool(sent.own_finite))
