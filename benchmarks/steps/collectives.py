@@ -118,10 +118,10 @@ def exchange_of(compressor, communicator, slots: list, transport: gw.Transport):
     import torch
 
     from gradwire.plans import Group, default_memory
-    from gradwire.runtime.exchanges import host_exchange
+    from gradwire.runtime.exchanges import plan_exchanges
 
     group = Group(tuple(slot.name for slot in slots), compressor, default_memory(compressor), communicator)
-    return host_exchange.exchange_of(group, slots, gw.Mesh.of(transport), torch.device("cpu"))
+    return plan_exchanges.exchange_of(group, slots, gw.Mesh.of(transport), torch.device("cpu"))
 
 
 def replayed(ops: list, transport: gw.ProcessGroup, repeats: int) -> float:

@@ -122,7 +122,7 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
     sparse = sparse_in(module, parameters)
     no_native = _no_native(ddp, choices)
     if mesh.ranks == 1 and not choices.elastic:
-        choices.let_go(mesh)
+        choices.close_own(mesh)
         choices.try_out(parameters, sparse=sparse, no_native=no_native)
         return Handle(None, front_end)
     choices = replace(choices, find_unused_parameters=ddp.find_unused_parameters)
@@ -135,7 +135,7 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
     front_end.hook_in(runtime, parameters, managed)
     own(parameters.values(), runtime, KIND)
     wait_for_delayed(ddp)
-    forked.finalize(ddp, _let_go, front_end)
+    forked.finalize(ddp, _ddp_is_gone, front_end)
     return Handle(runtime, front_end, remark=front_end.left_alone)
 
 
@@ -191,7 +191,7 @@ def _attach_alone(model: nn.Module, choices: StepChoices) -> Handle:
     return Handle(NullRuntime(elastic=choices.elastic), NullFrontEnd(parameters.values()))
 
 
-def _let_go(front_end: DDPFrontEnd) -> None:
+def _ddp_is_gone(front_end: DDPFrontEnd) -> None:
     """Ends the job of a DDP that is gone."""
     if runtime := front_end.runtime:
         front_end.unhook()

@@ -38,4 +38,4 @@ class FrontEnd(Protocol):
         ...
 
     def healed(self, names: Collection[str]) -> None:
-        """Has what follows from these parameters follow the values that this rank has just got for them."""
+        """Called when this rank has got the right values of these parameters: updates what is derived from them."""

@@ -182,10 +182,10 @@ class Handle:
         counts."""
         # the state is taken before hooks go, while the step is as it was left
         states = self._runtime.leave()
-        self._let_go()
+        self._end()
         return states
 
-    def _let_go(self) -> None:
+    def _end(self) -> None:
         """Keeps the job's figures, where they can be had, and nothing else of it."""
         front_end, last = self._front_end, NOTHING
         with suppress(Exception):  # memories, which the caller has, matter more
@@ -265,6 +265,6 @@ class Handle:
         runtime.detach()
         # no step is under way: unhook, then close what belongs to the job
         try:
-            self._let_go()
+            self._end()
         finally:
             runtime.close()

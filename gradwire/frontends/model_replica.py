@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, replicated_specs, sharded_specs
 from gradwire.frontends.hooks.module_hooks import CheckHook
 from gradwire.frontends.options.parameters import parameters_of, slots_of
-from gradwire.frontends.shards import shards_front_end
+from gradwire.frontends.shards.sharded_models import checked_replicas, locals_of, planned_slots
 from gradwire.frontends.trained import TrainedParameters, on_one_device
 from gradwire.frontends.values import local
 from gradwire.runtime.runtime import Runtime
@@ -38,7 +38,7 @@ class ModelReplica:
     others: set[str]
     """Parameters that are not reduced."""
     local: Mapping[str, Tensor]
-    """This rank's part of each parameter; complex ones as views of real numbers."""
+    """This rank's part of each parameter, by name; complex ones as views of real numbers."""
     slots: Sequence[Slot]
     """The slots of this rank's parts."""
     planned: Sequence[Slot]
@@ -83,12 +83,12 @@ def replica_of(
 
 
 def _sharded(model: nn.Module, mesh: DeviceMesh | None, optimizer: Optimizer | None) -> ModelReplica:
-    trained, mesh = shards_front_end.checked_replicas(model, mesh, optimizer)
+    trained, mesh = checked_replicas(model, mesh, optimizer)
     parameters = trained.fit if optimizer else trained.parameters()
     others = trained.others if optimizer else dict(named_parameters(model)).keys() - parameters.keys()
-    local = shards_front_end.locals_of(parameters)
+    local = locals_of(parameters)
     return ModelReplica(
-        model, parameters, others, _real(local), slots_of(local), shards_front_end.planned_slots(parameters),
+        model, parameters, others, _real(local), slots_of(local), planned_slots(parameters),
         partial(ProcessGroup.by_replica, mesh), partial(sharded_specs, mesh, parameters), trained,
         lambda _: [undo for group in fsdp_groups(model) if (undo := only_inside_replicas(group))],
         lambda: without_whole_gradients(fsdp_groups(model)), partial(_all_of, mesh),

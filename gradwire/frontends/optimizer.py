@@ -81,7 +81,7 @@ class DistributedOptimizer(Wrapper):
         self._front_end = GradientHooks(trained.fit, model, places, find_unused, process_group, trained)
         runtime = None
         if mesh.ranks == 1 and not choices.elastic:
-            choices.let_go(mesh)
+            choices.close_own(mesh)
             choices.try_out(trained.fit, trained=parameters.keys(), sparse=sparse)
         else:
             runtime = choices.runtime(

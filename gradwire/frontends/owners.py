@@ -15,13 +15,13 @@ from gradwire.torch_private.fused import skip_no_more, skip_where
 from gradwire.torch_private.reducer import averaged_over
 
 _JOBS: list[weakref.ref[Runtime]] = []
-"""Those that own parameters, which each of them has itself: a weak reference to a parameter would keep torch from
-moving it. A list, for other threads may add to it while one goes through a copy."""
+"""The jobs that own parameters, each of which keeps its own: weak references to parameters would keep torch from moving
+them. It is a list, which one thread can copy while another adds to it."""
 
 
 def check_free(parameters: Mapping[str, Tensor], beside: str = "") -> None:
-    """Raises ValueError, naming the call that works, for a parameter that a job averages which was not detached, but
-    for jobs of the kind `beside`."""
+    """Raises ValueError, naming the call that works, for a parameter that an attached job averages already, unless that
+    job is of the kind `beside`."""
     for name, parameter in parameters.items():
         if (kind := _owner(parameter)) and kind != beside:
             raise ValueError(
@@ -64,8 +64,7 @@ def own(parameters: Iterable[Tensor], runtime: Runtime, kind: str) -> None:
         _JOBS.append(job)
     _guard_optimizers()
     claimed = dict.fromkeys(parameters, kind)
-    # those of an earlier DDP of the same model are this job's from now on. Threads go through these, also those of
-    # other ranks: what changes is replaced
+    # an earlier DDP of the same model loses them. Dictionaries are replaced: other threads may go through them
     for each in _jobs():
         if each is not runtime and not claimed.keys().isdisjoint(each.owned):
             each.owned = {parameter: kind for parameter, kind in each.owned.items() if parameter not in claimed}
@@ -87,7 +86,7 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], options: dict
             job.check_whole()
             # on a GPU the kernels may be queued before that is known
             if not job.is_immediate:
-                flags.append(job.lost)
+                flags.append(job.found_abort)
     if flags:
         skip_where(optimizer, flags)
 

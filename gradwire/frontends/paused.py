@@ -30,7 +30,7 @@ class Accumulated:
         self.since_step = True
 
     def no_skip(self) -> str:
-        """Why a user does not mean to skip the last step; "" where the passes since then were not accumulated."""
+        """Why skip() is refused: passes since the last step only accumulated; "" where none did."""
         return NO_SKIP if self.since_step else ""
 
     def check_reduced(self, runtime: Runtime, parameters: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""The parameters of a model that a step trains, which may be others at every step."""
+"""The parameters of a model that a step trains: at every step they may be others."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
@@ -20,13 +20,13 @@ class TrainedParameters:
     """The parameters that need a gradient now, of those that an `optimizer` holds, if one is given."""
 
     fit: dict[str, nn.Parameter]
-    """All of the model's that can be trained, frozen ones as well; a slot costs nothing until it is trained."""
+    """All parameters that can be trained, frozen ones as well; a slot costs nothing until it is trained."""
     others: set[str]
     """The names of the rest: empty ones, and those that `check` refuses once they are trained."""
     names: dict[int, str]
-    """Of all of the model's, by id."""
+    """The names of all parameters of the model, by id."""
     followed: Sequence[str] = ()
-    """The names of those that the runtime reduces now."""
+    """The names of the parameters that the runtime reduces now."""
 
     def __init__(self, model: nn.Module, check: Check, optimizer: Optimizer | None = None) -> None:
         named = dict(named_parameters(model))
@@ -44,7 +44,7 @@ class TrainedParameters:
         self.look()
 
     def now(self) -> list[str]:
-        """Their names. Raises ValueError for one that cannot be reduced."""
+        """The names of the trained parameters. Raises ValueError for one that cannot be reduced."""
         self.look()
         names = [name for name, parameter in self._watched.items() if parameter.requires_grad]
         for name in self.others.intersection(names) if self.others else ():
@@ -52,8 +52,7 @@ class TrainedParameters:
         return names
 
     def now_or_fail(self, runtime: Runtime) -> list[str]:
-        """Those of `now`; where that raises, the job fails: the other ranks, which may train what they did, would
-        wait."""
+        """The names of `now`. Where that raises, the job fails, for the other ranks may wait for this one."""
         try:
             return self.now()
         except ValueError as error:
@@ -61,12 +60,12 @@ class TrainedParameters:
             raise
 
     def following(self) -> Self:
-        """Notes that the runtime begins with those of `now`; returns itself."""
+        """Notes that the runtime begins with the parameters of `now`; returns itself."""
         self.followed = self.now()
         return self
 
     def follow(self, runtime: Runtime) -> bool:
-        """Has the runtime reduce those of `now` from the next step on; returns whether there are any."""
+        """Has the runtime reduce the parameters of `now` from the next step on; returns whether there are any."""
         names = self.now_or_fail(runtime)
         # the runtime asks all ranks; a step that trains nothing changes nothing
         if names and names != self.followed:
@@ -75,7 +74,7 @@ class TrainedParameters:
         return bool(names)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Those of `now`, by name. Raises ValueError where there is none."""
+        """The parameters of `now`, by name. Raises ValueError where there is none."""
         if not (names := self.now()):
             if self._optimizer and any(parameter.requires_grad for parameter in self._full.values()):
                 raise ValueError("the optimizer holds no parameter that this model trains; make it of its parameters")
@@ -83,25 +82,25 @@ class TrainedParameters:
         return {name: self.fit[name] for name in names}
 
     def held(self) -> dict[str, nn.Parameter]:
-        """Those that the optimizer holds, frozen or not."""
+        """The parameters that the optimizer holds, frozen or not, by name."""
         self.look()
         return self._watched
 
     def holds(self, parameter: Tensor) -> bool:
-        """Whether the optimizer holds a parameter of the model, by a look in each backward pass."""
+        """Whether the optimizer holds a parameter of the model; looked up once in each backward pass."""
         if self._looked != (now := backward_pass()):
             self._looked = now
             self.look()
         return id(parameter) in self._held
 
     def look(self) -> None:
-        """Notices which parameters the optimizer holds now. Needed once a step, for it takes a while."""
+        """Looks up which parameters the optimizer holds now; done once a step, for it takes a while."""
         if (held := self._held_now()) != self._held:
             self._held = held
             self._watched = {name: p for name, p in self._full.items() if id(p) in held}
 
     def check_known(self) -> None:
-        """Raises RuntimeError where the optimizer holds a parameter that no rank knows."""
+        """Raises RuntimeError where the optimizer holds a parameter that the model did not have when it was wrapped."""
         self._check_known(self._held_now())
 
     def check_averaged(self, accumulated: Iterable[str]) -> None:

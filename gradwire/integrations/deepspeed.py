@@ -47,7 +47,7 @@ def attach(engine: Any, compressor: Compressor | Plan | str | None = None, **opt
     mesh = choices.mesh(partial(ProcessGroup.own, None), device_of(parameters))
     front_end = EngineGradients(own, trained, choices.find_unused_parameters)
     if mesh.ranks == 1:
-        choices.let_go(mesh)
+        choices.close_own(mesh)
         choices.try_out(trained.fit, trained=parameters.keys())
         runtime = None
     else:

@@ -45,7 +45,7 @@ def attach(ddp: Any, compressor: Compressor | Plan | str | None = None, **option
     mesh = choices.mesh(partial(ProcessGroup.own, own.process_group), device_of(parameters))
     front_end = MegatronGradients(own, parameters)
     if mesh.ranks == 1:
-        choices.let_go(mesh)
+        choices.close_own(mesh)
         choices.try_out(parameters)
         return Handle(None, front_end)
     slots = slots_of({name: _main_grad(parameter) for name, parameter in parameters.items()})

@@ -16,7 +16,7 @@ from gradwire.frontends.hooks.gradient_hooks import GradientHooks
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.options.parameters import device_of, parameters_of
 from gradwire.frontends.shards.shard_gradients import ShardedGradients
-from gradwire.frontends.shards.shards_front_end import locals_of, reshard
+from gradwire.frontends.shards.sharded_models import locals_of, reshard
 from gradwire.frontends.values import is_sharded, local
 from gradwire.runtime.failures.job_errors import PeerFailed
 from gradwire.runtime.runtime import Runtime

@@ -69,10 +69,10 @@ class Memory(Options, Recordable, ABC):
 
     @abstractmethod
     def add(self, flat: Mapping[str, DoubleBuffer], gradient: LazySum, layout: Layout, ranks: int) -> LazySum:
-        """The vector to compress: a sum into the residual's write buffer, of what the read buffers hold and the
-        `gradient` (n,), weighted for a mean over so many `ranks`. Writes all other buffers of `flat`, by name. All are
-        float32, but for a residual's read buffer, which is bfloat16 where `residual_dtype` is, and where that is int8
-        holds the decoded residual until the sum is made."""
+        """The vector to compress: the sum of the read buffers of `flat` and of the `gradient` (n,), which is weighted
+        for a mean over `ranks` ranks, into the residual's write buffer. Writes the write buffers of all other names.
+        All are float32 (n,), but for the residual's read buffer: it is bfloat16 where `residual_dtype` is; of int8 it
+        is the decoded residual, valid until the sum is made."""
 
     def sent(self, flat: Mapping[str, DoubleBuffer]) -> None:
         """Called once the next residual is what was not sent."""

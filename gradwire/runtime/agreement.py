@@ -61,7 +61,7 @@ class Agreement:
 
     @property
     def training(self) -> str:
-        """What tells this training from others, equal on all ranks once they have met."""
+        """A name of this training, equal on all ranks once they have met."""
         return self._meeting.training
 
     def on_plan(
@@ -71,9 +71,9 @@ class Agreement:
         trained: Collection[str],
         call: str = "attach() or replan()",
     ) -> Plan:
-        """The plan with which the `controller` begins, once all ranks have the same: the second that `make` returns,
-        behind the user's, both for the `trained` parameters. Raises RuntimeError where newcomers differ from this rank,
-        which goes on without them; on those, as everywhere, it is ValueError."""
+        """The plan with which the `controller` begins, once all ranks have the same. `make` returns the user's plan and
+        that one, both for the `trained` parameters. Raises ValueError where ranks differ; on ranks that can go on
+        without newcomers that differ, RuntimeError."""
         made: list[Plan] = []
         try:
             return self._on_plan(made, make, controller, trained, call)
@@ -184,7 +184,7 @@ def _sent(groups: Iterable[Group], slots: Sequence[Slot], world: int) -> Facts:
 
 
 def _alone(compressors: Iterable[Compressor]) -> int:
-    """What every rank computes by itself that must be equal on all: 0 for nothing, DRAWS, or PRODUCTS as well."""
+    """Whether each rank computes something by itself that must be equal on all: 0, DRAWS, or PRODUCTS as well."""
     return max((PRODUCTS if each.multiplies else DRAWS for each in compressors if each.local_arithmetic), default=0)
 
 

@@ -56,7 +56,7 @@ class JobOptions:
     shard: str = ""
     """Which shard of a model all of the job's ranks have, where tensor parallelism has cut it; "" where it is whole."""
     values: Mapping[str, str] = field(default_factory=dict)
-    """Types and shapes, by name, of all that ranks share before the first step."""
+    """By name the type and shape of each parameter and buffer that ranks share before the first step."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """All else that must be equal on all ranks, by the name that errors call it."""
     owns_mesh: bool = True
@@ -83,7 +83,7 @@ class JobOptions:
     """Raises ValueError for a plan that the front end cannot follow."""
 
     def first_plan(self, make: Callable[[], Plan], slots: Sequence[Slot], mesh: Mesh) -> Plan:
-        """The plan that `make` returns, once the controller is this job's: it has seen nothing of a job before."""
+        """The plan that `make` returns, made once the controller has got the job's slots."""
         if self.controller:
             self.controller.meet(slots, mesh.replica.world)
         return make()

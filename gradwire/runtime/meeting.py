@@ -42,8 +42,7 @@ class Meeting:
     hosts: list[str]
     """The ranks' hosts, from the first meeting on."""
     training: str
-    """What tells this training from others, from the first meeting on rank 0's on all ranks. It is not seeded: two
-    trainings of one seed are two."""
+    """A random name of this training: rank 0's, from the first meeting on. It does not follow from the seed."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
@@ -76,7 +75,7 @@ class Meeting:
         # every rank reads the same answer
         answer = json.loads(self._answer(key, patience_s))
         if "absent" in answer:
-            # who comes late meets the others in their next job
+            # a rank that comes late finds this, and meets the others in their next job
             store.set(GIVEN_UP, "")
             absent = answer["absent"]
             raise AbsentRanks(self._call, _absent(absent, self._call, answer["waited"]), absent)
@@ -136,7 +135,7 @@ def _each_once(texts: Sequence[str]) -> dict[str, object]:
 
 def disagreement(facts: Sequence[Facts]) -> tuple[str, str] | None:
     """A message about the first field in which the ranks' facts differ, and the field; None where all are equal."""
-    # a rank that cannot go on comes first: all others are as they should be
+    # a rank that cannot go on is named first
     if failed := {rank: own["error"] for rank, own in enumerate(facts) if "error" in own}:
         rank, error = next(iter(failed.items()))
         return (error if len(failed) == len(facts) else f"rank {rank} cannot go on: {error}"), "error"

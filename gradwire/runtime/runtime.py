@@ -13,9 +13,9 @@ from gradwire.plans import Plan
 from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.failures.failure_verdict import FailureVerdict
 from gradwire.runtime.failures.first_error import FirstError
-from gradwire.runtime.failures.job_end import end_job
+from gradwire.runtime.failures.job_end import close_all, end_job
 from gradwire.runtime.failures.job_errors import RankLeft
-from gradwire.runtime.failures.monitor import Monitor, close_all
+from gradwire.runtime.failures.monitor import Monitor
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.plan.active_plan import ActivePlan
 from gradwire.runtime.plan.controller_runner import ControllerRunner
@@ -48,7 +48,7 @@ class Runtime:
     owned: dict[torch.Tensor, str]
     """The parameters that this job averages, with what users call it: see `frontends.owners`."""
     is_immediate: bool
-    """Whether means are computed when `finish` returns: on a CPU. On a GPU `lost()` is 1 () if they were aborted."""
+    """Whether means are there when `finish` returns: on a CPU. On a GPU `found_abort()` is 1 () if it was aborted."""
     arrived: bytearray
     """For each slot, whether its gradient of the open step has arrived or is known to be absent."""
 
@@ -73,7 +73,7 @@ class Runtime:
             first = partial(self.mesh.take, partial(options.first_plan, plan, planned, mesh), options.controller)
             self._active = ActivePlan(first, self._agreement, options, planned)
         except BaseException:
-            self.mesh.let_go()
+            self.mesh.release()
             if own_mesh:
                 own_mesh.close()
             raise
@@ -109,11 +109,11 @@ class Runtime:
         self._states = States(self._steps, self._active, self._agreement, options)
         self._collector = GradientCollector(self._steps, self._active, executor, recorder, options, self._first_error)
         self._results = StepResults(self._steps, self._collector, executor, self._first_error)
-        self._step_lock = StepLock(weakref.proxy(self), self._collector)
+        self._step_lock = StepLock(self._collector, self._results, self._first_error)
         return control
 
     def _hand_on_calls(self) -> None:
-        """Makes methods of the parts this runtime's own: those that forward would cost as much again a gradient."""
+        """Makes methods of the parts this runtime's own: forwarding would cost as much again at each gradient."""
         collector, lock, results, executor = self._collector, self._step_lock, self._results, self._executor
         # a step is opened, given up, and no other follows
         self.open_step = lock.open_step
@@ -145,7 +145,7 @@ class Runtime:
         self.check_whole = results.check_whole
         self.is_immediate = executor.is_immediate
         self.fence = collector.fence
-        self.lost = executor.lost
+        self.found_abort = executor.found_abort
         self.used = self._steps.used.has
 
     # A step, on the thread that trains
@@ -156,8 +156,8 @@ class Runtime:
         self.raise_error()
 
     def skip(self, refusal: str = "") -> None:
-        """Takes back the last step, on all ranks together. Raises ValueError in backward, without a step, and, on all
-        ranks, where one of them has a `refusal`."""
+        """Takes back the last step, on all ranks together. Raises ValueError in backward, where there is no step, and
+        on all ranks where one of them has a `refusal`, the reason why it cannot."""
         with self._step_lock.local_call("skip()"):
             if self.error is None:
                 self.finish()
@@ -199,12 +199,12 @@ class Runtime:
     def install(self, plan: Plan) -> None:
         """Puts `plan` in force; all state stays. Raises ValueError where it does not fit the model or other ranks'."""
         with self.between_steps("replan()"), self._first_error.fail_job_on():
-            agreed = self._active.agreed_instead(plan)
-            self._call(partial(self._active.replace, agreed, plan))
+            agreed = self._active.agreed_replan(plan)
+            self._call(partial(self._active.replan, agreed, plan))
 
     def follow(self, trained: Collection[str]) -> None:
-        """Reduces these parameters from the next step on, which is opened after this; the others' state waits. All
-        ranks call this after the same step; where they differ, the job ends on all of them."""
+        """Reduces these parameters from the next step on; state of all others is kept. All ranks call this after the
+        same step; where they differ, the job ends on all of them."""
         # no call of all ranks comes in between
         with self._step_lock.hold():
             self.finish()
@@ -234,16 +234,16 @@ class Runtime:
             return self._call(partial(self._pipeline.agree, self._states.gather))
 
     def load_state_dict(self, state: checkpoint.StateDict, more_facts: Callable[[], Mapping[str, str]] = dict) -> None:
-        """Takes over what `state_dict` returned; what it lacks begins anew. Raises ValueError, on all ranks, for
-        another model's state, another rank's, one not saved with the others', or none, or where `more_facts` does, or
-        returns others."""
+        """Takes over what `state_dict` returned; what it lacks begins anew. Raises ValueError, on all ranks, for what
+        is no state, for another model's or rank's, for states that were not saved together, and where `more_facts`
+        raises it or differs between ranks."""
         with self.between_steps("load_state_dict()"), self._first_error.fail_job_on():
             read = self._states.read(state, more_facts)
             self._call(partial(self._states.take, *read))
 
     def leave(self) -> list[checkpoint.StateDict]:
-        """Ends the job at once, on all ranks. Returns the state after the last whole step; then that after the next
-        one, where only the others know whether that counts."""
+        """Ends the job at once, on all ranks. Returns the state after the last whole step; and the state after the next
+        one, where this rank has confirmed that step and cannot know whether the others counted it."""
         self.fail(RankLeft(f"rank {self.mesh.rank} has left the job"))
         self._executor.order_behind()
         states = self._states.last()  # on this thread: the worker may be in a collective that only the timeout ends
@@ -272,7 +272,7 @@ class Runtime:
 
     def close(self) -> None:
         """Ends the thread, and the mesh if it is this job's own."""
-        self.closed = True
+        self.closed = self._step_lock.closed = True
         self._end()
 
     # Errors, on any thread
@@ -286,7 +286,7 @@ class Runtime:
         end_job(error, self._steps, self._pipeline, self._executor, self._results, self._failure)
 
     def _call(self, task: Callable[[], T]) -> T:
-        """Has the worker do what all ranks do now; where this one cannot, the job ends on all."""
+        """Runs a task on the worker, as all ranks do now. An error in it ends the job on all of them."""
         with self._first_error.fail_job_on(BaseException):
             return self._executor.call(task)
 

@@ -34,8 +34,8 @@ class DenseTraffic:
         self._step_bytes = 2 * (self._ranks - 1) * numbers // self._ranks
 
     def count(self, exchanges: Sequence[GroupExchange]) -> int:
-        """Counts one more step, by a plan with these exchanges; returns its dense bytes: of ranks that share a host,
-        those of the groups that this one leads, or an equal part where the framework reduces by itself."""
+        """Counts a step with these exchanges; returns its dense bytes. Where ranks share hosts, these are of the groups
+        that this rank leads, or an equal part where the framework reduces by itself."""
         own = self._step_bytes
         if self._host is not None:
             led = [each.stored.layout.numel * each.compresses for each in exchanges]

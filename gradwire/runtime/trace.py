@@ -39,8 +39,8 @@ class Clock:
         self._reading = Lock()
 
     def add(self, name: str, start: Event, end: Event, step: TimedStep | None = None) -> None:
-        """Adds the span from `start` to `end` to `name`. `step` is the timed step that it belongs to, None for one
-        that is timed always; spans of an older step do not come after those of a newer one."""
+        """Adds the span from `start` to `end` to `name`. `step` is the timed step that it belongs to, in the order of
+        steps; None for a span that is timed in every step."""
         with self._reading:
             self._open.append((name, start, end, step))
             # waits for nothing
@@ -105,18 +105,18 @@ class Trace:
         self._begins: list[tuple[Event, Plan]] = []
         self._exchanged = 0  # those of them that are not of a native plan
         self._spans: list[RecordedSpan] = []
-        self._gave = True
+        self._had_gradient = True
         self._last: Event = EPOCH
 
     def forward_begins(self, mark: Event, plan: Plan) -> None:
         """A forward pass begins while `plan` is in force; the first one after a backward pass begins a step."""
         # the first forward pass after a gradient begins a step; another one, without backward, is part of it
-        if self._gave or (self._is_native and not plan.native):
+        if self._had_gradient or (self._is_native and not plan.native):
             self._begins.append((mark, plan))
             self._exchanged += not plan.native
-            self._gave = False
+            self._had_gradient = False
         elif plan.native:
-            # the time until a step is exchanged again; what began and gave no gradient belongs to it
+            # native steps until the next exchanged one are one time; a step that began without gradients is part of it
             self.follow(plan)
         else:
             self.add(RecordedSpan("backward", self._last, mark, label="backward that only accumulates"))
@@ -134,15 +134,15 @@ class Trace:
 
     def forward_ends(self, mark: Event) -> None:
         """The forward pass that began last ends."""
-        if self._begins and not self._gave and not self._is_native:
+        if self._begins and not self._had_gradient and not self._is_native:
             self.add(RecordedSpan("forward", self._last, mark, label="forward"))
             self._last = mark
 
-    def gave(self, slot: str, group: int, mark: Event) -> bool:
+    def gradient_ready(self, slot: str, group: int, mark: Event) -> bool:
         """A gradient is ready. Returns whether there is more to record."""
         if self._begins:
             self.add(RecordedSpan("backward", self._last, mark, group, slot, slot=slot))
-            self._last, self._gave = mark, True
+            self._last, self._had_gradient = mark, True
         return self._exchanged <= self.steps
 
     def add(self, span: RecordedSpan) -> None:
@@ -164,7 +164,7 @@ class Trace:
         spans = [
             self._span(taken, from_s, min(to_s, step_s), plan) for from_s, to_s, taken in placed if 0 <= from_s < step_s
         ]
-        # from the end of the wait on, the time is the optimizer's
+        # what follows the wait is the optimizer's time
         waited_s = max((span.end_s for span in spans if span.lane == "wait"), default=step_s)
         rest = Span("optimizer", waited_s, step_s, "optimizer, and all else until the next step", -1, self.rank)
         return Timeline((*sorted(spans, key=lambda span: span.start_s), rest))
@@ -197,7 +197,7 @@ class Recorder:
         self._step = TimedStep()
 
     def step_begins(self, is_timed: bool) -> None:
-        """Chooses whether the groups of a step are timed, unless that is asked for. On the worker."""
+        """Begins a step, whose groups are timed if `is_timed` asks for it, or if it is one in EVERY. On the worker."""
         number, self._steps = self._steps, self._steps + 1
         self._is_timed = is_timed or self.traces or number < self._every or number % self._every == 0
         if self._is_timed:
@@ -262,9 +262,9 @@ class Recorder:
         """Whether a trace is being recorded."""
         return bool(self._traces)
 
-    def gave(self, slot: str, group: int) -> None:
+    def gradient_ready(self, slot: str, group: int) -> None:
         """A gradient is ready."""
         for trace in [*self._traces]:
-            if not trace.gave(slot, group, self.record_event()):
+            if not trace.gradient_ready(slot, group, self.record_event()):
                 # the trace is complete
                 self._traces.remove(trace)

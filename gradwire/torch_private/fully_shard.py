@@ -168,8 +168,8 @@ def fsdp_is_hooked(group: Any) -> bool:
 
 
 class TimesReplicas:
-    """Has FSDP multiply what it has summed over one of `fsdp_groups`' shards by a number, where `fsdp_sums`, before it
-    adds that to gradients of earlier backward passes; a hook of the user's runs first."""
+    """Where `fsdp_sums`, has FSDP multiply its sum over the shards by the number of replicas, before that is added to
+    gradients of earlier backward passes. A hook of the user's runs first."""
 
     def __init__(self, group: Any, replicas: int) -> None:
         self._group = group

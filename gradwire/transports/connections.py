@@ -72,7 +72,7 @@ def connections_of(like: Any) -> Iterator[Connections]:
         yield connections
 
 
-def let_go(held: list[Any]) -> None:
+def drop_groups(held: list[Any]) -> None:
     """Drops the last references to groups that were ended, without waiting. A gloo group's end waits for its threads,
     and these for messages under way, some of which only the timeout ends."""
     if not on_thread(held.clear):

@@ -36,7 +36,7 @@ class Heartbeat:
         has left its own beats; None if there is none."""
         # a beat, and the partners' numbers
         self._count += 1
-        # a rank that was late itself, or does not wait, gives its partners new time
+        # a rank that was late itself, or does not wait, begins to wait for its partners anew
         late = self._now() - self._beaten > patience_s / 2
         for other in self._partners:
             both = self._store.add(_pair(self._rank, other), 1)

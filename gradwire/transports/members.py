@@ -36,7 +36,7 @@ class Generation:
 
 
 class Members:
-    """One process among others. A generation is over when one of it asks for the next.
+    """One process among others. A generation is over when one of its processes asks for the next.
 
     1. A process that comes adds its claim to the list, under the next free number. All watch how many have come.
     2. When none has come for `last_call_timeout`, a process of the last generation closes the list; the first to do so
@@ -68,7 +68,7 @@ class Members:
             self._store.set(f"{number}/claim/{place}", json.dumps(asdict(mine)))
             if not self._follows(number):
                 _logger.warning("waiting for the job over this store to take this process in; %s", ANEW)
-            # wait until no more come; who gives up takes its claim back
+            # wait until no more come; a process that gives up takes its claim back
             try:
                 self._wait(number, until)
             except TimeoutError:
@@ -103,7 +103,7 @@ class Members:
         seen, since = 0, monotonic()
         while not self._store.check([f"{number}/closed"]):
             count = self._store.add(f"{number}/count", 0)
-            # somebody has come: wait anew
+            # another process has come: wait anew
             if count != seen:
                 seen, since = count, monotonic()
             # none for a while: a process of the last generation closes the list; of several the first one counts
@@ -141,7 +141,7 @@ class Members:
         return json.loads(self._store.compare_set(generation, "", json.dumps(enough)))
 
     def _of(self, number: int, there: list[int], place: int) -> Generation:
-        """The generation of those that are there of a list."""
+        """The generation of the processes on a list that are still there."""
         claims = {other: Claim(**json.loads(self._store.get(f"{number}/claim/{other}"))) for other in there}
         # furthest first; one that never got the model comes behind all that have it, of whatever generation
         order = sorted(there, key=lambda other: (claims[other].steps >= 0, claims[other]), reverse=True)

@@ -61,7 +61,7 @@ class Mesh:
 
     def for_job(self) -> "Mesh":
         """The same transports with keys of the store for one job alone. All ranks call this together."""
-        # every job on these transports has keys of its own; one that the others gave up without this rank is over
+        # every job on these transports has keys of its own; skip jobs that the others gave up without this rank
         while True:
             self.replica.jobs += 1
             part = _Part(self.store, f"job/{self.replica.jobs}")
@@ -69,9 +69,9 @@ class Mesh:
                 return Mesh(self.axes, part, self.leaders)
 
     def take(self, begin: Callable[[], T], controller: object | None = None) -> T:
-        """Takes the transports, and the `controller` if there is one, for this job alone, until `let_go`, and returns
-        what `begin` does: two jobs would start collectives in an order that differs between ranks, and mix what the
-        controller knows. Raises ValueError, on this rank, where another job has one of them."""
+        """Takes the transports, and the `controller` if there is one, for this job alone, until `release`; returns what
+        `begin` returns. Two jobs on one transport would start collectives in an order that differs between ranks, and
+        two with one controller would mix what it knows. Raises ValueError, on this rank, where another job has one."""
         wanted = {id(transport.carrier): "transport carries" for transport in self.axes.values()}
         if controller is not None:
             wanted[id(controller)] = f"{type(controller).__name__} controls"
@@ -84,7 +84,7 @@ class Mesh:
         _carried.update(dict.fromkeys(wanted, self))
         return begin()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Gives back what `take` has taken."""
         taken, self._taken = self._taken, []
         for carrier in taken:
@@ -210,7 +210,7 @@ class Mesh:
         for call in run_bounded(calls, ABORT_S):
             with suppress(Exception):
                 call()  # the process ends
-        self.let_go()
+        self.release()
 
     def close(self) -> None:
         """Closes all transports."""
@@ -223,8 +223,8 @@ class Mesh:
         return any(transport.needs_polling for transport in self.axes.values())
 
     def lost(self, waits: bool) -> str | None:
-        """The reason why collectives under way on such an axis will not end; None while they may."""
-        # all beat
+        """The reason why collectives under way will not end, from the axes that need polling; None while they may."""
+        # ask all: each leaves its heartbeat
         polled = [transport.lost(waits) for transport in self.axes.values() if transport.needs_polling]
         return next(filter(None, polled), None)
 

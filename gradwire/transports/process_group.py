@@ -25,7 +25,7 @@ from gradwire.torch_private.process_groups import (
 )
 from gradwire.transports import forked
 from gradwire.transports.bounded_calls import run_bounded
-from gradwire.transports.connections import Connections, connections_of, let_go
+from gradwire.transports.connections import Connections, connections_of, drop_groups
 from gradwire.transports.direct_sends import DirectSends
 from gradwire.transports.gathering import meet, numbered
 from gradwire.transports.heartbeat import Heartbeat, raise_alarm
@@ -208,7 +208,7 @@ class ProcessGroup(Transport):
             # end what is under way, without waiting for threads that wait for other ranks
             self._connections.shut_down()
             self._end(abort_group, held[0], ABORT_S)
-            let_go(held)
+            drop_groups(held)
 
     def close(self) -> None:
         # once, and not after the job's own end has closed it

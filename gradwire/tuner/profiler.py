@@ -27,7 +27,7 @@ from gradwire.plans import Group
 from gradwire.process_limits import quota
 from gradwire.runtime.exchanges.exchange import GroupExchange
 from gradwire.runtime.exchanges.group_input import GroupInput
-from gradwire.runtime.exchanges.host_exchange import exchange_of
+from gradwire.runtime.exchanges.plan_exchanges import exchange_of
 from gradwire.runtime.job_options import Profiler
 from gradwire.runtime.trace import Trace
 from gradwire.schedule import Affine, Candidate, CostTable, Profile, SlotTime, Timeline, theil_sen

@@ -32,7 +32,7 @@ def end(runtime: Runtime) -> None:
 
 def end_while_threads_wait(runtime: Runtime) -> None:
     """At the moment when steps count no more, and the threads that wait have not heard it."""
-    runtime._executor.give_up = lambda error: None
+    runtime._executor.fail_waiters = lambda error: None
     end(runtime)
 
 

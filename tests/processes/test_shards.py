@@ -19,7 +19,7 @@ from gradwire.frontends.shards import shard_collectives
 from gradwire.frontends.shards.shard_collectives import ShardAllGather
 from gradwire.frontends.shards.shard_compression import _check
 from gradwire.frontends.shards.shard_gradients import ShardedGradients
-from gradwire.frontends.shards.shards_front_end import planned_slots
+from gradwire.frontends.shards.sharded_models import planned_slots
 from gradwire.torch_private.fully_shard import is_cut
 from tests.processes import shards
 from tests.processes.launched import cases, check

@@ -91,7 +91,7 @@ def test_a_trace_that_begins_beside_another_takes_nothing_from_it():
             traces.append(recorder.trace(steps=2))
         recorder.forward_begins(PLAN)
         recorder.forward_ends()
-        recorder.gave("scale", 0)
+        recorder.gradient_ready("scale", 0)
         recorder.add("wire", recorder.now(), 0, "Gather", 600)
         assert recorder.traces is (number < 3)
     executor.close()
@@ -140,7 +140,7 @@ def told(trace: Trace, start: float) -> bool:
     """One step of 10 seconds as front end and engine tell of it; whether there is more to record."""
     trace.forward_begins(at(start), PLAN)
     trace.forward_ends(at(start + 2))
-    more = [trace.gave(name, 0, at(start + 3 + index)) for index, name in enumerate(PLAN.groups[0].slots[:2])]
+    more = [trace.gradient_ready(name, 0, at(start + 3 + index)) for index, name in enumerate(PLAN.groups[0].slots[:2])]
     trace.add(RecordedSpan("wire", at(start + 4), at(start + 7), 0, "Gather", 600))
     trace.add(RecordedSpan("wait", at(start + 4), at(start + 8)))
     trace.add(RecordedSpan("decode", at(start + 8), at(start + 10.5)))
@@ -248,7 +248,7 @@ def test_passes_that_only_accumulate_belong_to_the_step():
     for start in (0.0, 3.0):
         trace.forward_begins(at(start), PLAN)
         trace.forward_ends(at(start + 1))
-    trace.gave("scale", 0, at(6.0))
+    trace.gradient_ready("scale", 0, at(6.0))
     trace.forward_begins(at(7.0), PLAN)
     compute = [(s.lane, s.start_s, s.end_s) for s in trace.timelines()[0].spans if s.lane != "optimizer"]
     assert compute == [("forward", 0, 1), ("backward", 1, 3), ("forward", 3, 4), ("backward", 4, 6)]
@@ -257,7 +257,7 @@ def test_passes_that_only_accumulate_belong_to_the_step():
 def test_what_was_under_way_when_a_trace_began_is_left_out():
     trace = Trace(0, 1)
     trace.forward_ends(at(1.0))
-    trace.gave("scale", 0, at(2.0))
+    trace.gradient_ready("scale", 0, at(2.0))
     trace.add(RecordedSpan("encode", at(2.0), at(3.0), 0))
     told(trace, 10.0)
     trace.forward_begins(at(20.0), PLAN)

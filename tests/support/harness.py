@@ -17,7 +17,7 @@ from gradwire.controllers import Controller
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
-from gradwire.runtime.exchanges import host_exchange
+from gradwire.runtime.exchanges import plan_exchanges
 from gradwire.runtime.exchanges.exchange import GroupExchange
 from gradwire.runtime.exchanges.group_input import GroupInput
 from gradwire.runtime.failures import failure_verdict
@@ -251,7 +251,7 @@ def hosts(count: int, local: int) -> list[gw.Mesh]:
 
 def exchange_of(group: gw.Group, slots: Sequence[Slot], transport: gw.Transport) -> GroupExchange:
     """One group of one rank, without a job."""
-    return host_exchange.exchange_of(group, slots, gw.Mesh.of(transport), CPU)
+    return plan_exchanges.exchange_of(group, slots, gw.Mesh.of(transport), CPU)
 
 
 def run(exchange: GroupExchange, grads: Sequence[Tensor], transport: gw.Transport, step: int = 0) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.ops.gradients import Gradients
 from gradwire.runtime.exchanges.group_input import GroupInput
-from gradwire.runtime.exchanges.host_exchange import exchange_of
+from gradwire.runtime.exchanges.plan_exchanges import exchange_of
 from gradwire.slots import Slot
 from tests.support.cases import Case
 from tests.support.pretend_cuda import PretendedGPU, on_gpu, real

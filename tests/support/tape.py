@@ -144,8 +144,8 @@ class PretendingExecutor(Executor):
     def __init__(self, device: torch.device) -> None:
         self.gpu = TapedGPU()
         super().__init__(torch.device("cpu"))
-        self.device, self._step_spoilt = device, torch.zeros(1, device=device)
-        self._spoilt.is_pinned_ = True  # pyright: ignore
+        self.device, self._device_flag = device, torch.zeros(1, device=device)
+        self._host_flag.is_pinned_ = True  # pyright: ignore
 
     def graphs(self) -> Callable[[], Tape] | None:
         return partial(Tape, self.gpu) if self.records else None

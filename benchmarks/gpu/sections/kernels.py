@@ -21,7 +21,7 @@ from gradwire.notation import read
 from gradwire.ops.backend import REFERENCE, Backend, backend_for
 from gradwire.plans import Group, uniform
 from gradwire.runtime.exchanges.group_input import GroupInput
-from gradwire.runtime.exchanges.host_exchange import exchange_of
+from gradwire.runtime.exchanges.plan_exchanges import exchange_of
 from gradwire.runtime.exchanges.recordings import GroupRecordings
 from gradwire.runtime.worker.graphs import CUDAGraphs
 from gradwire.slots import Slot

@@ -16,7 +16,7 @@ from gradwire.frontends.checkpoints.elastic_resume import go_on, without_memorie
 from gradwire.frontends.handle import Handle
 from gradwire.options import check_type
 from gradwire.torch_private.process_groups import leave_default_group
-from gradwire.transports.connections import Connections, let_go
+from gradwire.transports.connections import Connections, drop_groups
 from gradwire.transports.members import Generation, Members
 from gradwire.transports.process_group import world_or
 
@@ -81,7 +81,7 @@ class Rendezvous:
             self._connections.shut_down()
             held = [world_or(None)]
             leave_default_group()
-            let_go(held)
+            drop_groups(held)
         # over the store alone, for there is no group: the processes that are there; the furthest becomes rank 0
         self._generation = made = self._members.meet(self._steps)
         store = PrefixStore(f"gradwire/generation/{made.number}", self._store)

@@ -18,7 +18,7 @@ from gradwire.torch_private.reducer import copies_together, is_joining, parts_of
 
 @dataclass(frozen=True)
 class BucketPlace:
-    """A bucket's address and slots, by which it is seen whether DDP has moved it."""
+    """A bucket's address and slots: where they change, DDP has moved the bucket."""
 
     address: int
     """Of its first element in memory."""
@@ -40,7 +40,7 @@ class Buckets:
     notes: bool
     """The runtime needs the moments when gradients become ready."""
     late: int | None
-    """The slot of the last gradient, which DDP has not copied to its bucket yet."""
+    """The slot whose gradient a hook saw last, which DDP may not have copied to its bucket yet."""
     seen: set[int]
     """The slots whose gradients this backward pass has made, and which arrive with their bucket: sparse ones, and all
     while places are not fixed, or DDP copies a bucket's gradients together."""

@@ -120,11 +120,9 @@ class DDPFrontEnd(FrontEnd):
         self._synchronising = self._open = self._native_steps.made = False
 
     def accumulate(self) -> AbstractContextManager[None]:
-        """Backward passes inside only accumulate; the next one outside reduces the sum."""
         return self.ddp.no_sync()
 
     def paused(self) -> AbstractContextManager[None]:
-        """A context whose backward passes' gradients are neither sent nor kept."""
         return paused(self._named.values(), self._accumulated, self.ddp.no_sync())
 
     def skip(self) -> None:

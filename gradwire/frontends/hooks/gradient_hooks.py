@@ -38,9 +38,10 @@ class GradientHooks(FrontEnd):
     4. At the end of backward, slots without a gradient are submitted as absent, which completes the last groups, and
        `finish` waits for the worker. When `backward()` returns, every gradient is the mean.
 
-    Each optimizer of a model has its own, and a pass may reach their parameters in another order on each rank, or only
-    some. So when a step opens, all ask for new plans in the order in which they were made; those that `find_unused`
-    take a step in every pass, or give it up if the pass fails; and none waits in 4 before all have submitted."""
+    Each optimizer of a model has its own `GradientHooks`. A pass may reach their parameters in another order on each
+    rank, or only some of them. So when a step opens, all ask for new plans, in the order in which they were made. Those
+    with `find_unused` take a step in every pass, or give it up if the pass fails. None waits in 4 before all have
+    submitted."""
 
     def __init__(
         self,
@@ -58,10 +59,12 @@ class GradientHooks(FrontEnd):
         self._model = model
         self._places = places
         self._find_unused = find_unused
-        # kept for one step: which gradients have been accumulated, whether DDP synchronises in it, its backward pass
+        # of a step: gradients that were only accumulated, and those submitted; whether backward passes are reduced
         self._runtime: Runtime | None = None
         self._accumulated, self._submitted, self._synchronising = Accumulated(), Submitted(), True
-        self._forward = self._notes = self._under_way = self._joins = False
+        # a forward pass has begun, and no gradient has come since
+        self._forward = False
+        self._notes = self._under_way = self._joins = False
         self._pass, self._update_warning = NO_PASS, UpdateWarning()
         self._registered = RegisteredHooks()
 
@@ -87,13 +90,11 @@ class GradientHooks(FrontEnd):
             own(parameters, self._runtime, kind)
 
     def unhook(self) -> None:
-        """Removes the hooks."""
         self._registered.remove()
         self._runtime, self.detached = None, True
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Backward passes inside only accumulate; the next one outside reduces the sum."""
         before, self._synchronising = self._synchronising, False
         try:
             yield
@@ -101,13 +102,11 @@ class GradientHooks(FrontEnd):
             self._synchronising = before
 
     def paused(self) -> AbstractContextManager[None]:
-        """A context whose backward passes' gradients are neither sent nor kept."""
         # another optimizer of the model may be averaging its own
         held = self._trained.held() if self._trained else self._parameters
         return paused(held.values(), self._accumulated, self.accumulate())
 
     def skip(self) -> None:
-        """Takes back the last step."""
         if self._runtime:
             self._runtime.skip(self._accumulated.no_skip())
 
@@ -118,11 +117,6 @@ class GradientHooks(FrontEnd):
     def held(self) -> Mapping[str, Tensor]:
         """All parameters of the model."""
         return {name: parameter for name, parameter in named_parameters(self._model) if parameter.numel()}
-
-    @property
-    def waiting(self) -> bool:
-        """Whether no gradient has come since the last forward pass."""
-        return self._forward
 
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
         # not where a checkpoint's forward pass is repeated in backward

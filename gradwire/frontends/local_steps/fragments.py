@@ -1,7 +1,8 @@
 """Fragments of local steps: the parts of a model that are sent one at a time."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -229,6 +230,19 @@ class Fragment:
             self.parameters[name].copy_(self.anchors[name])
             if name in self.sent:
                 self.sent[name].copy_(self.parameters[name])
+
+
+@contextmanager
+def at_anchors(fragments: Sequence[Fragment]) -> Iterator[None]:
+    """A context in which parameters are the anchors; afterwards they have their own values again."""
+    own = [(p, p.detach().clone()) for fragment in fragments for p in fragment.parameters.values()]
+    for fragment in fragments:
+        fragment.reset()
+    try:
+        yield
+    finally:
+        for parameter, copy in own:
+            parameter.data.copy_(copy)
 
 
 def groups_of(plan: Plan, fragment: Collection[str]) -> list[int]:

@@ -17,8 +17,8 @@ _log = logging.getLogger("gradwire")
 
 
 class GoingBack:
-    """A replica's way back: its inner optimizer, and a copy of its buffers of real numbers, such as BatchNorm's
-    averages, from when they were last finite."""
+    """Resets a replica whose numbers are not finite: its parameters to the anchors, buffers of real numbers, such as
+    BatchNorm's averages, to a copy from when they were last finite, and its inner optimizer's state."""
 
     def __init__(self, replica: ModelReplica, inner: Optimizer, all_of: Callable[[bool], bool] = bool) -> None:
         self._model, self._parameters = replica.model, replica.parameters

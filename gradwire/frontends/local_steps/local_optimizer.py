@@ -29,7 +29,7 @@ from gradwire.frontends.options.keywords import PlanOptions
 from gradwire.frontends.options.parameters import device_of
 from gradwire.frontends.options.weighted import weight_function, weighted, with_weight_check
 from gradwire.frontends.owners import check_free, own
-from gradwire.frontends.shards.shards_front_end import reshard
+from gradwire.frontends.shards.sharded_models import reshard
 from gradwire.frontends.trained import add_to, check_held
 from gradwire.frontends.updates import warn_of_momentum
 from gradwire.frontends.values import share_values, values_of

@@ -20,7 +20,7 @@ class Sent:
     step: int
     """The inner step after which it was sent."""
     fence: StepFence | None
-    """Behind it the worker has the mean; None where that was loaded."""
+    """When the worker has come there, the mean is in place; None where the mean was loaded."""
     own_finite: Tensor | None = None
     """Whether this replica's pseudo-gradients were finite, (); None where the mean was loaded."""
 

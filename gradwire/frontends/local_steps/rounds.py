@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec
 from gradwire.frontends.front_end import FrontEnd
-from gradwire.frontends.local_steps.fragments import Fragment, groups_of
+from gradwire.frontends.local_steps.fragments import Fragment, at_anchors, groups_of
 from gradwire.frontends.local_steps.going_back import GoingBack, warn_of_dropped
 from gradwire.frontends.local_steps.outer import OuterOptimizer, outer_facts, outer_of, outer_state, outer_step
 from gradwire.frontends.local_steps.round_state import (
@@ -37,7 +37,6 @@ from gradwire.frontends.local_steps.round_state import (
     sent_state,
 )
 from gradwire.frontends.local_steps.schedule import Schedule
-from gradwire.frontends.local_steps.shared_parameters import in_place_of_own
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.paused import Accumulated, paused
 from gradwire.runtime.runtime import Runtime
@@ -137,8 +136,8 @@ class Rounds(FrontEnd):
         return {**held, **self.anchors} if self.step else held
 
     def healed(self, names: Collection[str]) -> None:
-        """Takes the replica's own parameters to the healed shared ones: else it would seem to have moved by the error,
-        which would come into the next mean."""
+        """Sets this replica's parameters to the healed shared ones. Otherwise the error would count as a movement of
+        this replica, and be part of the next mean."""
         for fragment in self.fragments if self.step else ():
             fragment.healed(names)
 
@@ -204,7 +203,7 @@ class Rounds(FrontEnd):
         # the mean of the last round is in place
         self._wait(index)
         fragment = self.fragments[index]
-        # it, with this replica's own part of the new round in place of the old
+        # gradients: the last mean, with this replica's new part in place of its old one
         gradients = fragment.exchange_own(1 / self.runtime.mesh.replica.world, self._all_of)
         if fragment.are_finite():
             self._going_back.keep()
@@ -223,7 +222,7 @@ class Rounds(FrontEnd):
             fragment.merge(None)
 
     def _receive(self, fragment: Fragment, sent: Sent) -> None:
-        # the mean is not finite on any replica, if only on one shard: all go back to the anchors, unless it was lost
+        # a mean that is not finite is so on all replicas, maybe on one shard alone; or the job failed, and raises here
         if not (finite := bool(fragment.are_finite())):
             self.runtime.check_whole()
         good, own_good = self._all_of(finite), self._all_of(sent.own_finite is None or bool(sent.own_finite))
@@ -245,7 +244,7 @@ class Rounds(FrontEnd):
         first = self.schedule.first_outer_step
         if 0 < self.step < first:
             _log.warning("no outer step yet: until inner step %d shared parameters are those of the beginning", first)
-        return in_place_of_own(self.fragments)
+        return at_anchors(self.fragments)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state. Waits for the fragments under way, whose means are part of it."""

@@ -148,11 +148,11 @@ class Choices:
         try:
             mesh.check(device)
         except ValueError:
-            self.let_go(mesh)
+            self.close_own(mesh)
             raise
         return mesh
 
-    def let_go(self, mesh: Mesh) -> None:
+    def close_own(self, mesh: Mesh) -> None:
         """Closes a mesh that is not needed, unless it is the user's."""
         if self.owns_mesh:
             mesh.close()

@@ -5,7 +5,7 @@
     last turn    what remains is the new residual, rounded if it is kept in another type than float32; the mean is
                  decoded to where the gradients were
     commit       all groups are reduced and the step is good: the new state counts; where it is bad, forget
-    take_back    until the next step begins, the user may skip this one: the old state holds again
+    take_back    until the next step begins, the user may skip this one: the old state is the present one again
 
 Turns run on the worker alone and need no lock; commit, take_back and forget under `Steps.changing`, on any thread.
 """
@@ -41,7 +41,7 @@ class JobContext:
     scratch: Workspace
     keeps_state: Callable[[], bool] = lambda: True
     """Whether some rank may keep state of gradient size from step to step; the same on all."""
-    look: EncodeHook | None = None
+    encode_hook: EncodeHook | None = None
 
 
 class GroupExchange(ABC):
@@ -91,7 +91,7 @@ class GroupExchange(ABC):
                 part.keep(new, written, self.context.own_seed())
 
     def keep_slot(self, kind: str, before: Tensor, after: Tensor, used: Tensor) -> None:
-        """Makes `after` (n,) the next state of a slot without a gradient, of which nothing was encoded."""
+        """Makes `after` (n,) the next state of a slot that had no gradient here, so that nothing of it was encoded."""
         # some rank used the slot: keep the old residual, and add what this rank dropped of the others' sums
         if kind == RESIDUAL:
             torch.addcmul(before, after, used, out=after)
@@ -113,8 +113,8 @@ class GroupExchange(ABC):
         assert self.input is not None
         return {slot.name: self.input.gradients.slot(i) for i, slot in enumerate(self.stored.layout.slots)}
 
-    def let_go(self) -> None:
-        """The means are in place: their tensors are the framework's alone."""
+    def drop_gradients(self) -> None:
+        """Drops the gradients' tensors: the means are in place, and the framework may free them."""
         self.input = self.input and self.input.without_gradients()
 
     @abstractmethod
@@ -122,7 +122,7 @@ class GroupExchange(ABC):
         """The step was good."""
 
     def take_back(self) -> None:
-        """The step was good, and counts no more."""
+        """The step was good, and the user skips it after all."""
         self.stored.take_back()
 
     def forget(self) -> None:

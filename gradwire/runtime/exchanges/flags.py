@@ -13,13 +13,13 @@ def flagged(reduction: Reduction, nonfinite: Tensor) -> Reduction:
     NaN stays NaN whatever is added, so once every rank has received something from every other, all have the same.
     """
     for op in reduction:
-        # the flag goes along
+        # send the flag
         if op is not None and op.send.flags is not None:
             op.send.flags.copy_(nonfinite.expand_as(op.send.flags))
         yield op
-        # the sum of all flags that came: this rank's own is among them, or is not
+        # sum the flags that came
         flags = _received_flags(op)
-        if flags is not None and len(flags) > 1:  # this rank's own is among them
+        if flags is not None and len(flags) > 1:  # one of each rank, this one's among them
             torch.sum(flags[:, 0], 0, keepdim=True, out=nonfinite)
         elif flags is not None:
             nonfinite.add_(flags.view(1))

@@ -26,7 +26,7 @@ class FloatResiduals:
         return self._workspace.nbytes
 
     def follow(self, exchanges: Sequence[GroupExchange]) -> None:
-        """Drops all vectors, for a plan has these groups from now on."""
+        """Drops all vectors: from now on the plan has these groups."""
         self._workspace.clear()
         self._exchanges, self._now = exchanges, dict[int, Tensor]()
 
@@ -45,7 +45,7 @@ class FloatResiduals:
             for group in groups
             if (exchange := self._exchanges[group]).compresses and exchange.rounds_residual
         }
-        # the place of each among the groups under way, and the largest there
+        # one vector for each place in the pipeline, as long as the largest group that takes it
         places = under_way(script(groups, [exchange.rounds for exchange in self._exchanges]))
         largest = {places[group]: n for group, n in sorted(sizes.items(), key=lambda each: each[1])}
         vectors = {place: self._workspace.tensor(f"{place}", (n,)) for place, n in largest.items()}

@@ -29,24 +29,24 @@ class GroupInput:
     float_residual: Tensor | None = None
     """(n,) float32, to compute the next residual in where it is kept in another type: see `FloatResiduals`."""
     sent_scale: Scalar | None = None
-    """The loss's scale in place of `scale`, where gradients travel with it."""
+    """The factor of the loss, where gradients keep it while they travel; `scale` is None then."""
 
     def without_gradients(self) -> "GroupInput":
-        """This input once its means are in place: what is known of it, without the gradients."""
+        """This input without its gradients, once the means are in place."""
         return replace(self, gradients=Gradients(self.gradients.split, ()))
 
     def sent_by(self, group: Group) -> "GroupInput":
-        """This input as a group sends it: by a cast without a memory with the loss's scale, for 16 bits would lose what
-        is small without it."""
+        """This input as a group sends it. A cast without a memory sends gradients with the loss's scale: in 16 bits
+        small ones would be lost without it."""
         casts = group.compressor.is_cast and not group.memory.error_feedback
         return replace(self, scale=None, sent_scale=self.scale) if casts else self
 
     def as_sent(self, residual: Tensor) -> Tensor:
-        """A residual (n,), which never has the loss's scale, as gradients travel."""
+        """A residual (n,), which is kept without the loss's scale, times `sent_scale` if gradients travel with it."""
         return residual if self.sent_scale is None else residual * self.sent_scale
 
     def part(self, ranks: int, hosts: int = 1) -> Scalar:
-        """The part of this rank's gradients in a mean over so many ranks, which is then averaged over hosts."""
+        """This rank's part of a mean over `ranks` ranks, which is then averaged over `hosts` hosts."""
         return 1 / ranks if self.share is None else self.share * hosts
 
     def weight(self, ranks: int, hosts: int = 1) -> Scalar:
@@ -64,7 +64,7 @@ class GroupInput:
         return self.finish(LazySum(scratch, old, self.gradients.vectors(scratch), 1.0, weight), weight)
 
     def finish(self, x: LazySum, weight: Scalar) -> LazySum:
-        """Sums x where slots are absent, whose residuals stay where they are, or drops it where the step is lost."""
+        """Completes x: dropped where the step is lost; where slots are absent, summed without their residuals."""
         if self.lost:
             x.drop()
         elif self.absent:

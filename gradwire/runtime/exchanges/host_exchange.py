@@ -1,7 +1,5 @@
-"""The exchange of ranks that share hosts, dense inside a host and compressed between hosts; the exchanges of a plan."""
+"""The exchange of ranks that share hosts: dense inside a host, compressed between hosts."""
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -12,17 +10,13 @@ from gradwire.compressors import DoubleBuffer, Reduction, SlotState
 from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.workspace import Workspace
-from gradwire.plans import Group, Plan
+from gradwire.plans import Group
 from gradwire.runtime.exchanges.exchange import GroupExchange, JobContext
 from gradwire.runtime.exchanges.flags import flagged
 from gradwire.runtime.exchanges.group_input import GroupInput
 from gradwire.runtime.exchanges.replica_exchange import ReplicaExchange
-from gradwire.runtime.exchanges.row_exchange import RowExchange
-from gradwire.runtime.state.store import Store
 from gradwire.runtime.state.stored_group import StoredGroup
-from gradwire.slots import Slot
 from gradwire.torch_private.foreach import copy_each
-from gradwire.transports import Mesh
 
 
 class HostExchange(GroupExchange):
@@ -44,10 +38,11 @@ class HostExchange(GroupExchange):
         self.index = index
         self.stored = stored
         self.context, self.nonfinite = self._between.context, self._between.nonfinite
-        # the state that a new leader takes over, the sum, what the leader does, the mean, and small tensors, if any
+        # state that moves to this leader in this step; the leaders before it; gradients of slots that this rank lacks
         self._moved = list[str]()
         self._led_before = stored.leader_of
         self._unused = dict[int, Tensor]()
+        # moved state, the host's sum, the leader's rounds, the mean, and small tensors, if any
         self.rounds = len(stored.kinds) + self._between.rounds + 2 + bool(stored.slot_state.buffers)
         self.compresses = self._host.rank == self._leader
 
@@ -55,14 +50,14 @@ class HostExchange(GroupExchange):
         self.input = given = given.sent_by(self.group)
         self._between.check_size(step)
         self._between.begin(given, step)
-        yield from self._hand_on()
+        yield from self._move_to_leader()
         # sum inside the host
         message = self.context.numbers("host", self.stored.layout.numel)
         self._accumulate(message.body, given)
         yield from flagged(_one(Sum(message, HOST)), self.nonfinite)
         # the leader reduces between hosts
         if self.compresses:
-            # the sum has what others of the host gave for a slot that this rank did not use: none is absent
+            # no slot is absent: another rank of the host may have used it
             sums = Gradients.of_vector(self.stored.layout, message.body)
             between = GroupInput(sums, sent_scale=given.sent_scale, float_residual=given.float_residual)
             yield from self._between.reduce(between)
@@ -76,9 +71,9 @@ class HostExchange(GroupExchange):
         if self.stored.slot_state.buffers:
             yield from self._share_small()
 
-    def let_go(self) -> None:
-        super().let_go()
-        self._between.let_go()
+    def drop_gradients(self) -> None:
+        super().drop_gradients()
+        self._between.drop_gradients()
 
     def keep_absent(self, used: Tensor) -> None:
         super().keep_absent(used)
@@ -110,8 +105,8 @@ class HostExchange(GroupExchange):
         super().take_back()
         self.stored.leader_of = self._led_before
 
-    def _hand_on(self) -> Reduction:
-        """Has the leader read what any rank of the host has kept as the leader before it; the others keep zeros."""
+    def _move_to_leader(self) -> Reduction:
+        """Moves state to this group's leader from the rank of the host that led the group before, which keeps zeros."""
         self._moved = [kind for kind in self.stored.kinds if self.stored.leader_of.get(kind) != self._leader]
         for kind in self.stored.kinds:
             if kind not in self._moved:
@@ -128,8 +123,8 @@ class HostExchange(GroupExchange):
                 after.zero_()
 
     def _share_small(self) -> Reduction:
-        """Has all ranks of the host stage the small tensors that the leader has after this step: states say that these
-        are equal on all ranks, any of which may lead the group by the next plan."""
+        """Has all ranks of the host stage the small tensors that the leader has after this step. They are equal on all
+        ranks in a state, and by the next plan another rank may lead the group."""
         small = self.context.buffers.once("small", lambda: SmallTensors(self.stored.slot_state, self.context.buffers))
         if self.compresses:
             small.pack()
@@ -181,28 +176,6 @@ class SmallTensors:
         for name, (_, after) in self._state.buffers.items():
             copy_each(after, self._places[name])
         self._state.written(*self._state.buffers)
-
-
-def exchanges_for(plan: Plan, store: Store, job: JobContext) -> list[GroupExchange]:
-    """The exchanges of a plan's groups and of sparse gradients, for which the store is arranged."""
-    dense = _dense(job.mesh)
-    # where there is a memory, a mean of any group that is not finite makes the step bad for all
-    job = replace(job, keeps_state=lambda: store.keeps_state)
-    return [
-        (dense if index < len(plan.groups) else RowExchange)(group, index, stored, job)
-        for index, (group, stored) in enumerate(zip(store.with_sparse_group(plan).groups, store.groups, strict=True))
-    ]
-
-
-def exchange_of(group: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> GroupExchange:
-    """The exchange of a group by itself, with state of its own."""
-    store = Store(slots, device)
-    store.arrange(Plan((group,)))
-    return _dense(mesh)(group, 0, store.groups[0], JobContext(mesh, 0, Workspace(device)))
-
-
-def _dense(mesh: Mesh) -> type[HostExchange] | type[ReplicaExchange]:
-    return HostExchange if mesh.host else ReplicaExchange
 
 
 def _one(op: Collective) -> Reduction:

@@ -7,9 +7,9 @@
               Nothing is computed by that, and no data is needed
 
 A *key* is all that a group's launches depend on, where its compressor, memory and communicator are `recordable`: the
-phase of the step, which halves of its state hold, and where its gradients and the loss's scale lie. Other steps are
-computed: with an absent gradient, say. What is zeroed before a step, collectives, marks and commits are no part of a
-recording.
+phase of the step, which halves of its double buffers are the present state, and the addresses of its gradients and of
+the loss's scale. Steps without such a key are computed, such as one with an absent gradient. Zeroing before a step,
+collectives, timing events and commits are not recorded.
 """
 
 import logging
@@ -68,11 +68,11 @@ class GroupRecordings:
     """The recorded turns of one group."""
 
     fresh = False
-    """The last step had a key that no step that counted had had before."""
+    """The last step had a new key."""
     why_not = ""
     """Why it is never recorded."""
-    unless = ""
-    """Why the last step was computed."""
+    why_computed = ""
+    """Why the last step was computed; "" where it had a key."""
 
     def __init__(self, exchange: GroupExchange, make_graphs: Callable[[], Graphs], looks: Callable[[], bool]) -> None:
         # only a `ReplicaExchange` is ever recorded: see `_why_never`
@@ -103,7 +103,7 @@ class GroupRecordings:
     @property
     def status(self) -> str:
         """Why it is not recorded; "" where it is."""
-        return "" if self._recorded else self.why_not or self.unless or "its steps have not all come yet"
+        return "" if self._recorded else self.why_not or self.why_computed or "its steps have not all come yet"
 
     def run(self, given: GroupInput, step: int) -> Reduction:
         """See `GroupExchange.run`."""
@@ -134,15 +134,15 @@ class GroupRecordings:
         self._kept.append(before)
         made = [room.restore(contents) for room, contents in zip(rooms, before, strict=True)]
         if any(made) and not self.why_not:
-            # they would hold what was never computed
+            # nothing was computed into the new buffers
             self._tries += 1
             self.why_not = "its steps make new buffers" if self._tries == TRIES else ""
             self.clear()
 
     def _key(self, given: GroupInput, step: int) -> Hashable | None:
-        """The key of a step that is replayed where it is recorded; None where it is not, and why in `unless`."""
-        self.unless = "" if self.why_not else self._why_computed(given)
-        if self.why_not or self.unless:
+        """The key of a step; None where it is computed in any case, by `why_not` or `why_computed`."""
+        self.why_computed = "" if self.why_not else self._why_computed(given)
+        if self.why_not or self.why_computed:
             return None
         exchange = self._exchange
         # what a recording fixes: which half, phase and memory its kernels read and write
@@ -169,7 +169,7 @@ class GroupRecordings:
         if before is None:
             stored = self._exchange.stored
             self._seen[key] = PendingRecording(given, step, stored.flat, dict(stored.slot_state.buffers))
-        # recordings hold memory: a group that never repeats is better computed
+        # a group whose keys never repeat would only fill memory
         if len(self._seen) > MOST:
             self.why_not = f"more than {MOST} of its steps differ"
             self.clear()

@@ -44,7 +44,7 @@ class ReplicaExchange(GroupExchange):
         yield from self.turns(given)
 
     def begin(self, given: GroupInput, step: int) -> None:
-        """Begins a step: all that is done anew even where its turns are replayed."""
+        """Begins a step: what is done at every step, also where its turns are replayed."""
         self.enter(given, step)
         count_step(step, self.context.scratch)
         if not self._was_good:  # else it is 0
@@ -80,9 +80,9 @@ class ReplicaExchange(GroupExchange):
         # accumulate: gradient and residual
         flat = self._computed_state(given)
         x = self._accumulate(given, flat)
-        if self._job.look:
+        if self._job.encode_hook:
             scale = given.sent_scale
-            self._job.look(self.context, x if scale is None else LazySum.of(x.total() / scale))
+            self._job.encode_hook(self.context, x if scale is None else LazySum.of(x.total() / scale))
         # compress and exchange
         mean = Mean(self._scratch(x), given.gradients)
         yield from flagged(self.group.communicator.reduce(self.group.compressor, x, mean, self.context), self.nonfinite)
@@ -110,10 +110,10 @@ class ReplicaExchange(GroupExchange):
     # Dense groups without memory: summed where the gradients lie, or in one copy
 
     def _reduce_dense(self, dtype: torch.dtype, given: GroupInput) -> Reduction:
-        if self._job.look:
+        if self._job.encode_hook:
             old = self._old_residual() if self.stored.pending else None
             scratch = self.context.scratch.tensor("looked at", (self.stored.layout.numel,))
-            self._job.look(self.context, given.copied(old, scratch, self.context.world))
+            self._job.encode_hook(self.context, given.copied(old, scratch, self.context.world))
         # divide before the sum, which is the mean then: in float32 where that travels, else before the cast
         gradients, whole = given.gradients, given.gradients.one_vector
         part = torch.nan if given.lost else given.part(self.context.world)
@@ -151,7 +151,7 @@ class ReplicaExchange(GroupExchange):
         self.context.flat[RESIDUAL].write.zero_()
 
     def _old_residual(self) -> Tensor:
-        """The residual (n,) before this step: of int8 decoded to scratch, which holds it until that is used again."""
+        """The residual (n,) before this step. In int8 it is decoded to scratch "mean", and valid until the next use."""
         return self.stored.parts[RESIDUAL].numbers_of(self.context.flat[RESIDUAL].read, self.context.scratch)
 
     # All other groups
@@ -191,14 +191,14 @@ class ReplicaExchange(GroupExchange):
         return self._added(gradient.onto(old, scratch), given, weight)
 
     def _added(self, x: LazySum, given: GroupInput, weight: Scalar) -> LazySum:
-        """Sums x where slots are absent, or where the old residual lies in scratch that others need from here on."""
+        """Sums x now where slots are absent, or where the old residual was decoded to scratch, which the mean needs."""
         given.finish(x, weight)
         if (part := self.stored.parts.get(RESIDUAL)) and part.codes:
             x.total()
         return x
 
     def _scratch(self, x: LazySum) -> Callable[[], Tensor]:
-        """Scratch for the mean (n,): all groups' own; without a memory that of x, which is not needed any more."""
+        """Scratch for the mean (n,): shared by all groups; without a memory that of x, which is not needed any more."""
         if self.group.memory.error_feedback:
             return lambda: self.context.scratch.tensor("mean", (x.numel,))
         return lambda: x.next

@@ -109,7 +109,7 @@ class RowExchange(GroupExchange):
         else:
             residual = self._memory.read(self.stored.slots[i], indices)
             rows = residual.add_(_times(rows.to(torch.float32), given.weight(self._world)))
-        # codes would hide what is not finite
+        # looked at before encoding: codes of few bits have no NaN
         self.nonfinite.masked_fill_(~rows.isfinite().all(), torch.nan)
         return indices, rows
 
@@ -144,7 +144,7 @@ class RowExchange(GroupExchange):
         return self.stored.buffers.tensor(name, (rows, max(ALIGNED, size)), torch.uint8)
 
     def _views(self, payload: Tensor, counts: Sequence[int]) -> Iterator[tuple[Tensor, Slot, Tensor]]:
-        """By slot, the places of indices and of rows in a rank's payload, which has so many."""
+        """By slot, its indices (count,) and the bytes of its rows in a rank's payload with these counts of rows."""
         at = 0
         for slot, count in zip(self._slots, counts, strict=True):
             middle = at + aligned(INDEX * count)
@@ -153,7 +153,7 @@ class RowExchange(GroupExchange):
             at = middle + aligned(nbytes)
 
     def _size(self, counts: Sequence[int]) -> int:
-        """The bytes of so many rows of each slot."""
+        """The bytes of a payload with these counts of rows by slot."""
         each = zip(self._slots, counts, strict=True)
         return sum(aligned(INDEX * count) + aligned(self._format.nbytes(slot, count)) for slot, count in each)
 

@@ -18,7 +18,7 @@ OTHERS_S, POLL_S = 2.0, 0.05
 
 
 class ExitReport(NamedTuple):
-    """A rank's report of its end, followed by its `RankStatus`."""
+    """A rank's mark in the store: its report of its own end, with its `RankStatus`."""
 
     fault: str | None
     """The rank's own error, if it had one."""
@@ -48,16 +48,16 @@ class FailureVerdict:
     """The end of one rank's job.
 
     1. A rank that fails leaves its mark, then closes its connections, which ends the collectives of all others.
-    2. Each of them does the same. So marks come, and when none has come for the time of a step, `step_s`, all ranks
-       that are left have one: a rank that computes meanwhile notices at the step's end.
-    3. The first one that was interrupted is the judge. It waits for the others' marks until then, except for ranks that
-       its monitor has found silent, and leaves a verdict. The others wait for that alone, so each asks the store a few
-       times, however many ranks there are. Where it does not come, the first to have waited in vain is the judge.
-    3a. It blames the first of these that there is: a rank whose mark has a fault, which left the verdict itself; the
-       ranks without a mark, which are lost, and are found by bisection (rank 0, or the store's host, if the store is
-       gone). Else it reads all marks: a rank that has detached; the rank that was paused for the longest time, which
-       the others have given up; the ranks for which others waited in a step's exchange until the timeout.
-    4. The store may be in rank 0's process, which therefore ends last, when the others have heard the verdict.
+    2. Each of them does the same. A rank that computes meanwhile notices at the step's end: when no mark has come for
+       the time of a step, `step_s`, all ranks that are left have one.
+    3. The first rank that was interrupted is the judge. It waits for the marks of all ranks but those that its monitor
+       has found silent, and leaves a verdict. The others wait for the verdict alone, so each asks the store a few
+       times, however many ranks there are. If it does not come, the first to have waited in vain becomes the judge.
+    4. A rank with an error of its own has left that as the verdict. Else the judge blames the first of these that there
+       are: ranks without a mark, which are lost, found by bisection (rank 0, or the store's host, if the store is
+       gone); a rank that has detached; the rank that was paused for the longest time, if the others have given it up;
+       the ranks for which others waited in a step's exchange until the timeout.
+    5. The store may be in rank 0's process, which therefore ends last, when the others have heard the verdict.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class FailureVerdict:
         mark = self._mark()
         match error:
             case PeerFailed() if detached:
-                # the others know that this rank has gone; what it still waits for ends
+                # the others know that this rank has gone: only end what it still waits for
                 self._abort(reason)
             case PeerFailed() if watched:
                 # another rank is the cause: leave a mark, then find out which, and let rank 0 hear that it may go
@@ -156,8 +156,8 @@ class FailureVerdict:
                 self._round += 1
         except RuntimeError:
             verdict = Verdict(f"{f'{self._named([0])}, or ' if rank else ''}the store's host, was lost")
-        # the others were gone before this rank came
-        if rank in verdict.lost:  # the others went on without this one
+        # the others ended the job before this rank left its mark
+        if rank in verdict.lost:
             verdict = Verdict(self._paused({rank: mark}) or verdict.why, verdict.lost)
         if verdict.why:
             error.blame(verdict.why)

@@ -11,8 +11,8 @@ from gradwire.transports import forked
 
 
 class FirstError:
-    """A job's first error, which `end` is called with, as long as the job lives. Threads that ask for it wait until it
-    is known who is to blame."""
+    """A job's first error. `end`, a method of the job, is called with it, if the job still exists. Threads that ask for
+    the error wait until it is known which rank is to blame."""
 
     first: BaseException | None = None
     """The error, from the moment when it comes."""
@@ -41,13 +41,14 @@ class FirstError:
             raise error
 
     def refuse(self, reason: str) -> NoReturn:
-        """Ends the job where the framework did what Gradwire cannot follow; raises RuntimeError, on all ranks."""
+        """Ends the job with RuntimeError, on all ranks, where a user or framework did what Gradwire cannot follow."""
         self.fail(error := RuntimeError(reason))
         raise error
 
     @contextmanager
     def fail_job_on(self, kind: type[BaseException] = RuntimeError) -> Iterator[None]:
-        """Has an error of this kind, by default of a meeting that failed, end the job; raises the job's first error."""
+        """A context in which an error of this kind ends the job; raises the job's first error. By default it is one of
+        a meeting of ranks."""
         try:
             yield
         except kind as error:

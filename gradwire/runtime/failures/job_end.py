@@ -1,12 +1,14 @@
-"""The end of a job after an error: on this rank first, then on the others."""
+"""The end of a job: after an error, or where it is closed without one."""
 
 from gradwire.runtime.failures.failure_verdict import FailureVerdict
 from gradwire.runtime.failures.job_errors import clear_frames
+from gradwire.runtime.failures.monitor import Monitor
 from gradwire.runtime.steps.pipeline import Pipeline
 from gradwire.runtime.steps.step_results import StepResults
 from gradwire.runtime.steps.steps import Steps
 from gradwire.runtime.worker.executor import Executor
 from gradwire.torch_private.process_groups import abort_default_group
+from gradwire.transports import Mesh
 from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.mesh import ABORT_S
 
@@ -32,4 +34,26 @@ def end_job(
     # no step counts any more: this rank's threads that wait for a whole one get it, all others the error
     run_bounded([steps.end], END_S)
     results.fail(error)
-    executor.give_up(error)
+    executor.fail_waiters(error)
+
+
+def close_all(
+    ending: FailureVerdict, monitor: Monitor | None, executor: Executor, job: Mesh, mesh: Mesh | None
+) -> None:
+    """Closes a runtime: leaves this rank's mark for the others, ends its threads, and closes `mesh`, which is None
+    where the user gave it; that one may then carry another job."""
+    # the mark first: other ranks may be waiting for this one
+    ending.detach()
+    # then this rank's threads, the one that looks for lost ranks last: others may be lost in the last step
+    try:
+        done = executor.close(monitor.watches if monitor else None)
+    finally:
+        if monitor:
+            monitor.close()
+    if done:
+        job.release()
+    if mesh and done:
+        mesh.close()
+    elif mesh:
+        # the process ends in the middle of a step; closing would wait for ranks that wait for this one
+        mesh.abort("a rank ended in the middle of a step")

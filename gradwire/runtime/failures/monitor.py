@@ -1,9 +1,8 @@
-"""A thread that notices a lost rank where a wait does not, and the end of a job's threads."""
+"""A thread that notices a lost rank where a wait does not."""
 
 import threading
 from time import monotonic
 
-from gradwire.runtime.failures.failure_verdict import FailureVerdict
 from gradwire.runtime.failures.job_errors import PeerFailed
 from gradwire.runtime.worker.executor import Executor
 from gradwire.transports import Mesh
@@ -93,25 +92,3 @@ class Monitor:
 def period_s(looks: int) -> float:
     """How often to look where all ranks look so many times together."""
     return max(PERIOD_S, looks / LOOKS_PER_S)
-
-
-def close_all(
-    ending: FailureVerdict, monitor: Monitor | None, executor: Executor, job: Mesh, mesh: Mesh | None
-) -> None:
-    """Ends a runtime: marks the end for the other ranks, then ends its threads, and its mesh if the job owns it. A
-    mesh that a user gave may then carry another job."""
-    # the mark first: other ranks may be waiting for this one
-    ending.detach()
-    # then this rank's threads, the one that looks for lost ranks last: others may be lost in the last step
-    try:
-        done = executor.close(monitor.watches if monitor else None)
-    finally:
-        if monitor:
-            monitor.close()
-    if done:
-        job.let_go()
-    if mesh and done:
-        mesh.close()
-    elif mesh:
-        # the process ends in the middle of a step; closing would wait for ranks that wait for this one
-        mesh.abort("a rank ended in the middle of a step")

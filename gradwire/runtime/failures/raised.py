@@ -1,4 +1,4 @@
-"""Notes, in a job's store, of backward passes that raised: they tell all ranks why a step counts for none."""
+"""Notes in a job's store of backward passes that raised: by these all ranks know why a step counts for none."""
 
 from contextlib import suppress
 

@@ -36,7 +36,7 @@ class ActivePlan:
     order: GradientOrder
     """The order in which slots' gradients become ready."""
     trained: list[Slot]
-    """The slots of the parameters that are trained now, which the plan has; the others' state waits."""
+    """The slots of the parameters that are trained now: the plan's. State of all others is kept."""
 
     def __init__(self, make: Callable[[], Plan], agreement: Agreement, options: JobOptions, slots: list[Slot]) -> None:
         self._agreement = agreement
@@ -44,8 +44,8 @@ class ActivePlan:
         self._slots = slots
         self._train({slot.name for slot in slots} if options.trained is None else options.trained)
         self._chosen: Plan | None = None
-        # the controller's part of a loaded state, kept for the next state_dict() where this job has no controller
-        self._waits: Mapping[str, Tensor] = {}
+        # the controller's part of a loaded state, for the next state_dict(), where this job has no controller
+        self._kept_controller: Mapping[str, Tensor] = {}
         self.native_steps = None
         self.plan = NATIVE
         self.origin = NATIVE
@@ -75,7 +75,7 @@ class ActivePlan:
         all, where they do not."""
         return self._agreement.on_plan(lambda: self._begin(make(), asked), self._options.controller, self._names)
 
-    def agreed_instead(self, asked: Plan) -> Plan:
+    def agreed_replan(self, asked: Plan) -> Plan:
         """`agreed` for a plan that a user asks for; where it is refused, the controller goes on from the one before."""
         before = self.export()
         try:
@@ -94,12 +94,12 @@ class ActivePlan:
         """Whether the plan is to be made again from the order of gradients, which `order` records."""
         return self._follow_order is not None
 
-    def replace(self, agreed: Plan, asked: Plan) -> None:
+    def replan(self, agreed: Plan, asked: Plan) -> None:
         """Puts in force the plan that ranks agreed on, for the one that a user asked for."""
         self._remake, self._chosen = None, asked
         # what the controller has decided or asked for is of the plan before
         self._control.restart(self.trained)
-        self._replace(agreed)
+        self._put_in_force(agreed)
 
     def agreed_for(self, trained: Collection[str]) -> Plan:
         """The plan for newly chosen parameters, once all ranks have the same. Raises ValueError, on all of them, naming
@@ -126,8 +126,8 @@ class ActivePlan:
         self._install(plan)
 
     def _made_for(self, trained: Sequence[Slot], asked: Plan | None = None) -> Plan:
-        """The plan that is `asked` for now, or else the user's; slots that it lacks are planned by the job's
-        options."""
+        """The plan that the user asks for now, or else has asked for last; parameters that it lacks, or all where there
+        is none, are planned by the job's options."""
         assert self._options.plan_for is not None
         made, chosen = self._options.plan_for(self.order.sorted(trained)), asked or self._chosen
         # a plan that a user installed keeps its groups; slots that it lacks get more, unless the framework reduces
@@ -144,7 +144,7 @@ class ActivePlan:
         # the order of gradients is known now: the plan is made again, once
         if self._follow_order:
             self.order.agree(self._pipeline, self._steps.store.device)
-            self._replace(self._begin(self._follow_order(self.order.sorted(self.trained)))[1])
+            self._put_in_force(self._begin(self._follow_order(self.order.sorted(self.trained)))[1])
         else:
             self._apply(self._control.end(self._steps.number - 1, self.plan))
 
@@ -163,7 +163,7 @@ class ActivePlan:
     def export(self) -> dict[str, Tensor]:
         """The part of a checkpoint about plans and the controller; without one what a state had that was loaded."""
         if not self._options.controller:
-            return dict(self._waits)
+            return dict(self._kept_controller)
         return self._control.export(self.plan, self.origin, self._native if self.plan.native else None)
 
     def check(self, read: checkpoint.Unpacked) -> Plan | None:
@@ -187,19 +187,19 @@ class ActivePlan:
 
     def load(self, read: checkpoint.Unpacked) -> None:
         """Goes on from a state; a plan that was made from slots in their order is made again in the state's order."""
-        self.order.names, self._waits = read.about.order or self.order.names, read.job
+        self.order.names, self._kept_controller = read.about.order or self.order.names, read.job
         self.momenta.load(read, self.plan)
         if self._options.controller:
             self._load_with_controller(read)
         elif self._remake and read.about.order:
-            self._replace(self._begin(self._remake(self.order.sorted(self.trained)))[1])
+            self._put_in_force(self._begin(self._remake(self.order.sorted(self.trained)))[1])
 
     def _load_with_controller(self, read: checkpoint.Unpacked) -> None:
         plan, native = self._load_controller(read.job)
         self._control.forget()
         # before the first step the order of gradients is yet to come
         known = read.about.order or read.job
-        self._replace(plan, self._remake if not read.step else None if known else self._follow_order)
+        self._put_in_force(plan, self._remake if not read.step else None if known else self._follow_order)
         # the steps that the controller had asked for are made again, all of them
         self._apply(native)
         # say it where the user's compressor is another one than in the state
@@ -241,9 +241,9 @@ class ActivePlan:
             raise ValueError(why)
         return plan
 
-    def _replace(self, plan: Plan, follows: Callable[[list[Slot]], Plan] | None = None) -> None:
-        """Puts a plan in force that no controller decided on; it is made again once the order of gradients is known,
-        where that `follows`."""
+    def _put_in_force(self, plan: Plan, follows: Callable[[list[Slot]], Plan] | None = None) -> None:
+        """Puts a plan in force that no controller decided on. With `follows` it is made again, by that function, once
+        the order of gradients is known."""
         self._follow_order = follows
         self.native_steps = None
         self._native = None
@@ -251,7 +251,8 @@ class ActivePlan:
         self._install(plan)
 
     def _begin(self, plan: Plan, asked: Plan | None = None) -> tuple[Plan, Plan]:
-        """This plan, which a user may have `asked` for, of what is trained; and what the controller begins with."""
+        """This plan, which a user may have `asked` for, for the parameters that are trained; and the plan that the
+        controller begins with."""
         self.momenta.check(plan, self.momenta.made_by)
         # frozen parameters' slots leave the plan
         controller = self._options.controller
@@ -269,7 +270,7 @@ class ActivePlan:
         return plan, begin(controller, plan) if controller else plan
 
     def _with_frozen(self, plan: Plan, asked: Plan | None) -> Plan:
-        """The plan, with the groups that frozen parameters would have: what a controller is for may be among them."""
+        """The plan, with groups for frozen parameters too: a controller may be for those alone."""
         every = [slot for slot in self._slots if slot.name not in self._options.sparse]
         return plan if every == self.trained else self._made_for(every, asked)
 

@@ -5,7 +5,7 @@
     the next step rank 0's message carries a fingerprint of its decision
     its end       every rank carries out rank 0's decision; a rank that decided otherwise reads it from the store
 
-So the ranks do the same from the same step on, whatever their arithmetic, and nothing waits for it.
+So all ranks change the plan at the same step, even where their arithmetic differs by a bit, and no step waits for that.
 """
 
 from collections import deque
@@ -68,7 +68,7 @@ class ControllerRunner:
     slots: Sequence[Slot]
     """The plan's slots."""
     decided: Change | None
-    """A decision that is not in force yet."""
+    """A decision that is not carried out yet."""
     paused: bool
     """The controller sees nothing."""
 
@@ -85,7 +85,7 @@ class ControllerRunner:
         self._tracing: Tracing | None = None
         count = self.controller.numbers + 1 if self.controller else 1
         self._numbers = torch.zeros(count, dtype=torch.float32, device=executor.device)
-        # what is on its way: this step's numbers; and what was summed, by step and steps that count, and not read yet
+        # this step's numbers under way; then sums that were not read yet, each with its step and the steps counted then
         self._under_way: Pending | None = None
         self._collected, self._taken = False, 0
         self._sums: deque[tuple[int, int, Callable[[], Tensor]]] = deque()
@@ -101,16 +101,16 @@ class ControllerRunner:
         self.forget()
 
     def begin_anew(self) -> None:
-        """Has no decision, and a plan that is made among these ranks."""
+        """Forgets the decision; default communicators of the plan are those of this number of ranks."""
         self.decided, self._ranks_of_defaults = None, self._mesh.replica.world
 
     def forget(self) -> None:
-        """Drops what was seen in the last steps: they are of another plan or state than those that follow."""
+        """Drops sums and traces of the last steps, whose plan or state is no longer in force."""
         self._tracing = None
         self._sums.clear()
 
     def drop(self) -> None:
-        """Drops the sums of a step that does not count after all."""
+        """Drops the numbers of a step that was reduced and does not count."""
         self._numbers.zero_()
         self._collected = False
 
@@ -125,8 +125,8 @@ class ControllerRunner:
         return self.controller is not None and self.controller.times
 
     @property
-    def shown(self) -> Callable[[GroupContext, LazySum], None] | None:
-        """`look` if the controller looks at groups, else None. It is kept in a pause, in which `look` does nothing."""
+    def encode_hook(self) -> Callable[[GroupContext, LazySum], None] | None:
+        """`look` if the controller looks at groups, else None. In a pause it is still called, and does nothing."""
         return self.look if self.controller is not None and self.controller.looks else None
 
     def look(self, context: GroupContext, vector: LazySum) -> None:
@@ -137,7 +137,7 @@ class ControllerRunner:
                 self.controller.look(context, vector, self._numbers[:-1])
 
     def send(self, step: int, taken: int, groups: Sequence[GroupView], unrecorded: bool) -> None:
-        """Sends this rank's numbers, once all groups of the step are encoded; `taken` steps before it count."""
+        """Sends this rank's numbers, once all groups of the step are encoded; `taken` steps before it have counted."""
         if not self.controller or self.paused:
             return
         self._taken = taken

@@ -40,7 +40,7 @@ def begin(controller: Controller, plan: Plan) -> Plan:
 
 
 def load_controller(controller: Controller, state: ControllerState) -> None:
-    """Loads the controller's own part. Raises ValueError where such a controller would not save what it was given."""
+    """Loads the controller's own part. Raises ValueError where the controller then saves another one."""
     own = {name: tensor for name, tensor in state.items() if name not in _TEXTS}
     controller.load_state_dict(own)
     if not _equal(own, controller.state_dict()):

@@ -20,20 +20,20 @@ class Momenta:
         self._next: Plan | None = None
 
     def follow(self, plan: Plan) -> None:
-        """A plan is in force from now on, which makes momenta in its first step."""
+        """Notes the plan in force, whose first step makes momenta."""
         self._next = plan
 
     def step_ended(self) -> None:
-        """Adds those of the plan that has made a step."""
+        """Adds the parameters whose momentum the plan's step has made."""
         if self._next:
             self.made_by, self._next = {**self.made_by, **self._of(self._next)}, None
 
     def load(self, read: Unpacked, plan: Plan) -> None:
-        """Those of a state in place of all others, and those of the plan that is in force."""
+        """Takes the momenta of a loaded state, and those of the plan in force, in place of all others."""
         self.made_by = {**self.of_state(read), **self._of(plan)}
 
     def of_state(self, read: Unpacked) -> dict[str, str]:
-        """Those of a state. States of Gradwire 0.2 say no more of them than their plan."""
+        """The momenta of a state, as `made_by`. Of a state of Gradwire 0.2 they follow from its plan."""
         try:
             planned = self._of(Plan.from_json(read.about.plan)) if read.step else {}
         except ValueError:  # of compressors that are not here

@@ -39,7 +39,7 @@ class RowMemory:
         return self._of(slot)[indices]
 
     def stage(self, slot: int, indices: Tensor, rows: Tensor) -> None:
-        """Takes the errors of these rows in the step under way."""
+        """Stages the errors of these rows, in the step under way."""
         self._staged[slot] = indices, rows
 
     def commit(self) -> None:

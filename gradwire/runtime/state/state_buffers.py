@@ -20,20 +20,20 @@ from gradwire.torch_private.foreach import copy_each
 
 class StateBuffer:
     """One kind of state of all slots, as a double buffer: `tensor` (2, numel), or in int8 (2, bytes) uint8 with a
-    payload for each group. For each place, `holds` says which half is the present state, 0 or 1, and `used` whether
+    payload for each group. For each place, `current` says which half is the present state, 0 or 1, and `used` whether
     that may be other than zero."""
 
     def __init__(self, places: BufferLayout, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
         held = torch.uint8 if dtype == torch.int8 else dtype
         self.tensor = torch.zeros(2, places.capacity(dtype), dtype=held, device=device)
-        self.holds, self.used = bytearray(len(places.order)), bytearray(len(places.order))
+        self.current, self.used = bytearray(len(places.order)), bytearray(len(places.order))
 
 
 class StateBuffers:
     """The state buffers of a job, by kind: "residual", "velocity", "momentum".
 
-    A step reads the half that holds and writes the other one; when it is good, they swap. A slot has a place, and takes
+    A step reads the current half and writes the other one; when it is good, they swap. A slot has a place, and takes
     memory, from the first plan on that has it.
     """
 
@@ -85,7 +85,7 @@ class StateBuffers:
         # into the other half, so that no slot is overwritten before it is copied
         grows = old.shape[1] < now.capacity(buffer.dtype)
         target = old.new_zeros(2, now.capacity(buffer.dtype)) if grows else old
-        half = buffer.holds[0] if before.order else 0
+        half = buffer.current[0] if before.order else 0
         pairs = [
             pair
             for slot in before.order
@@ -93,7 +93,7 @@ class StateBuffers:
         ]
         copy_each([target[1 - half, to] for to, _ in pairs], [old[half, at] for _, at in pairs])
         # halves and marks of use move along
-        buffer.tensor, buffer.holds = target, bytearray([1 - half]) * len(now.order)
+        buffer.tensor, buffer.current = target, bytearray([1 - half]) * len(now.order)
         buffer.used = bytearray(buffer.used[before.of[slot]] if slot in before.of else 0 for slot in now.order)
 
     def read(self, kind: str, slot: int) -> Tensor:
@@ -146,18 +146,18 @@ class StateBuffers:
     def _pieces(self, kind: str, slot: int) -> list[Tensor]:
         """Where a slot's state of a kind lies: its elements, or its scales and its codes."""
         buffer = self.kinds[kind]
-        half = buffer.holds[self._places.of[slot]]
+        half = buffer.current[self._places.of[slot]]
         return [buffer.tensor[half, span] for span in self._places.spans(slot, buffer.dtype)]
 
     def _gather(self, buffer: StateBuffer, first: int, last: int) -> None:
-        """Copies so that the same half holds at all these places; they differ where only some took part in a step."""
-        half = buffer.holds[first] if first < last else 0
+        """Copies so that the same half is current at all these places; they differ where only some were in a step."""
+        half = buffer.current[first] if first < last else 0
         for place in range(first, last):
             # the slot was in no step since: copy it to the half of the others
-            if buffer.holds[place] != half:
+            if buffer.current[place] != half:
                 for span in self._places.spans(self._places.order[place], buffer.dtype):
                     buffer.tensor[half, span].copy_(buffer.tensor[1 - half, span])
-                buffer.holds[place] = half
+                buffer.current[place] = half
 
 
 class BufferPart:
@@ -176,12 +176,12 @@ class BufferPart:
 
     @property
     def side(self) -> int:
-        """Which half holds, 0 or 1."""
-        return self._buffer.holds[self._first]
+        """Which half is current, 0 or 1."""
+        return self._buffer.current[self._first]
 
     @property
     def double_buffer(self) -> DoubleBuffer:
-        """The half that is the state, and the one that a step writes."""
+        """The current half, and the one that a step writes."""
         half = self.side
         return DoubleBuffer(self._halves[half], self._halves[1 - half])
 
@@ -202,7 +202,7 @@ class BufferPart:
             backend_for(x).round_stochastically(x, half, seed)
 
     def commit(self, used: bool) -> None:
-        """Makes the half that was written the one that holds; all of it is zero where it is not `used`."""
+        """Makes the half that was written the current one; without `used` all of it is zero."""
         self._used_before = bytes(self._buffer.used[self._first : self._last])
         self._buffer.used[self._first : self._last] = bytes([used]) * (self._last - self._first)
         self._swap()
@@ -224,8 +224,8 @@ class BufferPart:
         return any(self._buffer.used[self._first : self._last])
 
     def _swap(self) -> None:
-        half = self._buffer.holds[self._first]
-        self._buffer.holds[self._first : self._last] = bytes([1 - half]) * (self._last - self._first)
+        half = self._buffer.current[self._first]
+        self._buffer.current[self._first : self._last] = bytes([1 - half]) * (self._last - self._first)
 
 
 def _pieces_of(payload: Tensor, layout: Blocks) -> list[Tensor]:

@@ -34,7 +34,7 @@ class States:
         self._agreement = agreement
         self._options = options
         self._mesh, self._slots = steps.pipeline.mesh, steps.store.slots
-        # until a state is loaded, whose training goes on
+        # that of a loaded state, once one is loaded
         self._training = agreement.training
 
     def save(self, padded: bool = False) -> checkpoint.StateDict:
@@ -125,7 +125,7 @@ class States:
         return replace(own, exported=exported), _held({its["kept"] for its in facts}, self._slots)
 
     def take(self, read: checkpoint.Unpacked, held: Held) -> None:
-        """Goes on from the state that was read."""
+        """Loads the state that was read."""
         self._plans.load(read)
         self._training = read.about.training or self._training
         with self._steps.changing:

@@ -41,7 +41,7 @@ class Store:
         rounds: bool = False,
     ) -> None:  # fmt: skip
         self.slots, self.device = list(slots), device
-        # slots whose gradients are sparse, which no plan has; those of them that are trained; how their rows are sent
+        # slots with sparse gradients, of which plans know nothing; the trained ones; how their rows are sent
         self.sparse = {i for i, slot in enumerate(slots) if slot.name in sparse}
         self._rows: tuple[int, ...] = ()
         self._row_way, self.rows = rows, RowMemory(slots, device)
@@ -51,7 +51,7 @@ class Store:
         # by slot: the kinds of state of gradient size that a plan has written or a rank loaded; on all ranks alike
         self._index, self._written = {slot.name: i for i, slot in enumerate(slots)}, [set[str]() for _ in slots]
         self._buffers = StateBuffers(self.slots, device)
-        # of plans before this one: small state by slot, and that of its group
+        # small state of earlier plans: by slot, and by slot that of the slot's group
         self._slot_tensors: list[dict[str, Tensor]] = [{} for _ in slots]
         self._group_tensors: list[dict[str, Tensor]] = [{} for _ in slots]
 
@@ -93,7 +93,7 @@ class Store:
         self.groups = [self._stored(group, own, before.get(own)) for group, own in groups]
 
     def export(self, padded: bool = False) -> Exported:
-        """All state, as views where that is float32; `padded` with zeros for what other ranks may have."""
+        """All state, as views where it is float32; if `padded`, with zeros for state that only other ranks have."""
         # what groups have changed and not written back
         now = {
             i: (stored.kinds, small, stored.group_state.changed)
@@ -103,9 +103,8 @@ class Store:
         return {slot.name: self._export_slot(i, padded, *now.get(i, ((), {}, {}))) for i, slot in enumerate(self.slots)}
 
     def load(self, exported: Exported, held: Held) -> None:
-        """Takes over what `export` returned; some rank loads what is `held`. What it lacks is as it was at first: no
-        memory, and small tensors as a compressor begins with. A slot's small tensor of another size takes the rows that
-        both have."""
+        """Takes over what `export` returned. What it lacks begins anew: memories at zero, small tensors as a compressor
+        makes them. A small tensor of another size takes the rows that both have. `held` is what any rank loads."""
         self.keeps_state = True
         loaded = [self._load_rows(i, exported.get(slot.name, {})) for i, slot in enumerate(self.slots)]
         for slot, written in zip(self.slots, self._written, strict=True):

@@ -36,7 +36,7 @@ class StoredGroup:
     buffers: Workspace
     """Scratch that it keeps from step to step."""
     leader_of: dict[str, int] = field(default_factory=dict)
-    """By kind of state, the rank of the host that alone has it. A kind that several may have is missing."""
+    """By kind of state, the one rank of the host that has it; a kind that several ranks may have is missing."""
     fixed: Gradients | None = None
     """Its gradients, where they lie in the same place at every step."""
     rows: RowMemory | None = None
@@ -53,7 +53,7 @@ class StoredGroup:
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """A key of the buffers that hold the present state, for each double buffer one of two numbers."""
+        """Which half of each double buffer is the present state, by one of two numbers each."""
         small = (id(now) for now, _ in self.slot_state.buffers.values())
         return (*(part.side for part in self.parts.values()), *small)
 
@@ -75,8 +75,8 @@ class StoredGroup:
         self.group_state.commit()
 
     def gradients(self, tensors: Sequence[Tensor] | None, fixed: bool) -> Gradients:
-        """Its gradients in these tensors, by slot; without any where they were fixed. With `fixed` they lie there from
-        now on, and buffers that are not needed any more are dropped."""
+        """Its gradients in these tensors, by slot; None stands for the tensors that were `fixed`. With `fixed` they lie
+        there from now on, and buffers that are not needed any more are dropped."""
         if tensors is None:
             assert self.fixed is not None
             return self.fixed
@@ -95,7 +95,7 @@ class StoredGroup:
             self.fixed.split.forget_views()
 
     def drop_pending_residual(self, whole: bool) -> None:
-        """Drops the pending residual, which a good step has sent; unless `whole`, some slots have kept theirs."""
+        """Drops the pending residual, which a good step has sent; but for absent slots, if it was not sent `whole`."""
         self.parts[RESIDUAL].commit(used=not whole)
 
     def take_back(self) -> None:

@@ -33,7 +33,7 @@ from gradwire.runtime.worker.executor import Executor, Fence
 from gradwire.runtime.worker.training_thread import in_optimizer
 
 _of_process: "WeakSet[GradientCollector]" = WeakSet()
-"""The collectors of all jobs in this process, by which one sees in which job the training thread waits."""
+"""The collectors of all jobs in this process: the training thread may wait in another job than the one that failed."""
 
 NOT_HERE = "sparse gradients are not exchanged here; use Embedding(sparse=False)"
 NOT_FOUND = (
@@ -161,7 +161,7 @@ class GradientCollector:
 
     def _doing(self) -> str:
         """Where the training thread is outside of this job's steps."""
-        # another job on the same training thread may be the one that waits, unless it did before this one was made
+        # another job on the same training thread may wait in a step that began after this job was made
         others = [
             job for job in list(_of_process) if job._thread == self._thread and job.first_group_at > self._made_at
         ]
@@ -207,7 +207,7 @@ class GradientCollector:
         if self._active.follows_order:
             self._active.order.became_ready(slot)
         if self._recorder.traces:
-            self._recorder.gave(self.slots[slot].name, self.arrivals.group_of(slot))
+            self._recorder.gradient_ready(self.slots[slot].name, self.arrivals.group_of(slot))
 
     def forward_begins(self) -> None:
         """Notes the beginning of a forward pass, for traces."""
@@ -237,7 +237,7 @@ class GradientCollector:
             self._tensors = [None] * len(self.slots)
 
     def abandon(self) -> None:
-        """Completes a step that no rank takes with zeros, so that all ranks come to its end."""
+        """Completes an open step with zeros, so that all ranks come to its end; none takes it."""
         # the note first, so that all ranks find the reason when the step's end says that it counts for none
         note_raised(self._steps.pipeline.mesh, self.step)
         self._executor.post(self._steps.lose)

@@ -1,8 +1,8 @@
-"""The times at which a job's plan and state may change: between the gradients of two steps.
+"""The lock that keeps changes of a job's plan and state between the gradients of two steps.
 
-    a step    its gradients come from its first one to the end of the backward pass, or are all there at once
-    a call    of all ranks together changes the plan or the state, or exchanges something: it waits until the steps that
-              were begun are reduced, and no step begins meanwhile. Inside a backward pass it is refused, on all ranks
+    a step    lasts from its first gradient to the end of the backward pass
+    a call    which all ranks make together, changes plan or state, or exchanges something. It waits until the steps
+              that were begun are reduced, and none begins meanwhile; inside a backward pass it is refused on all ranks
 
 A step and a call exclude each other, whichever threads they are on: each holds one lock. A call first has all ranks
 agree that they have begun the same steps, and only then waits for these. The other order would hang: one rank would
@@ -19,14 +19,16 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from gradwire.runtime.failures.first_error import FirstError
 from gradwire.runtime.steps.gradient_collector import GradientCollector
+from gradwire.runtime.steps.step_results import StepResults
 from gradwire.torch_private.autograd import in_backward, when_backward_ends
 from gradwire.transports import Mesh
 
 T = TypeVar("T")
 
 GONE = "the DDP of this handle was garbage collected: keep a reference to ddp, or attach anew"
-"""Why a job has ended whose handle was kept."""
+"""Why a job has ended although its handle was kept."""
 
 
 class RunOnAll(Protocol):
@@ -37,35 +39,23 @@ class RunOnAll(Protocol):
         ...
 
 
-class Job(Protocol):
-    """The runtime that reduces, to `StepLock`."""
-
-    error: BaseException | None
-    closed: bool
-
-    def raise_error(self) -> None:
-        """Raises the job's error, if there is one."""
-        ...
-
-    def finish(self) -> None:
-        """Returns when all steps that were begun have ended."""
-        ...
-
-
 class StepLock:
     """The lock that a job's steps and calls hold, one at a time. The next one gives up a step whose backward pass
     failed, on all ranks."""
 
-    def __init__(self, job: Job, collector: GradientCollector) -> None:
-        self._job, self._collector = job, collector
+    closed = False
+    """The job was closed: no more calls of all ranks."""
+
+    def __init__(self, collector: GradientCollector, results: StepResults, job: FirstError) -> None:
+        self._collector, self._results, self._job = collector, results, job
         self._one = Lock()
         self._lost = False
         self._backward: weakref.ref[Callable[[], None]] | None = None
 
     def open_step(self, until_backward_ends: bool = False) -> bool:
-        """Opens a step of all groups at its first gradient; `until_backward_ends` if `backward_done` will say when that
-        is. Returns False, and opens none, where a call of another thread has just put a native plan in force: the
-        framework reduces this step."""
+        """Opens a step of all groups at its first gradient. With `until_backward_ends` its last group waits for
+        `backward_done`. Returns False, and opens none, where a call of another thread has just put a native plan in
+        force: the framework reduces this step."""
         self.give_up()
         # no call of all ranks is under way from here on
         with self._one:
@@ -77,8 +67,8 @@ class StepLock:
     def reduce(
         self, gradients: Mapping[str, Tensor], groups: Sequence[int] | None = None, times_sent: int | None = None
     ) -> None:
-        """Takes a step of all groups, or of some that were `times_sent` so often, whose gradients are all there, by
-        parameter."""
+        """Takes a step with these `gradients` by parameter: of all groups, or of some, which were sent `times_sent`
+        times before."""
         # a step that failed, first; it ends before the next one begins
         self.give_up()
         with self._one:
@@ -91,12 +81,12 @@ class StepLock:
 
     def give_up(self) -> None:
         """Ends a step that was begun and whose backward pass failed; no rank takes it."""
-        self._job.raise_error()
+        self._job.raise_known()
         # complete the step, and wait for it outside the lock: the worker's end of a step does not take it
         with self._one:
             self._abandon()
         if self._lost:
-            self._job.finish()
+            self._results.finish()
             self._lost = False
 
     def backward_failed(self) -> bool:
@@ -112,8 +102,8 @@ class StepLock:
         other steps, or has other `facts`; on this one, where its job has ended."""
         # from here on no step begins, and no other call comes
         with self._one:
-            self._job.raise_error()
-            if self._job.closed:
+            self._job.raise_known()
+            if self.closed:
                 raise ValueError(GONE)
             # a step of this rank whose backward pass failed must end, as on the others
             if not self._in_backward:
@@ -121,7 +111,7 @@ class StepLock:
             # all ranks compare how many steps they have begun
             agree(lambda: {**self._moment(call), **{name: str(fact) for name, fact in facts.items()}}, call)
             # only now is it safe to wait for those steps
-            self._job.finish()
+            self._results.finish()
             yield
 
     @contextmanager
@@ -135,7 +125,7 @@ class StepLock:
     def local_call(self, call: str) -> Iterator[None]:
         """Holds the lock for one rank's call. Raises ValueError, and nothing has changed, inside a backward pass."""
         with self._one:
-            if self._job.error is None:
+            if self._job.first is None:
                 self._moment(call)
                 self._abandon()
             yield

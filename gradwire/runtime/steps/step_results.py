@@ -1,29 +1,37 @@
-"""The means of steps, for threads that wait for them: by a call, or by a future of the framework's."""
+"""The means of steps, for threads that wait for them: by a call, or by a future, such as those of DDP's buckets."""
 
+from threading import Lock
+
+import torch
 from torch import Tensor
 from torch.futures import Future
 
 from gradwire.runtime.failures.first_error import FirstError
 from gradwire.runtime.steps.gradient_collector import GradientCollector, StepFence
-from gradwire.runtime.steps.step_futures import StepFutures
 from gradwire.runtime.steps.steps import Steps
 from gradwire.runtime.worker.executor import Executor
 
 
 class StepResults:
-    """Says when a step's means are in place, or raises the job's error. For any thread but the worker, except where it
-    is said."""
+    """Says when a step's means are in place, or raises the job's error. For all threads but the worker, which calls
+    `complete` alone."""
 
     def __init__(self, steps: Steps, collector: GradientCollector, executor: Executor, job: FirstError) -> None:
         self._steps = steps
         self._collector = collector
         self._executor = executor
         self._job = job
-        self._futures = StepFutures()
+        # by step the futures to complete, None for one that was completed at once, and their buffers
+        self._futures: list[tuple[int, Future[Tensor] | None, Tensor]] = []
+        self._changing = Lock()
 
     def watch(self, buffer: Tensor, *, waits: bool) -> Future[Tensor]:
         """A future of `buffer`. If it `waits`, it completes when the step's means are in place; else at once."""
-        future = self._futures.add(self._collector.step, buffer, waits, self._executor.future_devices())
+        future: Future[Tensor] = Future(devices=self._executor.future_devices())  # pyright: ignore[reportArgumentType]
+        with self._changing:
+            self._futures.append((self._collector.step, future if waits else None, buffer))
+        if not waits:
+            future.set_result(buffer)
         # the step may have ended, or the job failed, before the future was there
         if (error := self._job.first) or (waits and self._collector.ended == self._collector.step):
             self.complete() if error else self._executor.post(self.complete)
@@ -57,8 +65,25 @@ class StepResults:
         """Completes the futures of steps that have ended; where the job has failed, all, some with its error. On the
         worker, or where that has failed."""
         error = self._job.wait_for_blame()
-        self._futures.complete(self._steps.last_counted if error else self._collector.ended, error)
+        self._complete(self._steps.last_counted if error else self._collector.ended, error)
 
     def fail(self, error: BaseException) -> None:
         """Completes all futures: those of steps that count, and all others with the error."""
-        self._futures.complete(self._steps.last_counted, error)
+        self._complete(self._steps.last_counted, error)
+
+    def _complete(self, ended: int, error: BaseException | None) -> None:
+        """Completes the futures of the steps up to `ended`, and all others with the `error`, if there is one. A torch
+        future takes no SystemExit or the like: its buffer becomes NaN, and the thread that trains raises the error
+        once the framework has ended the step."""
+        with self._changing:
+            done = [each for each in self._futures if error or each[0] <= ended]
+            self._futures = [each for each in self._futures if not error and each[0] > ended]
+        # outside the lock: a callback may add another future
+        for step, future, buffer in done:
+            failed = error if step > ended else None
+            if failed and not isinstance(failed, Exception) and not buffer.is_sparse:
+                buffer.fill_(torch.nan)
+            if future and isinstance(failed, Exception):
+                future.set_exception(failed)  # pyright: ignore[reportArgumentType]
+            elif future:
+                future.set_result(buffer)

@@ -23,16 +23,16 @@ class StepVerdict:
         self._awaited: Callable[[], Tensor] | None = None
 
     def agree(self, exchanges: Sequence[GroupExchange]) -> None:
-        """Sums the groups' `nonfinite`. Ranks that reduce nothing together share the verdict all the same."""
+        """Sums the groups' `nonfinite`. Ranks with different shards have one verdict, too."""
         self._each = torch.cat([exchange.nonfinite for exchange in exchanges])
         self._nonfinite = self._each.sum(0, keepdim=True)
         mesh = self._pipeline.mesh
         self._pipeline.agree(partial(mesh.sum, self._nonfinite, mesh.divided))
 
-    def spoil(self) -> Tensor:
-        """Has the step count for nothing where collectives were aborted, which on a GPU leave garbage. Returns (1,):
-        NaN where the step does not count, else 0."""
-        return self._nonfinite.add_(self._executor.spoilt())
+    def add_abort(self) -> Tensor:
+        """Adds NaN where collectives were aborted, which on a GPU leave garbage. Returns the verdict (1,): NaN where
+        the step does not count, else 0."""
+        return self._nonfinite.add_(self._executor.nan_if_aborted())
 
     def poison(self, exchanges: Sequence[GroupExchange]) -> None:
         """Makes the means NaN where the step does not count."""
@@ -48,8 +48,8 @@ class StepVerdict:
         self._awaited = self._executor.on_host(torch.cat([self._nonfinite, self._each]), ends_step=True)
 
     def read(self) -> list[bool] | None:
-        """Whether the step counts, then for each group whether it was finite, to name the one that was not; None where
-        that was read before. Waits for a GPU; one that fails says so to whoever asks next as well."""
+        """Whether the step counts, then for each group whether it was finite; None where the verdict was read before.
+        Waits for a GPU. Where the GPU has failed this raises, and so does the next call."""
         if self._awaited is None:
             return None
         read = self._awaited().isfinite().tolist()

@@ -29,7 +29,7 @@ from gradwire.plans import Plan
 from gradwire.runtime.exchanges.exchange import GroupExchange, JobContext
 from gradwire.runtime.exchanges.float_residuals import FloatResiduals
 from gradwire.runtime.exchanges.group_input import GroupInput
-from gradwire.runtime.exchanges.host_exchange import exchanges_for
+from gradwire.runtime.exchanges.plan_exchanges import exchanges_for
 from gradwire.runtime.exchanges.recordings import Recordings
 from gradwire.runtime.failures.raised import raised
 from gradwire.runtime.job_options import JobOptions
@@ -61,7 +61,7 @@ class Steps:
     last_arrival: Event
     """When the last group of the step was complete."""
     moved: Event
-    """When state was last moved, or loaded. A GPU that has not come there has it elsewhere."""
+    """When state was last moved, or loaded, on the worker's stream."""
     members: list[tuple[int, ...]]
     """The slots of each group, from the next step on."""
     used: UsedSlots
@@ -91,7 +91,7 @@ class Steps:
         self._scale, self.elastic, self._voted = options.scale, options.elastic, options.voted
         self.promised = self.over = self._lost = False
         # what all groups share
-        self.job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), look=control.shown)
+        self.job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), encode_hook=control.encode_hook)
         self.recordings = Recordings(executor, lambda: control.looks)
         self.float_residuals, self.kernels = FloatResiduals(executor.device), Workspace(executor.device)
         self.used = UsedSlots(len(store.slots), pipeline, executor, options.find_unused)
@@ -253,7 +253,7 @@ class Steps:
         for exchange in self._active:
             exchange.keep_absent(used)
         # on a GPU: drop what collectives that were aborted have left
-        nonfinite = self._verdict.spoil()
+        nonfinite = self._verdict.add_abort()
         # elastic: confirm that all ranks have all of the step
         if self.elastic:
             self._promise()
@@ -262,13 +262,13 @@ class Steps:
         self._verdict.poison(self._active)
         self.recordings.step_ended(self._active)
         for exchange in self._active:
-            exchange.let_go()
+            exchange.drop_gradients()
         # count the step, or wait for the vote; then the threads that wait for the means go on
         if votes or self.count():
             self.ended()
 
     def count(self, last: bool = False) -> bool:
-        """Counts the reduced step; returns False where the job is over, unless this is to be its `last`."""
+        """Counts the reduced step; returns False where the job is over, unless this is the `last` step to count."""
         with self.changing:  # a state_dict() of another thread has the step before or this one
             if self.over and not last:
                 return False
@@ -291,7 +291,7 @@ class Steps:
         # the controller's sums first: they are part of the step
         self.control.collect()
         self.promised = True
-        # all ranks send this when they have all of the step, so a rank that has the sum knows it of all ranks
+        # a rank takes part once it has all of the step: so who has the sum knows that all ranks have the step
         self.pipeline.agree(partial(self.pipeline.mesh.sum, self._promise_sum))
         self.pipeline.agree(self.executor.synchronize)  # the optimizer is not to run before this is known
 

@@ -45,7 +45,7 @@ def weight_reader(weight: Callable[[], object] | None, job: FirstError) -> Calla
 
 
 class Weights:
-    """The sum over all ranks of a step's weights, agreed when the step begins, before anything is encoded."""
+    """Weights of a step: their sum over all ranks is agreed when the step begins, before anything is encoded."""
 
     share: Scalar | None = None
     """This rank's part of the step's mean: its weight over that sum, or 0 where the sum is. None where all ranks have

@@ -42,20 +42,19 @@ CLOSE_S, POLL_S = 2.0, 0.005
 
 
 class Executor:
-    """A worker thread that carries out tasks one after another. A task's error goes to `fail`, and the next task is
-    taken."""
+    """A worker thread that carries out tasks one after another. A task's error goes to `fail`; then comes the next."""
 
     aborted = False
-    """Collectives under way were ended, or are about to be; on a GPU they leave garbage and raise nothing."""
+    """Collectives under way were aborted, or are about to be; on a GPU they leave garbage and raise nothing."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device, priority=-1) if self._cuda else None
         self.waits = Waits()
-        # a word on the host, which a GPU reads when its stream comes there
-        self._spoilt = torch.zeros(1, dtype=torch.float32, device="cpu", pin_memory=self._cuda)
-        self._step_spoilt = torch.zeros(1, dtype=torch.float32, device=device)
+        # (1,) NaN once collectives are aborted, else 0: on the host, and as the device's stream last read it
+        self._host_flag = torch.zeros(1, dtype=torch.float32, device="cpu", pin_memory=self._cuda)
+        self._device_flag = torch.zeros(1, dtype=torch.float32, device=device)
         # tasks for the worker, in order
         self._tasks: queue.SimpleQueue[tuple[Callable[[], None], Any] | None] = queue.SimpleQueue()
         self.fail: Callable[[BaseException], None] = lambda error: None
@@ -99,7 +98,7 @@ class Executor:
         """Returns when all tasks posted so far, or before `fence`, are done; on a GPU, when their work is queued."""
         self._wait(fence or self._promise(lambda: None))
 
-    def give_up(self, error: BaseException) -> None:
+    def fail_waiters(self, error: BaseException) -> None:
         """Raises the error in all threads that wait for the worker, now and from now on. On any thread, for the worker
         may be in a collective that never ends."""
         self._error = error
@@ -126,7 +125,7 @@ class Executor:
 
     def _wait(self, result: Future[T]) -> T:
         """The result of a promise."""
-        # the order matters: entered first, then the error is looked at, so that `give_up` misses no thread
+        # the order matters: entered first, then the error is looked at, so that `fail_waiters` misses no thread
         self._awaited.add(result)
         if self._error:  # it came before this thread waited
             _settle(result, self._error)
@@ -154,18 +153,18 @@ class Executor:
             torch.cuda.current_stream(self.device).wait_event(event)
 
     def abort(self) -> None:
-        """Notes that collectives are ended now. Called before they are, on any thread."""
+        """Notes that collectives are about to be aborted; on any thread."""
         self.aborted = True
-        self._spoilt.fill_(torch.nan)
+        self._host_flag.fill_(torch.nan)
 
-    def spoilt(self) -> Tensor:
-        """A tensor (1,): NaN if collectives that the current stream has waited for may have been aborted, else 0. The
-        stream reads that when it gets to this place. The next call overwrites the tensor."""
-        return self._step_spoilt.copy_(self._spoilt, non_blocking=True)
+    def nan_if_aborted(self) -> Tensor:
+        """A tensor (1,), which the current stream reads from the host: NaN if collectives before this place may have
+        been aborted, else 0. The next call overwrites it."""
+        return self._device_flag.copy_(self._host_flag, non_blocking=True)
 
-    def lost(self) -> Tensor:
-        """1 () where the last `spoilt` was NaN, else 0."""
-        return self._step_spoilt.isnan().float().view(())
+    def found_abort(self) -> Tensor:
+        """1 () where the last `nan_if_aborted` was NaN, else 0."""
+        return self._device_flag.isnan().float().view(())
 
     def on_host(self, tensor: Tensor, ends_step: bool = False) -> Callable[[], Tensor]:
         """A function that returns the tensor's present value on the host. An early call waits for the GPU."""
@@ -246,8 +245,8 @@ class Executor:
                 # a task's tensors are not kept alive while the next one is waited for
                 self.waits.task(begins=False)
                 del task, item
-        # nobody waits for what is posted from here on
-        self.give_up(self._error or RuntimeError("the job has ended; attach anew"))
+        # tasks that are posted from here on are never run
+        self.fail_waiters(self._error or RuntimeError("the job has ended; attach anew"))
 
 
 def _settle(result: Future[Any], error: BaseException | None, value: object = None) -> None:

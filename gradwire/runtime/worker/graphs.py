@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Graphs(Protocol):
-    """Records turns of one group, which are replayed in the order in which they were recorded."""
+    """Records turns of one group, to be replayed in the same order."""
 
     def record(self, turn: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """A function that has the device do again what `turn` launches, and what `turn` returned. The device has done

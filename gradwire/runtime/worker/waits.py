@@ -8,8 +8,8 @@ from gradwire.ops.host import has_come
 
 
 class Waits:
-    """The time for which the worker has been in one task, or the device in one step. Written by the worker, read by the
-    monitor, which asks no GPU: that would make a context on the first one, and spoil a capture of the user's."""
+    """How long the worker has been in one task, or the device in one step. Written by the worker, read by the monitor's
+    thread, which must not ask a GPU: that would make a context on the first one, and break a capture of the user's."""
 
     def __init__(self) -> None:
         self._task = self._step = 0.0
@@ -20,11 +20,11 @@ class Waits:
         self._task = monotonic() if begins else 0.0
 
     def step_begins(self) -> None:
-        """Notes that collectives follow, of which only the device knows when they end."""
+        """Notes that a step's collectives follow; on a GPU the host does not see their end."""
         self._step, self._copy = monotonic(), None
 
     def step_ends(self, copy: Tensor) -> None:
-        """Notes what is copied to the host behind the step."""
+        """Notes the copy to the host that comes behind the step: once it is there, the step is over."""
         self._copy = copy
 
     def seconds(self) -> float:

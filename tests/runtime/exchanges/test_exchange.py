@@ -132,7 +132,7 @@ def test_small_gradients_of_a_scaled_loss_survive_16_bits(communicator: gw.Commu
         for runtime in running.runtimes:
             for exchange in runtime._steps.exchanges:
                 inner = getattr(exchange, "_between", exchange)
-                inner._job = replace(inner._job, look=lambda _, x: looked.append(float(x.total().max())))
+                inner._job = replace(inner._job, encode_hook=lambda _, x: looked.append(float(x.total().max())))
         for number in (1e-8, 1e-7, 1e-6):
             means = running.step([[torch.full(slot.shape, scale * number) for slot in SLOTS]] * 4)
             close([mean / scale / number for mean in means[0]], [torch.ones(slot.shape) for slot in SLOTS], gw.FP16())

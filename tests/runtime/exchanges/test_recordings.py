@@ -82,9 +82,9 @@ def test_a_stream_reads_whether_collectives_were_aborted_and_nobody_waits():
             for aborted in (False, True):
                 if aborted:
                     executor.abort()
-                executor.post(executor.spoilt)
+                executor.post(executor.nan_if_aborted)
                 executor.flush()
-                assert bool(real(executor.lost())) is aborted
+                assert bool(real(executor.found_abort())) is aborted
         finally:
             executor.close()
     assert executor.gpu.kernels["copy_"] == 2

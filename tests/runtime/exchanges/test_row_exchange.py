@@ -88,7 +88,7 @@ def test_a_dense_gradient_takes_part_and_stays_dense():
         rows = [sparse(slot, 3, generator) for slot in every[len(DENSE) :]]
         given = [[torch.ones(slot.shape) for slot in every], [torch.ones(s.shape) for s in every[: len(DENSE)]] + rows]
         exchange = running.runtimes[0]._steps.exchanges[-1]
-        exchange.let_go = lambda: None
+        exchange.drop_gradients = lambda: None
         means = running.step(given)
         for own, row in zip(means[0][len(DENSE) :], rows, strict=True):
             assert not own.is_sparse

@@ -19,6 +19,7 @@ import gradwire as gw
 from gradwire.collective import Collective
 from gradwire.runtime.failures import monitor
 from gradwire.runtime.failures.failure_verdict import ExitReport
+from gradwire.runtime.failures.job_end import close_all
 from gradwire.runtime.failures.job_errors import PeerFailed, ReductionError
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.worker import executor
@@ -186,7 +187,7 @@ def test_where_a_gpu_has_failed_the_end_of_a_job_ends_its_monitor_and_aborts_its
     worker._stream = Broken(threading.Event())  # pyright: ignore[reportAttributeAccessIssue]
     watch = monitor.Monitor(mesh, worker)
     try:
-        monitor.close_all(ending, watch, worker, mesh, mesh)
+        close_all(ending, watch, worker, mesh, mesh)
         assert said == ["a rank ended in the middle of a step"]
         assert not watch._thread.is_alive()
     finally:
