@@ -81,7 +81,7 @@ def measured(model: str, compressor: str, blocks: int) -> dict:
     began, watched_ms = time.perf_counter(), watch_ms()
     for number in range(blocks):
         for checked in (True, False) if number % 2 else (False, True):
-            handle._runtime._steps._elastic = checked  # as if the job had been attached so: the worker rests
+            handle._runtime._steps.elastic = checked  # as if the job had been attached so: the worker rests
             means[checked].append(statistics.mean([timed(step) for _ in range(STEPS)][1:]))
     watch = (watch_ms() - watched_ms) / (1e3 * (time.perf_counter() - began))
     verify_ms = min(timed(handle.verify) for _ in range(3))

@@ -6,11 +6,13 @@ from typing import Any, cast
 
 import transformers
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
+from gradwire.frontends.values import is_sharded
 from gradwire.integrations.first_rank import keep_file, load_read, read_file
 from gradwire.integrations.framework import attach_whole, check_fits, check_has
 from gradwire.plans import Plan
@@ -64,8 +66,10 @@ class CompressionCallback(TrainerCallback):
 
     def _trains_whole(self, model: nn.Module) -> bool:
         """Whether each of several ranks trains the model by itself, for nothing wraps it."""
-        alone = uncompiled(model) is self._trainer.model and not is_fsdp(model)
-        return alone and self._trainer.accelerator.num_processes > 1
+        # FSDP and tensor parallelism are in the model itself
+        cut = is_fsdp(model) or isinstance(model, FullyShardedDataParallel) or any(map(is_sharded, model.parameters()))
+        whole = uncompiled(model) is self._trainer.model and not cut
+        return whole and self._trainer.accelerator.num_processes > 1
 
     def _noting_checkpoint(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """`trainer.train`, noting the checkpoint it resumes from, which callbacks are not given."""

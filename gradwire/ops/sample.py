@@ -1,6 +1,7 @@
 """Samples: a few of a step's matrices, and the distance between the elements of a vector's sample."""
 
 from collections.abc import Mapping
+from itertools import count
 from math import ceil, gcd, sqrt
 
 from torch import Tensor
@@ -22,15 +23,17 @@ def stride_of(n: int, most: int) -> int:
     2, 3, 5 and 7 do not divide it: so a sample meets all columns of a matrix of 2^i, and all places of the 3x3, 5x5
     and 7x7 kernels of a convolution, whose gradients differ in size.
     """
-    stride = -(-n // most)
-    while gcd(stride, 2 * 3 * 5 * 7) > 1:
-        stride += 1
-    return stride
+    return _coprime(-(-n // most), 2 * 3 * 5 * 7)
+
+
+def _coprime(least: int, other: int) -> int:
+    """The first number from `least` on that has no divisor in common with the other."""
+    return next(number for number in count(least) if gcd(number, other) == 1)
 
 
 def _thinned(matrix: Tensor) -> Tensor:
     # of rows and columns equal shares are left out; of a narrow matrix, which has few of one, more of the other
     (rows, columns), every = matrix.shape, ceil(sqrt(matrix.numel() / ELEMENTS))
-    across = max(every, ceil(columns / ELEMENTS))
+    across = _coprime(max(every, ceil(columns / ELEMENTS)), 3 * 5 * 7)  # all places of a convolution's kernels
     down = max(every, ceil(rows / (ELEMENTS // ceil(columns / across))))
     return matrix[::down, ::across].float().clone()

@@ -120,11 +120,9 @@ def abort_group(group: dist.ProcessGroup) -> None:
         close_group(group)
 
 
-def abort_default_group() -> None:
-    """Ends what is under way over NCCL in the default group, which stays: later collectives of it raise."""
-    world = dist.group.WORLD
-    if world is not None and backend_of(world, torch.device("cuda")) == "nccl":
-        world.abort()
+def nccl_groups() -> list[dist.ProcessGroup]:
+    """The groups that torch.distributed knows and that are NCCL's on GPUs."""
+    return [group for group in dist.distributed_c10d._world.pg_map if backend_of(group, torch.device("cuda")) == "nccl"]
 
 
 def leave_default_group() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
+from typing import Any
 from weakref import ref
 
 import pytest
@@ -225,22 +226,25 @@ def test_a_group_over_nccl_is_left_by_an_abort(monkeypatch: pytest.MonkeyPatch):
 
 @contextmanager
 def default_group(group: Group) -> Iterator[None]:
-    dist.group.WORLD = group
+    known: Any = dist.distributed_c10d._world.pg_map
+    dist.group.WORLD, known[group] = group, ("nccl", None)
     try:
         yield
     finally:
         dist.group.WORLD = None
+        del known[group]
 
 
-@pytest.mark.parametrize("elastic", [True, False])
-def test_ddps_own_collectives_end_with_an_elastic_job_which_goes_on_on_the_same_streams(elastic: bool):
+@pytest.mark.parametrize(("elastic", "voted"), [(True, False), (False, False), (True, True)])
+def test_ddps_own_collectives_end_with_an_elastic_job_which_goes_on_on_the_same_streams(elastic: bool, voted: bool):
     """A broadcast of its buffers waits for the lost rank, too, and torch's watchdog is off: a state would not be
-    saved before it ends. Without `elastic` the group is the user's to end."""
+    saved before it ends. Without `elastic` the group is the user's to end; under torchft, which votes, it joins this
+    replica's own ranks."""
     slots, world = slots_of(SMALL), Group()
     plan = plan_of(slots, gw.TopK(0.1), gw.Residual(), gw.AllGather())
-    with job(plan, slots, 2, elastic=elastic) as running, default_group(world):
+    with job(plan, slots, 2, elastic=elastic, voted=voted) as running, default_group(world):
         running.runtimes[0].fail(RuntimeError("out of memory"))
-        assert world.aborted is elastic
+        assert world.aborted is (elastic and not voted)
 
 
 def test_two_ranks_with_one_gpu_are_no_lost_rank():

@@ -126,6 +126,12 @@ def test_of_a_narrow_matrix_no_more_elements_are_a_sample_either(shape: tuple[in
     assert min(ELEMENTS // 4, shape[0] * shape[1]) <= taken.numel() <= ELEMENTS
 
 
+@pytest.mark.parametrize("shape", [(256, 256, 3, 3), (1024, 1024, 3, 3), (512, 512, 5, 5)])
+def test_of_a_convolution_all_places_of_its_kernels_are_in_the_sample(shape: tuple[int, ...]):
+    kernels = torch.arange(shape[2] * shape[3]).reshape(shape[2:]).expand(shape)
+    assert len(sampled({"weight": kernels})["weight"].unique()) == shape[2] * shape[3]
+
+
 def test_a_steps_worth_is_that_of_its_delay():
     assert efficiency_of(1.0) == 1.0
     shares = [0.02, 0.03, 0.1, 0.5, 0.99]

@@ -78,14 +78,14 @@ class ShardsFrontEnd(GradientHooks):
     """
 
     def __init__(self, model: nn.Module, trained: TrainedParameters, mesh: DeviceMesh, find_unused: bool) -> None:
-        self._groups, self._mesh = fsdp_groups(model), mesh
-        places = ShardedGradients(self._groups, mesh.size(0))
+        self._fsdp_groups, self._mesh = fsdp_groups(model), mesh
+        places = ShardedGradients(self._fsdp_groups, mesh.size(0))
         super().__init__(trained.fit, model, places, find_unused, trained=trained)
         self._undo: list[Callable[[], None]] = []
         self._to_check = True
 
     def hook_in(self, runtime: Runtime) -> None:
-        self._undo = [undo for group in self._groups if (undo := only_inside_replicas(group))]
+        self._undo = [undo for group in self._fsdp_groups if (undo := only_inside_replicas(group))]
         super().hook_in(runtime)
         self.own(self._parameters.values(), "attach()")
         self._registered.keep(self._model.register_load_state_dict_post_hook(Hook(self._loaded)))
@@ -101,7 +101,7 @@ class ShardsFrontEnd(GradientHooks):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        with super().paused(), without_whole_gradients(self._groups):
+        with super().paused(), without_whole_gradients(self._fsdp_groups):
             yield
 
     def placed(self) -> Mapping[str, ShardSpec]:
@@ -139,7 +139,7 @@ class ShardsFrontEnd(GradientHooks):
         """Ends the job where parameters were replaced: new ones have no hooks."""
         present = dict(named_parameters(module))
         # instead of those that FSDP has gathered, the module has whole parameters
-        gathered = {p for group in self._groups if is_gathered(group) for p in parameters_of_fsdp(group)}
+        gathered = {p for group in self._fsdp_groups if is_gathered(group) for p in parameters_of_fsdp(group)}
         for name, parameter in self._parameters.items():
             if present.get(name) is not parameter and parameter not in gathered:
                 runtime.refuse(

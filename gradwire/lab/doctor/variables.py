@@ -53,7 +53,7 @@ VARIABLES = {
     "TORCH_DISTRIBUTED_DEBUG": Variable(_detail, "unset TORCH_DISTRIBUTED_DEBUG, or set it to INFO"),
     "CUDA_DEVICE_MAX_CONNECTIONS": Variable(_connections, "unset CUDA_DEVICE_MAX_CONNECTIONS, or set it to 8 or more"),
     "NCCL_LAUNCH_ORDER_IMPLICIT": Variable(_launch_order, "unset NCCL_LAUNCH_ORDER_IMPLICIT"),
-    "CUDA_MODULE_LOADING": Variable(hint="where the first steps hang: CUDA_MODULE_LOADING=EAGER"),
+    "CUDA_MODULE_LOADING": Variable(hint="where the first steps hang: CUDA_MODULE_LOADING=EAGER", wants="EAGER"),
     "NCCL_DEBUG": Variable(hint="NCCL_DEBUG=WARN has NCCL say which link or peer failed"),
     "NCCL_SOCKET_IFNAME": Variable(hint="with several networks, NCCL_SOCKET_IFNAME names the one that NCCL takes"),
     "NCCL_IB_HCA": Variable(hint="with several InfiniBand cards, NCCL_IB_HCA names those that NCCL takes"),

@@ -7,7 +7,7 @@ from gradwire.runtime.steps.pipeline import Pipeline
 from gradwire.runtime.steps.step_results import StepResults
 from gradwire.runtime.steps.steps import Steps
 from gradwire.runtime.worker.executor import Executor
-from gradwire.torch_private.process_groups import abort_default_group
+from gradwire.torch_private.process_groups import nccl_groups
 from gradwire.transports import Mesh
 from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.mesh import ABORT_S
@@ -28,9 +28,10 @@ def end_job(
     clear_frames(error)
     # all ranks: their collectives end, and so does, mostly, the worker's wait; they agree on who is to blame
     failure.end(error)
-    # DDP's own, such as of its buffers, may wait for a lost rank as well, and hold up all that this rank goes on with
-    if steps.elastic:
-        run_bounded([abort_default_group], ABORT_S)
+    # those of torch, such as of DDP's buffers, may wait for a lost rank as well, and hold up all that this rank goes on
+    # with; but where replicas vote, under torchft, they are among this replica's own ranks, which go on
+    if steps.elastic and not steps.voted:
+        run_bounded([group.abort for group in nccl_groups()], ABORT_S)
     # no step counts any more: this rank's threads that wait for a whole one get it, all others the error
     run_bounded([steps.end], END_S)
     results.fail(error)

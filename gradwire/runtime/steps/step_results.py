@@ -13,8 +13,8 @@ from gradwire.runtime.worker.executor import Executor
 
 
 class StepResults:
-    """Says when a step's means are in place, or raises the job's error. For all threads but the worker, which calls
-    `complete` alone."""
+    """Says when a step's means are in place, or raises the job's error. The worker calls `complete` and `fail`, other
+    threads the rest."""
 
     def __init__(self, steps: Steps, collector: GradientCollector, executor: Executor, job: FirstError) -> None:
         self._steps = steps

@@ -88,7 +88,7 @@ class Steps:
         self.last_arrival = self.moved = EPOCH
         self.ended = lambda: None
         self.exchanges, self._active = list[GroupExchange](), list[GroupExchange]()
-        self._scale, self.elastic, self._voted = options.scale, options.elastic, options.voted
+        self._scale, self.elastic, self.voted = options.scale, options.elastic, options.voted
         self.promised = self.over = self._lost = False
         # what all groups share
         self.job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), encode_hook=control.encode_hook)
@@ -246,7 +246,7 @@ class Steps:
     def _end(self) -> None:
         """Ends the step when all groups are reduced: it counts for all of them, on all ranks, or for none."""
         # agree on one verdict
-        votes, self._lost = self._voted and not self._lost, False
+        votes, self._lost = self.voted and not self._lost, False
         self._verdict.agree(self._active)
         # find the slots that no rank used
         used = self.used.agree(self._active)
