@@ -63,8 +63,8 @@ class GraVAC(Controller):
 
     Give it the loss by `report`, and it steps back where that rises suddenly.
 
-    Where the learning rate falls after a number of steps, use a static factor of 10, such as `TopK(0.1)`: GraVAC seeks
-    progress per second, has made less in as many steps, and at the lower rate never catches up.
+    Where the learning rate falls after a number of steps, pass `min_gain=0.95`: with less progress in as many steps a
+    training never catches up at the lower rate.
     """
 
     min_factor: float = 10
