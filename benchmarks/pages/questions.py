@@ -223,7 +223,7 @@ def search() -> Page:
     same, problems = (sum(row[key] for row in found["equal"]) for key in ("equal", "problems"))
     cells = defaultdict(list)
     for row in found["seconds"]:
-        cells[row.get("job", "random"), row["slots"]].append(row)
+        cells[row["job"], row["slots"]].append(row)
     rows = [
         [job, str(slots), middle(row["seconds"] for row in own), middle(100 * (row["bound"] - 1) for row in own)]
         for (job, slots), own in cells.items()

@@ -6,7 +6,6 @@ own jobs as well, DGC with every tensor compressed, in the paper's regime.
 Random problems (500 for each regime by default) have up to 16 slots and one option, 12 and two or 10 and three; costs
 are affine, flat and then linear, or any that do not fall. Prints Markdown tables and writes
 benchmarks/results/search.json. Seconds are CPU seconds of one thread, which other load disturbs least.
-A seed's problem is that of a commit: since the kept result (d8cfce5), random problems have costs inside hosts as well.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Step times of DeMo and Dion, whose exchanges are updates, beside AdamW and Muon over plain DDP.
 
-    python benchmarks/steps/optimizers.py                          # 2 hosts, three links; 6 minutes
+    python benchmarks/steps/optimizers.py                          # 2 hosts, three links; 17 minutes
     python benchmarks/steps/optimizers.py --links 1gbit --ranks 4
 
 The configurations of `benchmarks/losses/updates.py`, each with its own optimizers. A GPT of 3.5 M parameters in
