@@ -223,11 +223,14 @@ def search() -> Page:
     same, problems = (sum(row[key] for row in found["equal"]) for key in ("equal", "problems"))
     cells = defaultdict(list)
     for row in found["seconds"]:
-        cells[row["job"], row["slots"]].append(row)
+        cells[("random", row["slots"]) if row["job"] == "random" else ("Cupcake's", 0)].append(row)
     rows = [
-        [job, str(slots), middle(row["seconds"] for row in own), middle(100 * (row["bound"] - 1) for row in own)]
-        for (job, slots), own in cells.items()
-    ]
+        [
+            job, span((row["slots"] for row in own), ""),
+            middle(row["seconds"] for row in own), middle(100 * (row["bound"] - 1) for row in own),
+        ]
+        for (job, _), own in cells.items()
+    ]  # fmt: skip
     verdict = f"It equals brute force in {same} of {problems} problems; {rows[0][1]} slots: {rows[0][2]} s."
     columns = ["job", "slots", "CPU seconds", "proven within %"]
     return Page("search", "Is the search exact and quick?", verdict, [Shown(["search"], columns, rows)])

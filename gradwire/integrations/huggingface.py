@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import transformers
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
@@ -67,7 +66,7 @@ class CompressionCallback(TrainerCallback):
     def _trains_whole(self, model: nn.Module) -> bool:
         """Whether each of several ranks trains the model by itself, for nothing wraps it."""
         # FSDP and tensor parallelism are in the model itself
-        cut = is_fsdp(model) or isinstance(model, FullyShardedDataParallel) or any(map(is_sharded, model.parameters()))
+        cut = is_fsdp(model) or self._trainer.is_fsdp_enabled or any(map(is_sharded, model.parameters()))
         whole = uncompiled(model) is self._trainer.model and not cut
         return whole and self._trainer.accelerator.num_processes > 1
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.faults import fault_table
-from benchmarks.losses.gravac import FACTORS, RIVALS, compared, over_best
+from benchmarks.losses.gravac import FACTORS, RIVALS, over_best
 from benchmarks.pages import far, fault_questions, questions, systems, updates_question
 from benchmarks.steps import optimizers
 
@@ -83,25 +83,6 @@ def test_a_task_that_was_measured_over_some_links_leaves_the_others_empty(result
     rows = {row[0]: row[1:] for row in questions.candidates().tables[0].rows}
     assert [bool(cell) for cell in rows["a"]] == [True, True]
     assert [bool(cell) for cell in rows["a, 4 ranks"]] == [False, True]
-
-
-def test_where_gravac_never_reaches_the_goal_its_page_shows_the_losses_at_the_end(results: dict[str, Any]):
-    def row(case: str, ends: dict[str, float]) -> dict[str, Any]:
-        ends = dict.fromkeys((*RIVALS, "GraVAC, 8"), 2.0) | ends
-        facts = {"dense_bytes": 100.0, "bytes": [10.0] * 18, "decisions": []}
-        runs = [facts | {"way": way, "losses": [loss] * 3} for way, loss in ends.items()]
-        return {"case": case, "link": "8", "seed": 0} | compared(runs, case, "8")
-
-    results["multilevel"] = {"rows": [{"first_ms": 1.0, "apart_ms": 1.0, "both_ms": 1.0}]}
-    worse = {"GraVAC, 8": 2.28, "100x": 2.2, "1000x": 3.0, "Accordion": 2.5}
-    results["gravac"] = {"rows": [row("LSTM", {}), row("LSTM, rate falls", worse)]}
-    page = systems.gravac()
-    assert page.verdict.endswith('in "LSTM, rate falls" it never reaches dense\'s loss: use 10x there.')
-    assert [cells[:3] for cells in page.tables[0].rows] == [["LSTM", "8", "1.00 (1.00)"]]
-    assert page.tables[1].rows == [["LSTM, rate falls", "+14%", "+0%", "+10%", "+50%", "+25%"]]
-    # where it always arrives nothing is said
-    results["gravac"] = {"rows": [row("LSTM", {})]}
-    assert systems.gravac().verdict.endswith("in 1 of 1 cells.")
 
 
 @pytest.mark.parametrize("early", [True, False])
