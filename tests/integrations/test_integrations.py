@@ -241,8 +241,10 @@ def test_a_model_that_the_trainer_has_not_wrapped_is_refused(monkeypatch: pytest
     monkeypatch.setattr(framework, "attach", lambda model, *_, **__: model)
     model, nothing = nn.Linear(2, 2), Mock()
     compiled, ddp = torch.compile(model, backend="eager"), nn.Sequential(model)
-    for ranks, wrapped, refused in [(2, model, True), (2, compiled, True), (2, ddp, False), (1, model, False)]:
-        trainer: Any = Mock(model=model, model_wrapped=wrapped)
+    cases = [(2, model, True), (2, compiled, True), (2, ddp, False), (1, model, False)]
+    # FSDP is in the model itself
+    for fsdp, (ranks, wrapped, refused) in [*((False, case) for case in cases), (True, (2, model, False))]:
+        trainer: Any = Mock(model=model, model_wrapped=wrapped, is_fsdp_enabled=fsdp)
         trainer.accelerator.num_processes = ranks
         callback = adapter.CompressionCallback(trainer, "topk")
         with pytest.raises(ValueError, match=r"before train\(\).*eval_on_start=True") if refused else nullcontext():
