@@ -74,7 +74,7 @@ def aligned(size: int) -> int:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _InPlace:
-    """A collective whose result takes the place of what was sent."""
+    """A collective that overwrites the message with its result."""
 
     message: Message
 

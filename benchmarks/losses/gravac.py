@@ -1,6 +1,6 @@
 """GraVAC beside every static factor: time until the dense run's held-out loss, over slow, slower and changing links.
 
-    python benchmarks/losses/gravac.py                                # five trainings, six seeds; an hour
+    python benchmarks/losses/gravac.py                                # five trainings, six seeds; an hour or two
     python benchmarks/losses/gravac.py --cases "LSTM" --seeds 0
 
 A ResNet, a VGG and an LSTM of 0.1 to 0.3 million parameters train on two ranks over loopback, all but dense for twice

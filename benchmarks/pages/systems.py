@@ -69,8 +69,8 @@ def gravac() -> Page:
         over.append(median(best))
         times = [_sooner(took, rival) for rival in RIVALS]
         sooner.append(times[RIVALS.index("10x")])
-        sooner_than = (f"{each:.1f}x" if each < inf else "never" for each in times)
-        rows.append([case.replace("rate ", ""), link, middle(best), *sooner_than])
+        shown = (f"{each:.1f}x" if each < inf else "never" for each in times)
+        rows.append([case.replace("rate ", ""), link, middle(best), *shown])
     columns = ["training", "dense's wire", "time over best static", "sooner than dense", *RIVALS[1:]]
     twice = load("multilevel")["rows"]
     nested = [(row["first_ms"] + row["apart_ms"]) / row["both_ms"] for row in twice]
@@ -79,7 +79,7 @@ def gravac() -> Page:
     seeds = Counter(case for case, _ in {(row["case"], row["seed"]) for row in cells})
     note = (
         "Computed times to dense's loss + 1%; dense's wire takes so many times its computation; "
-        f"{span(seeds.values(), '')} seeds. Falls: of the rate; min_gain=0.95. Accordion: PowerSGD r4/r1. Published "
+        f"{span(seeds.values(), '')} seeds. Where the rate falls: min_gain=0.95. Accordion: PowerSGD r4/r1. Published "
         "over 10x: 4.32, 1.95, 6.67; over Accordion: 1.94, 5.63, 2.06."
     )
     return Page(

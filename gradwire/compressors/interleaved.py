@@ -59,7 +59,7 @@ class Interleaved(Codec):
                 "interleave two of other classes, e.g. Interleaved(AllDimensionTopK(), TopK())"
             )
 
-    # what holds where it holds for one of the two, and where it holds for both
+    # true of this codec if it is true of either of the two, or of both
     biased = _of_codecs("biased", any)  # pyright: ignore[reportAssignmentType]
     local_arithmetic = _of_codecs("local_arithmetic", any)  # pyright: ignore[reportAssignmentType]
     multiplies = _of_codecs("multiplies", any)  # pyright: ignore[reportAssignmentType]

@@ -119,11 +119,11 @@ def local_in(model: nn.Module) -> list[str]:
 @contextmanager
 def warnings_in() -> Iterator[list[str]]:
     """The warnings of Gradwire's logger inside."""
-    told: list[str] = []
+    messages: list[str] = []
     handler, log = logging.Handler(), logging.getLogger("gradwire")
-    handler.emit = lambda record: told.append(record.getMessage())
+    handler.emit = lambda record: messages.append(record.getMessage())
     log.addHandler(handler)
-    yield told
+    yield messages
     log.removeHandler(handler)
 
 
@@ -142,14 +142,14 @@ def what_ddp_does_not_reduce_is_left_alone() -> None:
         assert local_in(expected.module) == local, case
         named = ADAPTER if case == "delayed" else local
         for number, way in enumerate(ways):
-            with warnings_in() as told:
+            with warnings_in() as messages:
                 ddp, handle = trained(made, changes, way)
             assert handle
             assert local_in(ddp.module) == local, (case, number)
-            # said once, but for what DDP was told to ignore
-            warned = [line for line in told if line.startswith("DDP does not reduce parameter ")]
-            assert len(warned) == (case != "ignored" and bool(local)), (case, number, told)
-            assert all(f"{local[0]!r} and 1 more" in line for line in warned), (case, number, told)
+            # one warning, and none of parameters that DDP ignores on purpose
+            warned = [message for message in messages if message.startswith("DDP does not reduce parameter ")]
+            assert len(warned) == (case != "ignored" and bool(local)), (case, number, messages)
+            assert all(f"{local[0]!r} and 1 more" in message for message in warned), (case, number, messages)
             assert all(repr(name) in handle.status() for name in named), (case, handle.status())
             assert handle.status().count("'") == 2 * len(named), (case, handle.status())
             for name, p in ddp.module.named_parameters() if number < 3 else ():

@@ -15,15 +15,16 @@ _log = logging.getLogger("gradwire")
 def warns_of_unreduced(
     ddp: DistributedDataParallel, named: Mapping[str, Tensor], managed: Collection[Tensor]
 ) -> Callable[..., None]:
-    """A hook for forward passes that warns, once, of parameters, of those `named`, that need a gradient and are not in
-    DDP's buckets, which have the `managed` ones: replicas part, as with plain DDP. Of those that DDP is to ignore, or
-    delays, it does not warn."""
+    """A hook for forward passes. It warns once of parameters, among those `named`, that need a gradient and are not in
+    DDP's buckets, which have the `managed` ones: their replicas become different, as with plain DDP. Parameters that
+    DDP was told to ignore or to delay are left out."""
     meant = {*managed, *delayed_by(ddp), *ignored_by(ddp)}
     others = {name: parameter for name, parameter in named.items() if parameter not in meant}
 
     def look(*_: object) -> None:
-        local = [name for name, parameter in others.items() if parameter.requires_grad]
-        if local and torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
+            return
+        if local := [name for name, parameter in others.items() if parameter.requires_grad]:
             others.clear()
             _log.warning(
                 "DDP does not reduce parameter %r%s, which was frozen, or not there, when DDP was made: each replica "
@@ -35,7 +36,7 @@ def warns_of_unreduced(
 
 
 def left_alone(ddp: DistributedDataParallel | None, named: Mapping[str, Tensor], managed: Collection[Tensor]) -> str:
-    """A remark about parameters, of those `named`, that need a gradient and are not in DDP's buckets, which have the
+    """A remark about parameters, among those `named`, that need a gradient and are not in DDP's buckets, which have the
     `managed` ones; or that the DDP is gone."""
     if ddp is None:
         return "its DDP was garbage collected"

@@ -69,7 +69,7 @@ class MeasuredModel:
             trained[name].register_hook(self._note_rows)
         # without Gradwire all of it is sent, or nothing, or what torch's hook says
         self._share: Share = lambda steps: 0.0 if configuration.silent else 1.0
-        # FSDP2, nothing around local steps, or DDP; then the configuration reduces between replicas
+        # wrap the model: by FSDP2, not at all for local steps, else by DDP; then attach the configuration
         if self._sharded:
             self._mesh = mesh_of(shard, peers.device)
             self.wrapped = sharded(deepcopy(self._whole), self._mesh, configuration)

@@ -28,8 +28,8 @@ def end_job(
     clear_frames(error)
     # all ranks: their collectives end, and so does, mostly, the worker's wait; they agree on who is to blame
     failure.end(error)
-    # those of torch, such as of DDP's buffers, may wait for a lost rank as well, and hold up all that this rank goes on
-    # with; but where replicas vote, under torchft, they are among this replica's own ranks, which go on
+    # torch's own collectives, such as DDP's broadcast of buffers, may wait for a lost rank as well, and nothing queued
+    # behind them on the GPU would run. Under torchft, where replicas vote, they join this replica's ranks, which go on
     if steps.elastic and not steps.voted:
         run_bounded([group.abort for group in nccl_groups()], ABORT_S)
     # no step counts any more: this rank's threads that wait for a whole one get it, all others the error
