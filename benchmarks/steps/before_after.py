@@ -12,7 +12,6 @@ benchmarks/results/before_after.json and prints Markdown tables.
 """
 
 import argparse
-import os
 import statistics
 import sys
 import threading
@@ -46,7 +45,6 @@ def main() -> None:
             cells = {tree: [] for tree in trees}
             for repeat in range(arguments.repeats):
                 for tree in list(trees)[:: 1 if repeat % 2 else -1]:
-                    os.environ["PYTHONPATH"] = str(trees[tree])
                     own = [*sys.argv[1:], "--model", model, "--tree", str(trees[tree])]
                     cells[tree].append(collect(__file__, own, arguments.ranks, link))
             rows += [row(link, model, arguments.ranks, name, cells) for name in cells["now"][0]]
@@ -72,9 +70,10 @@ def parse() -> argparse.Namespace:
 
 
 def import_from(tree: Path) -> None:
-    """Imports the package from `tree`, even if an editable install's finder comes before PYTHONPATH."""
+    """Imports the package from `tree`, even where another is installed or comes first in the ranks' import path."""
     if tree != ROOT:
         sys.meta_path.insert(0, PathFinder)
+        sys.path.insert(0, str(tree))
     import gradwire
 
     assert Path(gradwire.__file__).is_relative_to(tree), f"{gradwire.__file__} is not in {tree}"
@@ -89,23 +88,22 @@ def measure(name: str, arguments: argparse.Namespace) -> dict:
     import torch.distributed as dist
 
     model, run = task(arguments.model)
-    others = set(threading.enumerate())
     ddp, end = wrapped(name, model)
-    found = timed_steps(ddp, run, arguments.steps, others)
+    found = timed_steps(ddp, run, arguments.steps)
     end()
     dist.barrier()
     return found
 
 
-def timed_steps(ddp, run, steps: int, others: set[threading.Thread]) -> dict:
-    """Steps in ms after some to warm up, and CPU ms per step by thread; `others` are not Gradwire's threads."""
+def timed_steps(ddp, run, steps: int) -> dict:
+    """Steps in ms after some to warm up, and CPU ms per step by thread."""
     import torch
 
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     ms, own, cpu = [], [], {}
     for step in range(WARM_UP + steps):
         if step == WARM_UP:
-            own = [thread for thread in threading.enumerate() if thread not in others]
+            own = [thread for thread in threading.enumerate() if thread.name == "gradwire"]
             cpu = cpu_ms(own)
         start = time.perf_counter()
         optimizer.zero_grad()
