@@ -19,7 +19,7 @@ from gradwire.runtime.failures.monitor import Monitor
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.plan.active_plan import ActivePlan
 from gradwire.runtime.plan.controller_runner import ControllerRunner
-from gradwire.runtime.state.states import States, check
+from gradwire.runtime.state.states import States
 from gradwire.runtime.state.store import Store
 from gradwire.runtime.stats import DenseTraffic, Stats
 from gradwire.runtime.steps.gradient_collector import GradientCollector
@@ -229,7 +229,7 @@ class Runtime:
         With `all_ranks`, which they call together, rank 0 gets all, on the CPU; raises ValueError for shards."""
         if not all_ranks:
             return self._states.save(padded)
-        check(self.mesh, self._options.shard)
+        self._states.check_whole()
         with self.between_steps("state_dict(all_ranks=True)"):
             return self._call(partial(self._pipeline.agree, self._states.gather))
 

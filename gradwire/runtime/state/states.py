@@ -1,27 +1,21 @@
-"""State dicts of a job: saved, gathered from all ranks, and loaded."""
+"""State dicts of a job: saved, and loaded."""
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
 from gradwire import checkpoint
-from gradwire.checkpoint import GROUP, SHARDED, StateDict, Unpacked, each_tensor, is_small, pack, sum_of
+from gradwire.checkpoint import GROUP, SHARDED, Unpacked, each_tensor, sum_of
 from gradwire.collective import HOST, REPLICA, SHARD
 from gradwire.compressors import COMMON
-from gradwire.compressors.context import SHARED
-from gradwire.options import dtype_name, dtype_of
 from gradwire.plans import Plan
 from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.failures.job_errors import AbsentRanks
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.plan.active_plan import ActivePlan
-from gradwire.runtime.state.store import Exported, Held
+from gradwire.runtime.state.gathered_state import gather, held_by_some, kept_by
+from gradwire.runtime.state.store import Held
 from gradwire.runtime.steps.steps import Steps
-from gradwire.slots import Slot
-from gradwire.transports import Mesh
 
 
 class States:
@@ -71,6 +65,14 @@ class States:
                 states.append(self.save())
         return states
 
+    def check_whole(self) -> None:
+        """Raises ValueError where ranks keep different shards, or all of them one shard of several: `gather` would have
+        rank 0's alone."""
+        if other := self._mesh.axes.keys() - {REPLICA, HOST}:
+            raise ValueError(f"along {min(other)!r} {SHARDED}")
+        if self._options.shard:
+            raise ValueError(f"this job has {self._options.shard}, and other {SHARDED}")
+
     def gather(self) -> checkpoint.StateDict:
         """The state of all ranks, on rank 0; all of them call this together."""
         own = checkpoint.unpack(self.save())
@@ -110,8 +112,8 @@ class States:
     def _alike(self, own: checkpoint.Unpacked) -> tuple[checkpoint.Unpacked, Held]:
         """This rank's part, without those `COMMON` tensors that are not equal on all ranks that reduce a group
         together, as when other ranks lead the hosts than did before. All these ranks begin such a tensor anew."""
-        kept = json.dumps(_kept(own, self._slots))
-        facts = self._agreement.gather("load_state_dict()", {"common": json.dumps(_common(own)), "kept": kept})
+        own_facts = {"common": json.dumps(_common(own)), **kept_by(own, self._slots)}
+        facts = self._agreement.gather("load_state_dict()", own_facts)
         # the ranks that differ in their place on the axis "replica" alone
         places = [self._mesh.place(rank) | {REPLICA: 0} for rank in range(self._mesh.ranks)]
         mine = places[self._mesh.rank]
@@ -122,7 +124,7 @@ class States:
             name: {key: tensor for key, tensor in tensors.items() if (name, key) not in unlike}
             for name, tensors in own.exported.items()
         }
-        return replace(own, exported=exported), _held({its["kept"] for its in facts}, self._slots)
+        return replace(own, exported=exported), held_by_some(facts, self._slots)
 
     def take(self, read: checkpoint.Unpacked, held: Held) -> None:
         """Loads the state that was read."""
@@ -137,109 +139,7 @@ class States:
             self._steps.recordings.clear()
 
 
-PIECE = 1 << 22
-"""Elements that are gathered at a time, so that a GPU needs little scratch memory."""
-
-
-def check(mesh: Mesh, shard: str) -> None:
-    """Raises ValueError where ranks keep different shards, or all of them one `shard` of several."""
-    if other := mesh.axes.keys() - {REPLICA, HOST}:
-        raise ValueError(f"along {min(other)!r} {SHARDED}")
-    if shard:
-        raise ValueError(f"this job has {shard}, and other {SHARDED}")
-
-
-def gather(own: Unpacked, slots: Sequence[Slot], mesh: Mesh, agreement: Agreement, device: torch.device) -> StateDict:
-    """The state of all ranks, on rank 0; the others get the part that is equal on all. All ranks call this together,
-    with their `own`."""
-    # over the store: which state each rank has, and which small tensors
-    kept, small = json.dumps(_kept(own, slots)), json.dumps(_small(own))
-    facts = agreement.gather("state_dict(all_ranks=True)", {"kept": kept, "small": small})
-    held = _held({its["kept"] for its in facts}, slots)
-    # what is equal on all ranks is this rank's own
-    exported = {
-        name: {key: t.cpu() for key, t in tensors.items() if key.startswith(SHARED)}
-        for name, tensors in own.exported.items()
-    }
-    _gather_flat(own, slots, held, mesh, device, exported)
-    _gather_small(own, [json.loads(its["small"]) for its in facts], mesh, device, exported)
-    job = {name: tensor.cpu() for name, tensor in own.job.items()}
-    return pack(exported, job, own.step, replace(own.about, gathered=True))
-
-
 def _common(own: Unpacked) -> list[tuple[str, str, str]]:
     """By parameter and name the checksums of what ranks that reduce a group together have in common."""
     everything = each_tensor(own.exported)
     return [(name, key, sum_of(tensor)) for name, key, tensor in everything if key.startswith(GROUP + COMMON)]
-
-
-def _kept(own: Unpacked, slots: Sequence[Slot]) -> dict[str, str]:
-    """By kind of state of gradient size a 1 or 0 for each slot: whether this rank has it."""
-    kinds = sorted({key for _, key, _ in each_tensor(own.exported) if not is_small(key)})
-    return {kind: "".join("01"[kind in own.exported.get(slot.name, {})] for slot in slots) for kind in kinds}
-
-
-def _held(kept: Collection[str], slots: Sequence[Slot]) -> Held:
-    """What some rank has, of all that ranks have said by `_kept`."""
-    ranks = [json.loads(each) for each in kept]
-    return {
-        slot.name: {kind for own in ranks for kind, has in own.items() if has[i] == "1"} for i, slot in enumerate(slots)
-    }
-
-
-def _gather_flat(
-    own: Unpacked, slots: Sequence[Slot], held: Held, mesh: Mesh, device: torch.device, exported: Exported
-) -> None:
-    """Adds the state of gradient size to rank 0's `exported`: all ranks' rows of what some rank has."""
-    wanted = [(slot, kind) for slot in slots for kind in sorted(held[slot.name])]
-    for slot, kind in wanted:
-        # a rank that has none sends zeros
-        mine = own.exported.get(slot.name, {}).get(kind)
-        rows = _rows(torch.zeros(slot.numel, dtype=torch.float32, device=device) if mine is None else mine, slot, mesh)
-        if mesh.rank == 0:
-            exported.setdefault(slot.name, {})[kind] = rows
-
-
-def _rows(mine: Tensor, slot: Slot, mesh: Mesh) -> Tensor:
-    """Every rank's tensor of a slot, (ranks, *shape)."""
-    pieces = [mesh.gather(piece).cpu() for piece in mine.reshape(-1).split(PIECE)]
-    return torch.cat(pieces, 1).view(mesh.ranks, *slot.shape)
-
-
-Small = Sequence[tuple[str, str, str, Sequence[int]]]
-"""For each small tensor of a rank parameter, name, type and shape."""
-
-
-def _small(own: Unpacked) -> Small:
-    """The small tensors that this rank keeps."""
-    return [
-        (name, key, dtype_name(tensor.dtype), [*tensor.shape])
-        for name, key, tensor in each_tensor(own.exported)
-        if key.startswith(GROUP)
-    ]
-
-
-def _gather_small(own: Unpacked, small: Sequence[Small], mesh: Mesh, device: torch.device, exported: Exported) -> None:
-    """Adds to rank 0's `exported` a row per rank of what some rank has; a rank that has none gets another's."""
-    # of each the type and shape of the first rank that has it
-    likes = {(name, key): (dtype, shape) for its in reversed(small) for name, key, dtype, shape in its}
-    for name, key, *kind in (each for its in small for each in its):
-        if kind != [*likes[name, key]]:
-            raise ValueError(
-                f"ranks keep {key!r} of {name!r} in different shapes; save handle.state_dict() of each rank"
-            )
-    if not likes:
-        return
-    # the bytes of all of them, in an order that all ranks know: one collective
-    empty = {
-        at: torch.zeros(shape, dtype=dtype_of(dtype), device=device) for at, (dtype, shape) in sorted(likes.items())
-    }
-    parts = [own.exported.get(name, {}).get(key, like).to(device) for (name, key), like in empty.items()]
-    parts = [part.reshape(-1).view(torch.uint8) for part in parts]
-    rows = mesh.gather(torch.cat(parts)).cpu().split([part.numel() for part in parts], 1)
-    if mesh.rank == 0:
-        have = [{(name, key) for name, key, _, _ in its} for its in small]
-        for ((name, key), like), part in zip(empty.items(), rows, strict=True):
-            first = next(rank for rank, its in enumerate(have) if (name, key) in its)
-            chosen = part[[rank if (name, key) in its else first for rank, its in enumerate(have)]]
-            exported.setdefault(name, {})[key] = chosen.view(like.dtype).view(mesh.ranks, *like.shape)
