@@ -11,7 +11,7 @@ import gradwire as gw
 from gradwire.communicators import Communicator
 from gradwire.controllers.recompress import Defaults, recompress
 from gradwire.frontends.options.choices import Choices, StepChoices
-from gradwire.frontends.options.given_rules import planned_by, rules_of
+from gradwire.frontends.options.given_rules import Planner, rules_of
 from gradwire.frontends.options.parameters import slots_of
 from gradwire.frontends.summary import table
 from gradwire.notation import way_of
@@ -126,7 +126,7 @@ def test_what_no_rule_matches_goes_by_the_compressor():
 def test_where_a_rule_names_only_a_memory_the_communicator_suits_the_ranks(ranks: int, communicator: Communicator):
     slots = [slot("weight", 64, 64)]
     for given, rest in (([("*", "quantized:8+residual")], None), ([], way_of(gw.Quantized(8), gw.Residual(), None))):
-        (group,) = planned_by(rules_of(given, rest), None, None, SIZES["cpu"], lambda: ranks, slots).groups
+        (group,) = Planner(None, None, SIZES["cpu"], lambda: ranks).by_rules(rules_of(given, rest), slots).groups
         assert (group.memory, group.communicator) == (gw.Residual(), communicator)
 
 

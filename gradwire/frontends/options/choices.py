@@ -14,7 +14,7 @@ from gradwire.compressors import FP32, Compressor
 from gradwire.controllers import Controller, check_numbers
 from gradwire.frontends.hooks.sparse_gradients import check_sparse, row_way
 from gradwire.frontends.options.automatic import check_ignored
-from gradwire.frontends.options.given_rules import GivenRule, facts_of, planned, planned_by, rules_of, warn_of
+from gradwire.frontends.options.given_rules import GivenRule, Planner, facts_of, rules_of, warn_of
 from gradwire.frontends.options.keywords import Dense
 from gradwire.frontends.options.parameters import device_of, slots_of
 from gradwire.frontends.options.scaled import scale_from
@@ -123,23 +123,21 @@ class Choices:
         ranks."""
         if plan := self.fixed_plan:
             return lambda slots: plan
-        # one compressor, dense ones by name, sizes by device
-        compressor: Any = self.compressor or FP32()
+        # dense slots by name, sizes of groups by device
         is_dense = self.dense
         dense = None if is_dense is None else lambda slot: is_dense(slot.name, parameters[slot.name])
         kinds = {kind_of(parameter.device) for parameter in parameters.values()}
-        sizes = SIZES["cuda" if "cuda" in kinds else "cpu"]
+        planner = Planner(dense, self.groups, SIZES["cuda" if "cuda" in kinds else "cpu"], ranks)
         # by rules, or all slots in one way
-        make = partial(planned, compressor, self.memory, self.communicator, dense, self.groups, sizes, ranks)
-        if rules := self.by_layer:
-            make = partial(planned_by, rules, dense, self.groups, sizes, ranks)
+        compressor: Any = self.compressor or FP32()
+        way, rules = (compressor, self.memory, self.communicator), self.by_layer
 
-        def checked(slots: list[Slot]) -> Plan:
+        def make(slots: list[Slot]) -> Plan:
             if self.groups:  # which the slots of a fragment, or of those that are trained now, do not tell
                 self.groups.check_names(parameters)
-            return cut_alike(make(slots), slots)
+            return cut_alike(planner.by_rules(rules, slots) if rules else planner.in_one_way(way, slots), slots)
 
-        return checked
+        return make
 
     def mesh(self, own: Callable[[], Transport | Mesh], device: torch.device) -> Mesh:
         """The user's mesh, or one of the job's `own`. Raises ValueError where it cannot carry tensors on `device`."""

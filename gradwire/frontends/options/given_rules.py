@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gradwire.communicators import Communicator
@@ -19,6 +19,8 @@ from gradwire.ways import CompressorWithMemory, Way
 GivenWay = Way | str
 GivenRule = tuple[str, GivenWay | Sequence[GivenWay]]
 """A pattern, and how what matches it is sent; of a list the automatic plan chooses."""
+Parts = tuple[Compressor, Memory | None, Communicator | None]
+"""How a slot is sent: None for parts that are to suit the compressor."""
 SlotPredicate = Callable[[Slot], bool] | None
 _log = logging.getLogger("gradwire")
 EXAMPLE = "[('*.norm.*', gw.FP32()), ('*', gw.TopK(0.01))]"
@@ -47,45 +49,39 @@ def warn_of(rules: Sequence[Rule], slots: Sequence[Slot]) -> None:
             _log.warning("the rule %r matches no parameter that is reduced, such as %r", rule.pattern, slots[0].name)
 
 
-def planned_by(
-    rules: Sequence[Rule],
-    dense: SlotPredicate,
-    groups: Grouping | None,
-    sizes: GroupSizes,
-    ranks: Callable[[], int],
-    slots: list[Slot],
-) -> Plan:
-    """The plan in which each rule's slots have groups of their own; dense where the automatic plan is to choose."""
-    chosen = all(rule.fixed for rule in rules)
-    sorted_slots = sort_by([rule.pattern for rule in rules], slots)
-    # the one way of each rule, or dense at first
-    ways = [parts_of(rule.candidates[0] if chosen else FP32()) for rule in rules]
-    # a grouping for some of the rules; where it suits none of them, it says why
-    suited = [groups is not None and groups.suits(compressor) for compressor, *_ in ways]
-    plans: list[Plan] = []
-    for rule, way, suits in zip(rules, ways, suited, strict=True):
-        own = groups if suits or not any(suited) else None
-        plan = planned(*way, dense, own, sizes, ranks, sorted_slots[rule.pattern])
-        plans.append(Plan(tuple(replace(group, rule=rule.pattern) for group in plan.groups)))
-    return joined(plans, slots)
+@dataclass(frozen=True)
+class Planner:
+    """Makes plans of slots: the options that do not say by which compressor a slot is sent."""
+
+    dense: SlotPredicate
+    """Which slots travel uncompressed; None for the default."""
+    groups: Grouping | None
+    sizes: GroupSizes
+    ranks: Callable[[], int]
+    """How many ranks compress among each other."""
+
+    def in_one_way(self, way: Parts, slots: list[Slot]) -> Plan:
+        """The plan in which all slots are sent in one way."""
+        plan = uniform(slots, *way, self.dense, self.ranks(), self.sizes)
+        return self.groups.regroup(plan, slots, way[0]) if self.groups and slots else plan
+
+    def by_rules(self, rules: Sequence[Rule], slots: list[Slot]) -> Plan:
+        """The plan in which each rule's slots have groups of their own; dense where the automatic plan is to choose."""
+        chosen = all(rule.fixed for rule in rules)
+        sorted_slots = sort_by([rule.pattern for rule in rules], slots)
+        # the one way of each rule, or dense at first
+        ways = [parts_of(rule.candidates[0] if chosen else FP32()) for rule in rules]
+        # a grouping for some of the rules; where it suits none of them, it says why
+        suited = [self.groups is not None and self.groups.suits(compressor) for compressor, *_ in ways]
+        plans: list[Plan] = []
+        for rule, way, suits in zip(rules, ways, suited, strict=True):
+            planner = self if suits or not any(suited) else replace(self, groups=None)
+            plan = planner.in_one_way(way, sorted_slots[rule.pattern])
+            plans.append(Plan(tuple(replace(group, rule=rule.pattern) for group in plan.groups)))
+        return joined(plans, slots)
 
 
-def planned(
-    compressor: Compressor,
-    memory: Memory | None,
-    communicator: Communicator | None,
-    dense: SlotPredicate,
-    groups: Grouping | None,
-    sizes: GroupSizes,
-    ranks: Callable[[], int],
-    slots: list[Slot],
-) -> Plan:
-    """The plan in which all slots are sent in one way among so many ranks."""
-    plan = uniform(slots, compressor, memory, communicator, dense, ranks(), sizes)
-    return groups.regroup(plan, slots, compressor) if groups and slots else plan
-
-
-def parts_of(way: Way) -> tuple[Compressor, Memory | None, Communicator | None]:
+def parts_of(way: Way) -> Parts:
     """The compressor, memory and communicator of a way, None for those that are to suit."""
     match way:
         case Group(_, compressor, memory, communicator):
