@@ -27,8 +27,8 @@ class StepCurve:
 
     It is linear between measured points; beyond the last one each second on the card makes the step one second longer.
     The time to decode an all-gather is taken as proportional to the number of payloads. With more hosts than were
-    played the difference is added to the step; with fewer it is subtracted, but the step gets no shorter than
-    `alone_s`, for part of that time may have been hidden.
+    played the difference is added to the step; with fewer it is subtracted, though part of it may have been hidden: so
+    take no step for shorter than one without messages.
     """
 
     busy_s: tuple[float, ...]
@@ -42,18 +42,15 @@ class StepCurve:
     elsewhere: bool = True
     """Whether it holds for other numbers of hosts: not where a user's own communicator sends."""
 
-    def at(self, hosts: int, latency_s: float, bytes_per_s: float, alone_s: float = 0.0) -> float:
-        """The seconds of a step with so many hosts, whose links are these; `alone_s` are those of a step without
-        communication."""
+    def at(self, hosts: int, latency_s: float, bytes_per_s: float) -> float:
+        """The seconds of a step with so many hosts, whose links are these."""
         busy_s = seconds(self._carried_among(hosts), hosts, latency_s, bytes_per_s)
         # steps never get shorter, whatever a measurement says
         rising = np.maximum.accumulate(self.step_s)
         step_s = float(np.interp(busy_s, self.busy_s, rising)) + max(0.0, busy_s - self.busy_s[-1])
-        # nor are they shorter than their messages
-        step_s = max(step_s, busy_s)
+        # nor are they shorter than their messages; then more payloads are decoded, or fewer
         gathers = any(each.sent.kind == "Gather" for each in self.carried)
-        more_s = gathers * self.decode_s * (hosts / self.hosts - 1)
-        return max(step_s + more_s, min(step_s, alone_s))
+        return max(step_s, busy_s) + gathers * self.decode_s * (hosts / self.hosts - 1)
 
     def later(self, more_s: float) -> Self:
         """The curve of steps that compute for so much longer."""

@@ -113,7 +113,7 @@ class PlayedTimes:
         """The seconds of a step of a configuration: no fewer than without communication."""
         there = replace(self.cluster, ranks=ranks, gpus_per_host=self.per_host, bytes_per_s=link.bits_per_second / 8)
         alone_s = median(curve.step_s[0] for curve in self.curves[NOCOMM])
-        return max(alone_s, median(curve.at(*there.network, alone_s) for curve in self.curves[name]))
+        return max(alone_s, median(curve.at(*there.network) for curve in self.curves[name]))
 
     def fastest(self, ranks: int, link: Link) -> str:
         """The configuration with the shortest step."""

@@ -354,10 +354,13 @@ def test_a_curve_by_hand() -> None:
 def test_among_fewer_hosts_no_step_is_shorter_than_computing() -> None:
     """Decoding fewer payloads takes less, but what was hidden saves nothing."""
     hidden = replace(SPARSE, step_s=(0.101, 0.102, 0.13), hosts=64, decode_s=0.06)
-    assert hidden.at(2, 0.0, 100 * GBIT, alone_s=0.1) == pytest.approx(0.1)
-    assert hidden.at(64, 0.0, 100 * GBIT, alone_s=0.1) == pytest.approx(0.101, rel=0.01)
-    # a noisy step that was shorter than the one without communication stays what it was
-    assert hidden.at(2, 0.0, 100 * GBIT, alone_s=0.2) == pytest.approx(0.101, rel=0.01)
+    alone = replace(DENSE, carried=(), step_s=(0.1, 0.1, 0.1), hosts=64)
+    samples = [
+        TimedSteps(name, 0, [ms], NOTHING, curve) for name, ms, curve in (("nocomm", 100, alone), ("topk", 101, hidden))
+    ]
+    times, link = PlayedTimes.of(Cluster(64, 100 * GBIT), samples, "cpu"), Link.parse("100gbit")
+    assert times.step_s("topk", 2, link) == pytest.approx(0.1)
+    assert times.step_s("topk", 64, link) == pytest.approx(0.101, rel=0.01)
 
 
 def test_messages_up_a_tree_grow_with_its_depth() -> None:
