@@ -136,7 +136,7 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
     own(parameters.values(), runtime, KIND)
     wait_for_delayed(ddp)
     forked.finalize(ddp, _ddp_is_gone, front_end)
-    return Handle(runtime, front_end, remark=front_end.left_alone)
+    return Handle(runtime, front_end, remark=front_end.unreduced.remark)
 
 
 def _check_ddp(ddp: DistributedDataParallel, choices: StepChoices) -> None:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, replicated_specs
 from gradwire.frontends.ddp.buckets import Buckets, reduce_dense
 from gradwire.frontends.ddp.native_steps import NO_JOIN, NativeSteps
-from gradwire.frontends.ddp.unreduced import left_alone, warns_of_unreduced
+from gradwire.frontends.ddp.unreduced import Unreduced
 from gradwire.frontends.front_end import FrontEnd
 from gradwire.frontends.hooks.module_hooks import Hook, RegisteredHooks, trainable
 from gradwire.frontends.paused import Accumulated, paused
@@ -46,6 +46,9 @@ class DDPFrontEnd(FrontEnd):
     While the plan is native, DDP reduces by itself: see `native_steps`. Reduced are the parameters in DDP's buckets,
     chosen when it was made; those that it delays, it reduces by itself.
     """
+
+    unreduced: Unreduced
+    """The parameters whose gradients do not go to the runtime."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         # DDP's C++ side holds this; the collector does not see that cycle
@@ -103,9 +106,11 @@ class DDPFrontEnd(FrontEnd):
         self._slot = {parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
         self._accumulated = Accumulated()
         self._buckets = Buckets(runtime, self._slot, self.ddp.static_graph, self._accumulated)
-        warn = Hook(warns_of_unreduced(self.ddp, self._named, managed))
-        before, after = self.ddp.register_forward_pre_hook, self.ddp.register_forward_hook
-        self._forward_hooks.keep(before(warn), before(Hook(self._forward_begins)), after(Hook(self._forward_ends)))
+        self.unreduced = Unreduced(self.ddp, self._named, managed)
+        before, after, hooks = self.ddp.register_forward_pre_hook, self.ddp.register_forward_hook, self._forward_hooks
+        hooks.keep(
+            before(Hook(self.unreduced.warn)), before(Hook(self._forward_begins)), after(Hook(self._forward_ends))
+        )
         self._see_gradients(runtime, self._buckets)
 
     def unhook(self) -> None:
@@ -140,10 +145,6 @@ class DDPFrontEnd(FrontEnd):
             return {}
         reduced = {*self._slot, *delayed_by(self.ddp)}
         return {name: p for name, p in self._named.items() if p in reduced}
-
-    def left_alone(self) -> str:
-        """A remark about parameters whose gradients do not go to the runtime."""
-        return left_alone(self._module(), self._named, self._managed) if self.runtime or not self._module() else ""
 
     # Gradients
 

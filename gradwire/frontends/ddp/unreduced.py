@@ -1,7 +1,8 @@
-"""Parameters that need a gradient which DDP does not reduce: those that were frozen, or not there, when it was made."""
+"""Parameters that DDP does not reduce by its buckets, though they need a gradient."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+import weakref
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -12,38 +13,41 @@ from gradwire.torch_private.reducer import delayed_by, ignored_by
 _log = logging.getLogger("gradwire")
 
 
-def warns_of_unreduced(
-    ddp: DistributedDataParallel, named: Mapping[str, Tensor], managed: Collection[Tensor]
-) -> Callable[..., None]:
-    """A hook for forward passes. It warns once of parameters, among those `named`, that need a gradient and are not in
-    DDP's buckets, which have the `managed` ones: their replicas become different, as with plain DDP. Parameters that
-    DDP was told to ignore or to delay are left out."""
-    meant = {*managed, *delayed_by(ddp), *ignored_by(ddp)}
-    others = {name: parameter for name, parameter in named.items() if parameter not in meant}
+class Unreduced:
+    """The `named` parameters that are not among those in DDP's buckets, the `managed` ones. Some of them DDP reduces by
+    itself, later. The others were ignored, frozen, or not there, when it was made: where they need a gradient, each
+    replica trains its own, as with plain DDP."""
 
-    def look(*_: object) -> None:
+    def __init__(self, ddp: DistributedDataParallel, named: Mapping[str, Tensor], managed: Collection[Tensor]) -> None:
+        self._ddp = weakref.ref(ddp)
+        delayed, ignored = {*delayed_by(ddp)}, ignored_by(ddp)
+        others = {name: parameter for name, parameter in named.items() if parameter not in managed}
+        self._late = {name: parameter for name, parameter in others.items() if parameter in delayed}
+        self._local = {name: parameter for name, parameter in others.items() if parameter not in delayed}
+        # the user has not asked for these
+        self._unasked = {name: parameter for name, parameter in self._local.items() if parameter not in ignored}
+
+    def warn(self, *_: object) -> None:
+        """A hook for forward passes, which warns once of parameters that each replica trains by itself, unless DDP was
+        told to ignore them."""
         if not torch.is_grad_enabled():
             return
-        if local := [name for name, parameter in others.items() if parameter.requires_grad]:
-            others.clear()
+        if local := _trained(self._unasked):
+            self._unasked = {}
             _log.warning(
                 "DDP does not reduce parameter %r%s, which was frozen, or not there, when DDP was made: each replica "
                 "trains its own; freeze it after DDP(model, find_unused_parameters=True), not before",
                 local[0], f" and {len(local) - 1} more" if local[1:] else "",
             )  # fmt: skip
 
-    return look
+    def remark(self) -> str:
+        """A remark about those that need a gradient now, "" where none does; or that the DDP is gone."""
+        if self._ddp() is None:
+            return "its DDP was garbage collected"
+        reducers = {"DDP by itself reduces": self._late, "DDP does not reduce": self._local}
+        named = {reducer: ", ".join(map(repr, _trained(kept))) for reducer, kept in reducers.items()}
+        return "; ".join(f"{reducer} {names}" for reducer, names in named.items() if names)
 
 
-def left_alone(ddp: DistributedDataParallel | None, named: Mapping[str, Tensor], managed: Collection[Tensor]) -> str:
-    """A remark about parameters, among those `named`, that need a gradient and are not in DDP's buckets, which have the
-    `managed` ones; or that the DDP is gone."""
-    if ddp is None:
-        return "its DDP was garbage collected"
-    others = {n: p for n, p in named.items() if p.requires_grad and p not in managed}
-    delayed = {*delayed_by(ddp)}
-    # two kinds: DDP sends some itself, later; the others stay this rank's own
-    late = [repr(name) for name, p in others.items() if p in delayed]
-    local = [repr(name) for name, p in others.items() if p not in delayed]
-    remarks = [f"DDP by itself reduces {', '.join(late)}"] if late else []
-    return "; ".join([*remarks, f"DDP does not reduce {', '.join(local)}"] if local else remarks)
+def _trained(parameters: Mapping[str, Tensor]) -> list[str]:
+    return [name for name, parameter in parameters.items() if parameter.requires_grad]
