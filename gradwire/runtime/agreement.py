@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors import Compressor
-from gradwire.controllers import Controller
 from gradwire.ops import native
 from gradwire.ops.backend import backend_for, compiled_on
 from gradwire.ops.host import computing_threads, kind_of
@@ -43,7 +42,7 @@ class Agreement:
         self._slots = slots
         self._device = device
         self._timeout_s = mesh.timeout_s
-        self._elastic = options.elastic
+        self._elastic, self._controller = options.elastic, options.controller
         # long tables are compared by their digests; only where these differ is the entry looked for
         self._tables = {
             "parameters": {slot.name: f"{slot.shape} {slot.dtype} with strides {slot.strides}" for slot in slots},
@@ -64,33 +63,12 @@ class Agreement:
         """A name of this training, equal on all ranks once they have met."""
         return self._meeting.training
 
-    def on_plan(
-        self,
-        make: Callable[[], tuple[Plan, Plan]],
-        controller: Controller | None,
-        trained: Collection[str],
-        call: str = "attach() or replan()",
-    ) -> Plan:
-        """The plan with which the `controller` begins, once all ranks have the same. `make` returns the user's plan and
-        that one, both for the `trained` parameters. Raises ValueError where ranks differ; on ranks that can go on
+    def on_plan(self, make: Callable[[], tuple[Plan, Plan]], trained: Collection[str], call: str) -> Plan:
+        """The plan with which the controller begins, once all ranks have the same. `make` returns that one and the
+        user's, both for the `trained` parameters. Raises ValueError where ranks differ; on ranks that can go on
         without newcomers that differ, RuntimeError."""
-        made: list[Plan] = []
-        try:
-            return self._on_plan(made, make, controller, trained, call)
-        except Disagreement as error:
-            # what this rank cannot make is its own mistake
-            if self._elastic and Members.beside_newcomers and made:
-                raise RuntimeError(f"the ranks differ since one joined: {error}") from error
-            raise
+        controller, made = self._controller, list[Plan]()
 
-    def _on_plan(
-        self,
-        made: list[Plan],
-        make: Callable[[], tuple[Plan, Plan]],
-        controller: Controller | None,
-        trained: Collection[str],
-        call: str,
-    ) -> Plan:
         def facts() -> Facts:
             # raises where GRADWIRE_KERNELS names no library
             native.available()
@@ -100,24 +78,33 @@ class Agreement:
                 **{field: _digest(json.dumps(table)) for field, table in self._tables.items()},
                 "requires_grad": _digest("\n".join(sorted(trained))),
                 "controller": controller.describe() if controller else "none",
-                "plan": f"{made[0].describe()} ({_digest(''.join(plan.to_json() for plan in made))})",
+                "plan": f"{made[1].describe()} ({_digest(''.join(plan.to_json() for plan in made))})",
                 **_sent(_groups(made), self._slots, self.replicas),
             }
 
-        # all ranks compare the same facts
+        try:
+            self._on_entries(facts, trained, call)
+            # what a controller sends later counts from the beginning
+            later = controller.may_send() if controller else ()
+            self.on_arithmetic([*(group.compressor for group in _groups(made)), *later], call)
+        except Disagreement as error:
+            # what this rank cannot make is its own mistake
+            if self._elastic and Members.beside_newcomers and made:
+                raise RuntimeError(f"the ranks differ since one joined: {error}") from error
+            raise
+        return made[0]
+
+    def _on_entries(self, facts: Callable[[], Facts], trained: Collection[str], call: str) -> None:
+        """`on`; where digests differ, a second meeting finds the entry, and the error names it."""
         try:
             self.on(facts, call)
         except Disagreement as error:
-            # one rank trains a parameter that another does not: a second meeting finds which
+            # one rank trains a parameter that another does not
             if error.field == "requires_grad":
                 self._meeting.compare({f"requires_grad of {s.name!r}": str(s.name in trained) for s in self._slots})
-            if error.field in self._tables:  # which one?
+            if error.field in self._tables:
                 self._meeting.compare(self._tables[error.field])
             raise
-        # what a controller sends later counts from the beginning
-        later = controller.may_send() if controller else ()
-        self.on_arithmetic([*(group.compressor for group in _groups(made)), *later], call)
-        return made[1]
 
     def on_arithmetic(self, compressors: Iterable[Compressor], call: str) -> None:
         """Compares what each rank computes alone for these compressors; all ranks have the same ones."""

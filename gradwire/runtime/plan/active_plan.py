@@ -70,10 +70,11 @@ class ActivePlan:
         self._fresh = {name: tensor.detach().clone() for name, tensor in self.export().items()}
         steps.close()
 
-    def agreed(self, make: Callable[[], Plan], asked: Plan | None = None) -> Plan:
-        """The plan that `make` returns, once all ranks have the same; a user has `asked` for it. Raises ValueError, on
-        all, where they do not."""
-        return self._agreement.on_plan(lambda: self._begin(make(), asked), self._options.controller, self._names)
+    def agreed(self, make: Callable[[], Plan], asked: Plan | None = None, call: str = "attach() or replan()") -> Plan:
+        """The plan with which the controller begins from what `make` returns, once all ranks have the same; a user has
+        `asked` for it. Raises ValueError, on all, where they do not."""
+        # in this order: `origin` is the user's plan once the controller has begun
+        return self._agreement.on_plan(lambda: (self._begin(make(), asked), self.origin), self._names, call)
 
     def agreed_replan(self, asked: Plan) -> Plan:
         """`agreed` for a plan that a user asks for; where it is refused, the controller goes on from the one before."""
@@ -110,9 +111,7 @@ class ActivePlan:
         # a rank whose requires_grad did not change does not come: name the parameter, too
         call = "a step after requires_grad has changed"
         try:
-            return self._agreement.on_plan(
-                lambda: self._begin(self._made_for(self.trained)), self._options.controller, trained, call
-            )
+            return self.agreed(lambda: self._made_for(self.trained), call=call)
         except AbsentRanks as error:
             why = f"requires_grad of {changed!r} has changed on some ranks alone: {error}"
             raise AbsentRanks(call, why, error.ranks) from error
@@ -144,7 +143,7 @@ class ActivePlan:
         # the order of gradients is known now: the plan is made again, once
         if self._follow_order:
             self.order.agree(self._pipeline, self._steps.store.device)
-            self._put_in_force(self._begin(self._follow_order(self.order.sorted(self.trained)))[1])
+            self._put_in_force(self._begin(self._follow_order(self.order.sorted(self.trained))))
         else:
             self._apply(self._control.end(self._steps.number - 1, self.plan))
 
@@ -192,7 +191,7 @@ class ActivePlan:
         if self._options.controller:
             self._load_with_controller(read)
         elif self._remake and read.about.order:
-            self._put_in_force(self._begin(self._remake(self.order.sorted(self.trained)))[1])
+            self._put_in_force(self._begin(self._remake(self.order.sorted(self.trained))))
 
     def _load_with_controller(self, read: checkpoint.Unpacked) -> None:
         plan, native = self._load_controller(read.job)
@@ -224,7 +223,7 @@ class ActivePlan:
             return saved, change_of(job, "native")
         # the user names another compressor, or trains other parameters: as after a replan
         self._control.begin_anew()
-        return self._begin(own)[1], None
+        return self._begin(own), None
 
     def _load_saved(self, job: Mapping[str, Tensor]) -> Plan:
         """Brings the controller back to an `export`, with the slots that it had; returns the plan that was in force."""
@@ -250,9 +249,9 @@ class ActivePlan:
         self._control.paused = self.follows_order
         self._install(plan)
 
-    def _begin(self, plan: Plan, asked: Plan | None = None) -> tuple[Plan, Plan]:
-        """This plan, which a user may have `asked` for, for the parameters that are trained; and the plan that the
-        controller begins with."""
+    def _begin(self, plan: Plan, asked: Plan | None = None) -> Plan:
+        """Begins with this plan, which a user may have `asked` for: `origin` is its part for the parameters that are
+        trained. Returns the plan with which the controller begins; without one `origin`."""
         self.momenta.check(plan, self.momenta.made_by)
         # frozen parameters' slots leave the plan
         controller = self._options.controller
@@ -267,7 +266,7 @@ class ActivePlan:
             controller.check(self._with_frozen(plan, asked))
         # the controller may begin with another plan than the user's
         self.origin = plan
-        return plan, begin(controller, plan) if controller else plan
+        return begin(controller, plan) if controller else plan
 
     def _with_frozen(self, plan: Plan, asked: Plan | None) -> Plan:
         """The plan, with groups for frozen parameters too: a controller may be for those alone."""
