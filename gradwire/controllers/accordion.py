@@ -93,7 +93,7 @@ class Accordion(Controller):
 
     def begin(self, plan: Plan) -> Plan:
         self._origin = plan
-        # the layers of this plan alone; those that were there before go on
+        # the layers of this plan alone; a layer that was there before keeps its regime
         changed = [group for group in plan.groups if setting_of(group.compressor) in ("ratio", "rank")]
         self._layers = {name: self._layers.get(name, _Layer()) for group in changed for name in group.slots}
         return _with(plan, self._value, self._defaults)

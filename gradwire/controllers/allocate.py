@@ -5,8 +5,8 @@ from numpy.typing import NDArray
 
 Matrix = NDArray[np.float64]
 FRONT = 64
-"""Partial sums that are kept per layer. Of more, those that are best by value plus price times cost, at the price at
-which each layer's own best choice would just fit the budget (Lagrange's multiplier)."""
+"""Partial sums that are kept per layer: of more the best by value plus price times cost, at the price at which each
+layer's own best choice would just fit the budget (Lagrange's multiplier)."""
 
 
 def allocate(values: Matrix, costs: Matrix, budget: float) -> list[int]:
@@ -39,7 +39,7 @@ def _pareto_front(costs: Matrix, values: Matrix, budget: float, price: float) ->
     # within the budget, by ascending cost
     order = np.argsort(costs, kind="stable")
     order = order[costs[order] <= budget]
-    # those of less value than all cheaper ones
+    # sums of less value than all cheaper ones
     sorted_values = values[order]
     before = np.minimum.accumulate(np.concatenate(([np.inf], sorted_values[:-1])))
     front = order[sorted_values < before]

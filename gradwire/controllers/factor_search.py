@@ -54,11 +54,11 @@ def _scale(number: int, scaling: Scaling) -> float:
 
 @dataclass
 class FactorSearch:
-    """Search for the factor of the greatest gain per second: tries the one that promises most by those tried before,
-    until that one was tried.
+    """Search for the factor of the greatest gain per second. It tries the factor that promises most by what was tried
+    before, and ends where that was tried already.
 
-    Of a factor that was not tried, steps are expected to take the seconds that all take, and those of their elements;
-    and elements to wait as many steps, beside those of the nearest factor that was tried, as there are fewer of them.
+    Of a factor that was not tried it expects that a step takes the seconds that any step takes, and more in proportion
+    to the elements sent; and that an element waits longer than with the nearest factor tried, as fewer are sent.
     """
 
     factors: tuple[float, ...]

@@ -38,7 +38,7 @@ class LGreCo(Controller):
     fewest bytes are sent (Alimohammadi et al., L-GreCo, MLSys 2024, https://arxiv.org/abs/2210.17357).
 
     An error is the norm of what a layer's gradient and residual lose, over all ranks. A few layers are measured per
-    step, so that the message stays at 64 bytes; the number of steps that count alone says which. The first ones are
+    step, so that the message stays at 64 bytes; which ones follows from the number of steps that count. The first are
     measured after `interval` / 10 steps. After the last the plan follows, and `interval` steps later all are measured
     again.
     """

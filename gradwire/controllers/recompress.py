@@ -36,7 +36,7 @@ class Defaults:
         return [group for group in plan.groups if group.communicator != usual[_kind(group)]]
 
     def changed(self, before: Plan, plan: Plan) -> dict[str, tuple[Group, Group]]:
-        """By name the groups, in both plans, of parameters that the user sends in another way in `plan`. Communicators
+        """See `Controller.changed`. Communicators
         count where the user has named them: the default is another one for another number of ranks."""
         named, groups = self.named(plan), {name: group for group in before.groups for name in group.slots}
         pairs = {name: (groups[name], group) for group in plan.groups for name in group.slots if name in groups}
@@ -48,8 +48,7 @@ class Defaults:
         }
 
     def for_these_ranks(self, ranks: int, origin: Plan, own: Plan) -> Callable[[Plan], Plan]:
-        """A function that gives plans, made from `origin` among so many `ranks`, the default communicators of here
-        where they have those of there; by the user's plan here, `own`, nothing has `changed`."""
+        """See `Controller.for_these_ranks`."""
         before = Defaults(list(self._slots.values()), ranks)
         # what the user gives here, but communicators that were named there stay
         there, here = _given(origin, before.named(origin)), _given(own, self.named(own))

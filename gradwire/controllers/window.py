@@ -71,7 +71,7 @@ class Window:
         return median(row.seconds for row in self.rows[-steps:]) if len(self.rows) >= steps else nan
 
     def latest_factor(self, steps: int) -> float:
-        """All elements over those that the last `steps` sent."""
+        """How many times fewer elements the last `steps` sent than there are."""
         sent, elements = (sum(each) for each in zip(*(row[3:5] for row in self.rows[-steps:]), strict=True))
         return elements / sent if sent else 1.0
 

@@ -17,12 +17,12 @@ Check = Callable[[str, nn.Parameter], None]
 
 
 class TrainedParameters:
-    """The parameters that need a gradient now, of those that an `optimizer` holds, if one is given."""
+    """The parameters that need a gradient now; with an `optimizer`, only parameters that it holds."""
 
     fit: dict[str, nn.Parameter]
     """All parameters that can be trained, frozen ones as well; a slot costs nothing until it is trained."""
     others: set[str]
-    """The names of the rest: empty ones, and those that `check` refuses once they are trained."""
+    """The names of all others: empty parameters, and such as `check` refuses once they are trained."""
     names: dict[int, str]
     """The names of all parameters of the model, by id."""
     followed: Sequence[str] = ()

@@ -28,7 +28,7 @@ def _of_inner(name: str) -> Any:
 
 
 class Wrapper(Optimizer):
-    """An optimizer around `inner`, whose groups and state are this one's, also those that it loads by itself. Its own
+    """An optimizer around `inner`, with the same groups and state, also once `inner` has loaded others by itself. Its
     methods and attributes, such as `train()` and `eval()` of a schedule-free one, are found here as well."""
 
     argument = "optimizer"

@@ -122,8 +122,8 @@ def compiled_on(device: torch.device) -> bool:
 
 
 def on_gpu(device: torch.device) -> tuple[Backend | None, str]:
-    """Triton's functions, with the reference's in place of those that are wrong there, or None; and why, "" where all
-    are used. The first call for a device tries them there, which takes seconds."""
+    """Triton's functions, with the reference's in place of any that are wrong there, or None; and why, "" where all are
+    used. The first call for a device tries them there, which takes seconds."""
     with _trying:
         return _on_gpu(device)
 

@@ -66,8 +66,8 @@ def _unequal(sums: Sequence[int], ranks: Sequence[int]) -> list[list[int]]:
 
 
 def mend(held: Mapping[str, Tensor], found: Sequence[Difference], mesh: Mesh, device: torch.device) -> list[str]:
-    """Gives all replicas the majority's values; returns the names of those that were wrong on this rank. All ranks call
-    this together, with the differences found."""
+    """Gives all replicas the majority's values; returns the names of parameters that were wrong on this rank. All ranks
+    call this together, with the differences found."""
     for difference in found:
         source = difference.source
         assert source is not None

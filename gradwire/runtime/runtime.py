@@ -95,7 +95,7 @@ class Runtime:
         self._agreement.patient = options.rounds and not options.voted
 
     def _make_parts(self) -> ControllerRunner:
-        """Makes the parts of a step; returns the one that runs the controller."""
+        """Makes the parts of a step; returns the controller's runner."""
         options, executor = self._options, self._executor
         self.owned = {}
         # on the worker
@@ -279,7 +279,7 @@ class Runtime:
 
     @property
     def error(self) -> BaseException | None:
-        """The first error; from then on every call raises it, except those that look at the state."""
+        """The first error, which every later call raises, but for calls that only look at the state."""
         return self._first_error.first
 
     def _end_job(self, error: BaseException) -> None:

@@ -26,8 +26,8 @@ class TimedStep:
 
 
 class Clock:
-    """Total seconds by name, for any thread; those of a step once for each step that it stands for. On a GPU a span
-    lies between two events and is read later."""
+    """Total seconds by name, for any thread. A timed step's seconds count once for each step that it stands for. On a
+    GPU a span lies between two events and is read later."""
 
     def __init__(self) -> None:
         # spans that a GPU may not have come to yet, the oldest first

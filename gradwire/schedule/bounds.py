@@ -24,7 +24,7 @@ MOST_KEPT = 12
 ROUGH = 1e-6
 """A derivative that is nearer than this to a whole number is rounded to it, for it is computed by differences."""
 NEAR = 8
-"""Groups a piece that count as near: those that look best to a bound."""
+"""How many groups for each piece count as near: the groups that look best to a bound."""
 DROP_BELOW = 0.9
 """Groups are dropped where no more than this fraction is left."""
 SAFE = 1 - 1e-8
@@ -127,7 +127,7 @@ class Bounds:
         return (shares @ states + np.array([[rest[k]] for _, rest in self.kept])).max(0)
 
     def _keep(self, shares: Array, rest: Array) -> bool:
-        """Keeps the first bounds, and those that raised the step's; returns whether this one was kept."""
+        """Keeps a bound that is among the first, or higher than all before; returns whether it did."""
         keep = rest[0] > self.lower_s or len(self.kept) < len(WEIGHTS)
         if keep:
             self.kept.append((shares, rest))

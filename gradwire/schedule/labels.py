@@ -30,7 +30,7 @@ class Labels:
         self.deferred = self.problem.deferred
         self.ended = True
         self.compared = 0
-        # deferred elements count in seconds, those that they take by themselves
+        # deferred elements count in seconds: those of a group of all that may be deferred
         dims = self.regime.dims
         deferred = max(self.deferred[-1], 1.0)
         seconds = sum(float(part) for part in load_of(self.problem, self.problem.tail, 0, 0, deferred)) + 1e-300
@@ -137,7 +137,7 @@ def _front(states: Array, slack: Array, scale: Array) -> tuple[Array, Index]:
     rest = states[:, left]
     kept: list[int] = []
     fronts: list[Array] = []
-    # the least of those that are left covers all that are nowhere less
+    # the state with the least sum covers all that are nowhere smaller
     while left.size:
         covered = (rest[:, :1] <= rest + slack).all(0)
         kept.append(int(left[0]))

@@ -134,8 +134,8 @@ class PrefixSums:
 def assemble(problem: Problem, cuts: Sequence[tuple[int, int]]) -> tuple[GroupChoice, ...]:
     """The groups that end before piece `end` and use `option`, for each (end, option).
 
-    A lossy option takes the large slots since the last cut and defers the small ones; a lossless one takes all,
-    and those that were deferred. What is deferred at the end is a last group.
+    A lossy option takes the large slots since the last cut and defers the small ones; a lossless one takes all slots,
+    and all small ones deferred so far. What is still deferred at the end is a last group.
     """
     groups: list[GroupChoice] = []
     deferred: list[int] = []

@@ -48,8 +48,8 @@ class Profile:
     device: str = "cpu"
     """The kind on which it was measured."""
     objective: Objective = "progress"
-    """With "step" every candidate's efficiency counts as 1, and those that are `unasked` carry small slots alone, as
-    under rules."""
+    """With "step" every candidate's efficiency counts as 1, and `unasked` candidates carry small slots alone, as they
+    do under rules."""
     contention: float = 0.0
     """The part of its speed that backward loses while the worker computes."""
 
@@ -144,8 +144,8 @@ class Profile:
         return within_length(Plan(tuple(dataclasses.replace(way, slots=tuple(own)) for way, own in ways)), self.slots)
 
     def _ways(self, group: GroupChoice) -> dict[Group, list[str]]:
-        """The group's slots by way: those that are too long for its compressor are cast, if a candidate of theirs is a
-        cast."""
+        """The group's slots by way: slots that are too long for its compressor are cast, if its rule has a candidate
+        that is a cast."""
         way, ways = self.candidates[group.option].way, dict[Group, list[str]]()
         casts = [one.way for one in self.candidates if one.way.compressor.is_cast and one.way.rule == way.rule]
         for slot in (self.slots[index] for index in group.slots):

@@ -26,7 +26,7 @@ def plan_efficiency(problem: Problem, groups: Sequence[GroupChoice]) -> float:
 
 
 def best_index(rates: Sequence[float], efficiencies: Sequence[float]) -> int:
-    """The index of the greatest rate of progress; of those that noise cannot tell from it, of the one that is most
+    """The index of the greatest rate of progress; of rates that noise cannot tell from it, that of the most
     efficient."""
     near = [index for index, rate in enumerate(rates) if NOISE * rate >= max(rates)]
     return max(near, key=lambda index: (efficiencies[index], rates[index]))
@@ -53,7 +53,7 @@ def search_progress(problem: Problem, regime: Regime, eps: float = 0.0, known: S
 
 
 def efficiency_levels(problem: Problem) -> list[float]:
-    """The least efficiencies to search with: one of those that hardly differ, and none that harms training."""
+    """The least efficiencies to search with: the smallest of several that hardly differ, none that harms training."""
     levels: list[float] = []
     for efficiency in sorted({problem.options[each].efficiency for each in problem.chosen_from} - {0.0}):
         if not levels or efficiency > SAME_EFFICIENCY * levels[-1]:

@@ -74,11 +74,13 @@ class Regime(ABC):
         """Shares (dims,) of which `weight` is the wire's, and the rest that of the stream that computes."""
 
     def due(self, shares: Array, tail: bool) -> Array:
-        """`shares` (dims, n) completed; `tail` says whether another group may follow the last."""
+        """`shares` (dims, n) with the weights filled in that follow from the others, such as that of decoding which is
+        still due; `tail` says whether another group may follow the last."""
         return shares
 
     def last(self, shares: Array, backward_s: float) -> float:
-        """A lower bound on the end minus the mean of the last state's numbers."""
+        """A lower bound on the time from the mean of the last state's numbers, weighted by `shares` (dims,), to the
+        end."""
         return 0.0
 
 

@@ -3,7 +3,7 @@
 from typing import Literal
 
 WARM, TIMED, TRACED = 2, 6, 6
-"""Dense steps before those that are timed, those, and the steps that are traced."""
+"""Dense steps that warm up, dense steps that are timed, and steps that are traced."""
 CHOOSING_STEPS, BEFORE_TRIALS = 150, WARM + TIMED + TRACED + 8
 """The most steps that choosing takes; the steps before the trials."""
 

@@ -197,7 +197,7 @@ def contention(mesh: Mesh, device: torch.device) -> float:
     mine = [machine, float(group), bound, float(os.stat("/proc/self/ns/pid").st_ino), float(get_native_id())]
     workers = _table(mine, mesh, device).unique(dim=0)
     here = workers[workers[:, 0].eq(machine)]
-    # those of one control group share its quota, those that are bound to the same cores these
+    # workers of one control group share its quota, workers that are bound to the same cores share these
     in_group, on_cores = (int(here[:, i].eq(own).sum()) for i, own in ((1, float(group)), (2, bound)))
     cores = min(len(affinity) / on_cores, allowed / in_group)
     # threads share the cores fairly

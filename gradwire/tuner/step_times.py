@@ -28,7 +28,7 @@ class DenseTimes:
         self._unrecorded = 0
 
     def add(self, seen: Observation) -> float | None:
-        """Adds a step, or all of those that the framework has reduced; returns the median once there are enough."""
+        """Adds a step, or the median of all that the framework reduced; returns the median once there are enough."""
         if is_unrecorded(seen) and self._unrecorded < MOST_UNRECORDED:  # it is timed as it will run
             self._unrecorded += 1
             return None

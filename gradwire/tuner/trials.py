@@ -40,7 +40,7 @@ class Tried(NamedTuple):
     """A plan's steps in a trial."""
 
     step_s: float
-    """Beside the plans that were left."""
+    """See `Trials.step_s`."""
     progress: float
     """Per second, over that of the plan that was chosen."""
 
@@ -130,8 +130,8 @@ class Trials:
 
     @property
     def challenger(self) -> int | None:
-        """Index of the plan that is to meet the chosen one once more: dense, else the nearest, of those that are not
-        clearly 3 % worse beside it."""
+        """Index of the plan to compare with the chosen one once more: dense, else the nearest, of the plans that are
+        not clearly 3 % worse; None where there is none."""
         # plans that met the chosen one, and are not clearly worse
         chosen = self.choice
         ratios = {plan: self.ratio(plan, chosen) for plan in self.ran if plan != chosen and self.met(plan, chosen)}
@@ -145,8 +145,7 @@ class Trials:
 
     @property
     def best(self) -> int:
-        """Index of the plan with the most progress per second of those that are left, dense only where no other is."""
-        # dense is the best only where no other is left
+        """Index of the plan that is left with the most progress per second, dense only where no other is left."""
         ran = [plan for plan in self.alive if self.seconds(plan)]
         left = ran[1:] if self.dense_is_left and len(ran) > 1 else ran
         return left[best_index([self.rate(plan) for plan in left], [self.efficiencies[plan] for plan in left])]
@@ -170,8 +169,8 @@ class Trials:
         return Ratio.of(self._logs(plan, other))
 
     def step_s(self, plan: int) -> float:
-        """The seconds of a step with a plan that ran, beside the first of those that are left: plans ran in different
-        rounds, and what else the machine did then made all of them slower."""
+        """The seconds of a step with a plan that ran: those of the first plan that is left, times the ratio of the two.
+        Plans ran in different rounds, and what else the machine did then made all of them slower."""
         first = self.alive[0]
         if not (logs := self._logs(plan, first)):
             return median(self.seconds(plan))
@@ -261,8 +260,8 @@ class Trials:
             self._drop(KEPT[len(self.rounds) - 1])
 
     def _drop(self, kept: int) -> None:
-        """Drops who was far behind the best in every round, dense after two of them alone; and of the others all but
-        the `kept` best. Two are left."""
+        """Drops plans that were far behind the best in every round, dense not before the second; and of the others all
+        but the `kept` best, so that two are left."""
         # how far each plan was behind the best, in the round in which it was nearest
         first, best = len(self.rounds) == 1, max(self.alive, key=self.rate)
         behind = {plan: min(self._logs(plan, best)) for plan in self.alive}

@@ -30,7 +30,7 @@ class StepTimeMonitor:
     """A window was as expected."""
 
     def after(self, step: int, expected_s: float, close: bool) -> "StepTimeMonitor":
-        """The watch that begins with a choice, to which another plan comes so `close` that they meet again."""
+        """The monitor of a plan chosen now, which is compared once more with another one if that comes `close`."""
         wait = 2 * self.look_after or LOOK_AFTER
         return StepTimeMonitor(expected_s, step + wait if close else 0, wait if close else 0)
 

@@ -88,7 +88,7 @@ class FragmentedModel:
         known, parameters = {name for part in self.names for name in part}, self._replica.parameters
         if not (new := [name for name in trained if name not in known]):
             return False
-        # a count of fragments: to the smallest; modules: to the one that has it
+        # by a count: to the smallest fragment; by modules: to the fragment of its module
         if isinstance(self._wanted, int):
             sizes = [sum(parameters[own].numel() for own in part) for part in self.names]
             for name in new:

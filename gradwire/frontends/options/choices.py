@@ -133,7 +133,7 @@ class Choices:
         way, rules = (compressor, self.memory, self.communicator), self.by_layer
 
         def make(slots: list[Slot]) -> Plan:
-            if self.groups:  # which the slots of a fragment, or of those that are trained now, do not tell
+            if self.groups:  # by all names: slots may be a fragment's alone, or of what is trained now
                 self.groups.check_names(parameters)
             return cut_alike(planner.by_rules(rules, slots) if rules else planner.in_one_way(way, slots), slots)
 
@@ -228,7 +228,7 @@ class StepChoices(Choices):
         native, "" where it may."""
         slots = slots or slots_of(parameters)
         warn_of(self.by_layer, slots)
-        # the plan of those that are trained now
+        # the plan of the parameters that are trained now
         make, now = self.plan(parameters, lambda: 1), parameters.keys() if trained is None else trained
         dense = [slot for slot in slots if slot.name not in sparse]
         planned = [slot for slot in dense if slot.name in now]
@@ -242,7 +242,7 @@ class StepChoices(Choices):
             raise ValueError(no_native)
         check_means(plan, "one rank exchanges none")
         if (controller := self.controlled_by()) and not plan.native:
-            # what it is for may be frozen now
+            # it may be for parameters that are frozen now
             controller.check(make(dense))
 
     def _fits(self, parameters: Mapping[str, nn.Parameter]) -> Callable[[Plan], None]:

@@ -82,7 +82,7 @@ class Planner:
 
 
 def parts_of(way: Way) -> Parts:
-    """The compressor, memory and communicator of a way, None for those that are to suit."""
+    """A way's compressor, memory and communicator; None for what it does not name."""
     match way:
         case Group(_, compressor, memory, communicator):
             return compressor, memory, communicator

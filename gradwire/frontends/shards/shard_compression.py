@@ -122,7 +122,7 @@ def _check_model(model: nn.Module, exact: bool) -> None:
     whose ranks have equal copies of a parameter beside different parts of another one, with which it is encoded."""
     if any(isinstance(comm, ShardCollective) for group in fsdp_groups(model) for comm in collectives_of(group)):
         raise ValueError("the model's shards are compressed already; call detach() of what compress_shards() returned")
-    # whether tensor parallelism cuts a parameter: over other ranks than those that FSDP shards it over
+    # whether tensor parallelism cuts a parameter: over ranks among which FSDP does not shard it
     cut = {
         id(parameter): not over.issuperset(cut_over(parameter))
         for group in fsdp_groups(model)

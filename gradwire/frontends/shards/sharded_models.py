@@ -58,8 +58,8 @@ def reshard(model: nn.Module) -> None:
 def checked_replicas(
     model: nn.Module, mesh: DeviceMesh | None, optimizer: Optimizer | None = None
 ) -> tuple[TrainedParameters, DeviceMesh]:
-    """The sharded parameters, of those that an `optimizer` holds if one is given, and the mesh of all ranks, by default
-    the one that the model was wrapped on. Raises ValueError, naming the call that works, where they do not fit."""
+    """The sharded parameters, with an `optimizer` only what it holds, and the mesh of all ranks, by default the one on
+    which the model was wrapped. Raises ValueError, naming the call that works, where they do not fit."""
     # a wrapped model, as FSDP keeps it between passes
     if not is_fsdp(model):
         raise ValueError(f"mesh= is for models that fully_shard has wrapped, not {type(model).__name__}; use {RECIPE}")

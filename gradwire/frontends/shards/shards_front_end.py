@@ -138,7 +138,7 @@ class ShardsFrontEnd(GradientHooks):
     def _check_same(self, module: nn.Module, runtime: Runtime) -> None:
         """Ends the job where parameters were replaced: new ones have no hooks."""
         present = dict(named_parameters(module))
-        # instead of those that FSDP has gathered, the module has whole parameters
+        # while FSDP has gathered a group, the module has whole parameters in place of its shards
         gathered = {p for group in self._fsdp_groups if is_gathered(group) for p in parameters_of_fsdp(group)}
         for name, parameter in self._parameters.items():
             if present.get(name) is not parameter and parameter not in gathered:

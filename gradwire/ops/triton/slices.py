@@ -55,8 +55,8 @@ def first_bounds(key, AXIS: tl.constexpr, SLICES: tl.constexpr, LENGTH: tl.const
 def bisected(
     key, k, AXIS: tl.constexpr, SLICES: tl.constexpr, LENGTH: tl.constexpr, GROUPS: tl.constexpr
 ):  # fmt: skip
-    """Of each slice (SLICES,): `low` that k keys reach or more, and `high` that fewer do; the keys from one to the
-    other are equal, or exactly those that are missing. And how many reach `high`."""
+    """Bounds of the k-th largest key of each slice (SLICES,): k keys or more reach `low`, fewer reach `high`. The keys
+    from `low` to `high` are equal, or as many as k lacks. And how many keys reach `high`."""
     low, high = first_bounds(key, AXIS, SLICES, LENGTH, GROUPS)
     above, reached = tl.zeros((SLICES,), tl.int32), tl.zeros((SLICES,), tl.int32)
     going = 1

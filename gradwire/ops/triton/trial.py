@@ -36,7 +36,7 @@ class Trial(NamedTuple):
 
 
 def tried(device: torch.device) -> tuple[Backend, str]:
-    """Triton's functions, with the reference's in place of those that are wrong on this device; and which these are.
+    """Triton's functions, with the reference's in place of any that are wrong on this device; and which these are.
     Waits for the device. Raises the first error where all fail, as without a C compiler.
 
     The host computes the right results: a GPU's own products may be set to round to fewer bits."""

@@ -51,7 +51,7 @@ class PendingRecording:
     flat: Mapping[str, DoubleBuffer]
     """The double buffers of its state of gradient size, by kind."""
     small: Mapping[str, SmallBuffers]
-    """Those of its small state, by name."""
+    """The double buffers of its small state, by name."""
 
 
 @dataclass(frozen=True)

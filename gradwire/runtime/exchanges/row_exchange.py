@@ -159,7 +159,7 @@ class RowExchange(GroupExchange):
 
 
 def _rows(gradient: Tensor) -> Rows:
-    """The gradient's rows, each index once; of a dense one those that are not zero."""
+    """The gradient's rows, each index once; of a dense gradient the rows that are not zero."""
     gradient = gradient.detach()
     rows = (gradient if gradient.is_sparse and gradient.sparse_dim() == 1 else gradient.to_sparse(1)).coalesce()
     return rows.indices()[0], rows.values()

@@ -1,4 +1,4 @@
-"""The end of a job. Each rank that ends leaves a mark in the store, so those that leave none are known to be lost."""
+"""The end of a job. Each rank that ends leaves a mark in the store, so a rank that leaves none is known to be lost."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -206,7 +206,7 @@ class FailureVerdict:
         return marks + sum(len(self._unmarked([rank])) for rank in self._mesh.silent)
 
     def _unmarked(self, ranks: Sequence[int]) -> list[int]:
-        """Those of the ranks that have no mark: one question where all have one; else each half is asked for."""
+        """The ranks without a mark: one question where all have one; else the same of each half."""
         if not ranks or self._mesh.store.check([f"ended/{rank}" for rank in ranks]):
             return []
         half = len(ranks) // 2

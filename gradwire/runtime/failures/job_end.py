@@ -45,7 +45,7 @@ def close_all(
     where the user gave it; that one may then carry another job."""
     # the mark first: other ranks may be waiting for this one
     ending.detach()
-    # then this rank's threads, the one that looks for lost ranks last: others may be lost in the last step
+    # then this rank's threads, the monitor's last: ranks may be lost in the last step
     try:
         done = executor.close(monitor.watches if monitor else None)
     finally:

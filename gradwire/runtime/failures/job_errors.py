@@ -63,7 +63,7 @@ class PeerFailed(ReductionError):
 
 
 class AbsentRanks(PeerFailed):
-    """Some `ranks` did not come to a meeting; all others raise this. It names those that are lost, if any are."""
+    """Some `ranks` did not come to a meeting; all others raise this. The message names lost ones among them."""
 
     def __init__(self, call: str, why: str, ranks: Sequence[int]) -> None:
         super().__init__(f"{call} ended", why)

@@ -96,7 +96,7 @@ class ActivePlan:
         return self._follow_order is not None
 
     def replan(self, agreed: Plan, asked: Plan) -> None:
-        """Puts in force the plan that ranks agreed on, for the one that a user asked for."""
+        """Puts `agreed` in force, which the ranks have made of the plan that a user `asked` for."""
         self._remake, self._chosen = None, asked
         # what the controller has decided or asked for is of the plan before
         self._control.restart(self.trained)
@@ -195,7 +195,7 @@ class ActivePlan:
 
     def _load_with_controller(self, read: checkpoint.Unpacked) -> None:
         plan, native = self._load_controller(read.job)
-        self._control.forget()
+        self._control.forget_sums()
         # before the first step the order of gradients is yet to come
         known = read.about.order or read.job
         self._put_in_force(plan, self._remake if not read.step else None if known else self._follow_order)
@@ -222,7 +222,7 @@ class ActivePlan:
         if job and (origin.native or same):
             return saved, change_of(job, "native")
         # the user names another compressor, or trains other parameters: as after a replan
-        self._control.begin_anew()
+        self._control.forget_decision()
         return self._begin(own), None
 
     def _load_saved(self, job: Mapping[str, Tensor]) -> Plan:

@@ -80,7 +80,7 @@ class ControllerRunner:
         self._mesh = pipeline.mesh
         self._profiler = options.profiler
         self._can_be_native = not options.no_native
-        self.begin_anew()
+        self.forget_decision()
         self.paused = False
         self._tracing: Tracing | None = None
         count = self.controller.numbers + 1 if self.controller else 1
@@ -97,19 +97,19 @@ class ControllerRunner:
     def restart(self, slots: Sequence[Slot]) -> None:
         """Begins anew for other slots; sums and decisions for those before are dropped."""
         self.slots = slots
-        self.begin_anew()
-        self.forget()
+        self.forget_decision()
+        self.forget_sums()
 
-    def begin_anew(self) -> None:
+    def forget_decision(self) -> None:
         """Forgets the decision; default communicators of the plan are those of this number of ranks."""
         self.decided, self._ranks_of_defaults = None, self._mesh.replica.world
 
-    def forget(self) -> None:
+    def forget_sums(self) -> None:
         """Drops sums and traces of the last steps, whose plan or state is no longer in force."""
         self._tracing = None
         self._sums.clear()
 
-    def drop(self) -> None:
+    def drop_numbers(self) -> None:
         """Drops the numbers of a step that was reduced and does not count."""
         self._numbers.zero_()
         self._collected = False
@@ -210,7 +210,7 @@ class ControllerRunner:
         return self._agreed_change(float(numbers)) if numbers else None
 
     def export(self, plan: Plan, origin: Plan, native: Change | None) -> dict[str, Tensor]:
-        """The controller's part of a state, by the plan in force and the one that it was made from."""
+        """The controller's part of a state: with the plan in force, and `origin`, of which the controller made it."""
         assert self.controller is not None
         # a decision of the last step is not in force yet: it is kept too
         return controller_state(self.controller, plan, origin, self._ranks_of_defaults, native, self.decided)
@@ -232,8 +232,8 @@ class ControllerRunner:
         return self.controller.changed(before, plan)
 
     def for_these_ranks(self, state: Mapping[str, Tensor], own: Plan) -> Mapping[str, Tensor]:
-        """An exported state, with the default communicators of this number of ranks in its plans where they have those
-        of its own; by the user's plan here, `own`, nothing has `changed`."""
+        """An exported state for the number of ranks here: where its plans have the default communicators of the ranks
+        that saved it, they get those of here. The user's plan here, `own`, has `changed` nothing of it."""
         assert self.controller is not None
         here = self._mesh.replica.world
         ranks = ranks_of(state) or here

@@ -181,7 +181,7 @@ class BufferPart:
 
     @property
     def double_buffer(self) -> DoubleBuffer:
-        """The current half, and the one that a step writes."""
+        """The current half, and the other one, which a step writes."""
         half = self.side
         return DoubleBuffer(self._halves[half], self._halves[1 - half])
 

@@ -83,29 +83,29 @@ class Steps:
         self.store, self.pipeline = store, pipeline
         self.executor, self.control = executor, control
         self.machine, self.changing = Machine(), RLock()
-        self.number = self.counted = self.current = self.skipped = self.last_counted = self._follows = 0
-        self.skip_reason, self.members = "", []
+        self.number = self.counted = self.current = self.skipped = self.last_counted = self._draws_step = 0
+        self.skip_reason, self.members, self.ended = "", [], lambda: None
         self.last_arrival = self.moved = EPOCH
-        self.ended = lambda: None
+        # of all groups; and of those in the step under way, or in the last one while its verdict is not read
         self.exchanges, self._active = list[GroupExchange](), list[GroupExchange]()
         self._scale, self.elastic, self.voted = options.scale, options.elastic, options.voted
         self.promised = self.over = self._lost = False
-        # what all groups share
         self.job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), encode_hook=control.encode_hook)
         self.recordings = Recordings(executor, lambda: control.looks)
         self.float_residuals, self.kernels = FloatResiduals(executor.device), Workspace(executor.device)
         self.used = UsedSlots(len(store.slots), pipeline, executor, options.find_unused)
         self._promise_sum = torch.zeros(1, dtype=torch.float32, device=executor.device)
         self._weights, self._verdict = Weights(pipeline, executor), StepVerdict(pipeline, executor)
-        # the step under way, or the last one while its verdict is not read
+        # of the step under way, what its groups bring; and the next step's plan, where that is another one
         self._inputs: dict[int, GroupInput] = {}
-        self._next: Plan | None = None
-        self._last: Sequence[GroupExchange] | None = None
+        self._next_plan: Plan | None = None
+        # the groups of the last step: none where it did not count, None where it cannot be taken back any more
+        self._last_groups: Sequence[GroupExchange] | None = None
 
     def install(self, plan: Plan) -> None:
         """Puts a plan in force from the next step on. Until that begins, state stays where it is."""
-        self._next, members = plan, self.store.members(plan)
-        if members != self.members:
+        self._next_plan, members = plan, self.store.members(plan)
+        if members != self.members:  # by another list `GradientCollector` knows that groups have changed
             self.members = members
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class Steps:
         with self.changing:
             self.settle()
             self.store.close()
-            plan, self._next, self._last = self._next, None, None
+            plan, self._next_plan, self._last_groups = self._next_plan, None, None
             if plan:
                 self._arrange(plan)
 
@@ -123,16 +123,16 @@ class Steps:
             self.settle()
             if self.promised:  # it waits for a vote, without which it counts for no rank
                 return False
-            if self._last is None:
+            if self._last_groups is None:
                 raise ValueError("skip() takes back the last step, and there is none; call it after backward()")
-            return bool(self._last)
+            return bool(self._last_groups)
 
     def take_back(self) -> None:
         """Takes back the last step, which counts: all state, draws and turns are what they were before."""
         with self.changing:
-            for exchange in self._last or ():
+            for exchange in self._last_groups or ():
                 exchange.take_back()
-            self._last = ()
+            self._last_groups = ()
             self.counted -= 1
             self._skipped("by skip()")
 
@@ -160,7 +160,7 @@ class Steps:
         """Records the turns that are due; between two steps, while the thread that trains waits."""
         with self.changing:
             self.settle()
-            if self._next is None and not self.promised:
+            if self._next_plan is None and not self.promised:
                 self.recordings.record()
 
     def native_step_ended(self, opened: int) -> None:
@@ -169,7 +169,7 @@ class Steps:
             self.settle()
             self.number, self.counted = self.number + 1, self.counted + 1
             self.last_counted = opened
-            self._last = None
+            self._last_groups = None
 
     def lose(self) -> None:
         """Marks the step that is under way, or begins next, as one that no rank takes."""
@@ -185,10 +185,10 @@ class Steps:
             if self.promised:  # the vote on the step before did not come
                 for exchange in self._active:
                     exchange.forget()
-                self.control.drop()
+                self.control.drop_numbers()
                 self.promised = False
         self.current, self._active = opened, [self.exchanges[group] for group in groups]
-        self._follows = self.counted if times_sent is None else times_sent
+        self._draws_step = self.counted if times_sent is None else times_sent
         self.float_residuals.begin(groups)
         self.executor.waits.step_begins()
         self.pipeline.recorder.step_begins(self.control.times)
@@ -198,8 +198,8 @@ class Steps:
     def complete(
         self, group: int, tensors: Sequence[Tensor] | None, absent: Sequence[int], fixed: bool, arrival: Event
     ) -> None:
-        """Takes a complete group's gradients, in the order of its slots; those `absent` are zeros. Without `tensors`
-        they lie where they did when they were `fixed`. The step's last group had arrived at `arrival`."""
+        """Takes a complete group's gradients, in the order of its slots; `absent` ones are zeros. Without `tensors`
+        they lie where they lay when they were `fixed`. `arrival` is when the step's last group was complete."""
         # the group's input: where its gradients lie, and the loss scale that they have
         self.last_arrival, stored = arrival, self.store.groups[group]
         if tensors is not None:
@@ -220,7 +220,7 @@ class Steps:
         whole, *each = read
         for exchange in self._active:
             exchange.commit() if whole else exchange.forget()
-        self._last = self._active if whole else ()
+        self._last_groups = self._active if whole else ()
         if whole:
             self.counted, self.last_counted = self.counted + 1, self.current
         else:
@@ -237,7 +237,7 @@ class Steps:
         if entry.turn:
             return self.pipeline.advance(entry.group)
         # the first turn: add up, encode, start the first collective
-        self.pipeline.start(exchange, self.recordings.run(exchange, self._inputs.pop(entry.group), self._follows))
+        self.pipeline.start(exchange, self.recordings.run(exchange, self._inputs.pop(entry.group), self._draws_step))
         # behind the last group's first turn, the controller's numbers travel while groups are decoded
         if exchange is self._active[-1]:
             views = [GroupView(each.group, each.context, each.nonfinite) for each in self._active if each.compresses]
