@@ -83,7 +83,8 @@ class JobOptions:
     """Raises ValueError for a plan that the front end cannot follow."""
 
     def first_plan(self, make: Callable[[], Plan], slots: Sequence[Slot], mesh: Mesh) -> Plan:
-        """The plan that `make` returns, made once the controller has got the job's slots."""
+        """The plan that `make` returns, made once the mesh is this job's, and the controller has got its slots."""
+        mesh.take(self.controller)
         if self.controller:
             self.controller.meet(slots, mesh.replica.world)
         return make()

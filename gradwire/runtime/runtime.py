@@ -70,7 +70,7 @@ class Runtime:
         self.hosts, own_mesh = self._agreement.hosts, mesh if options.owns_mesh else None
         # the ranks meet over the store, before any thread or connection is made
         try:
-            first = partial(self.mesh.take, partial(options.first_plan, plan, planned, mesh), options.controller)
+            first = partial(options.first_plan, plan, planned, self.mesh)
             self._active = ActivePlan(first, self._agreement, options, planned)
         except BaseException:
             self.mesh.release()

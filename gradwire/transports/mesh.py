@@ -1,11 +1,10 @@
 """A mesh: which transport carries the collectives of which axis."""
 
 import gc
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import prod
-from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -16,8 +15,6 @@ from gradwire.options import check_type, one_line
 from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.parcels import parcels
 from gradwire.transports.transport import KeyValueStore, Pending, Transport, of_others
-
-T = TypeVar("T")
 
 ABORT_S = 5.0
 """How long to wait for an abort."""
@@ -68,10 +65,10 @@ class Mesh:
             if not part.check([GIVEN_UP]):
                 return Mesh(self.axes, part, self.leaders)
 
-    def take(self, begin: Callable[[], T], controller: object | None = None) -> T:
-        """Takes the transports, and the `controller` if there is one, for this job alone, until `release`; returns what
-        `begin` returns. Two jobs on one transport would start collectives in an order that differs between ranks, and
-        two with one controller would mix what it knows. Raises ValueError, on this rank, where another job has one."""
+    def take(self, controller: object | None) -> None:
+        """Takes the transports, and the `controller` if there is one, for this job alone, until `release`. Two jobs on
+        one transport would start collectives in an order that differs between ranks, and two with one controller would
+        mix what it knows. Raises ValueError, on this rank, where another job has one."""
         wanted = {id(transport.carrier): "transport carries" for transport in self.axes.values()}
         if controller is not None:
             wanted[id(controller)] = f"{type(controller).__name__} controls"
@@ -82,7 +79,6 @@ class Mesh:
             raise ValueError(f"this {busy} another job; make one for each, or first call handle.detach()")
         self._taken = [*wanted]
         _carried.update(dict.fromkeys(wanted, self))
-        return begin()
 
     def release(self) -> None:
         """Gives back what `take` has taken."""

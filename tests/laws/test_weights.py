@@ -75,7 +75,7 @@ def test_without_any_samples_residuals_alone_are_sent() -> None:
 def test_what_has_no_weights_is_refused() -> None:
     for given, why in [(gw.SignSGD(), "has one vote"), (gw.Signum(), "has one vote")]:
         with pytest.raises(ValueError, match=why):
-            check_weighted(gw.plans.uniform(SLOTS, given))
+            check_weighted(gw.plans.uniform(SLOTS, given), 1.0)
     counting = gw.Plan((gw.Group(("scale",), gw.TopK(0.1), gw.Residual(), gw.AllGather(over_senders=True)),))
     with pytest.raises(ValueError, match="counts senders"):
-        check_weighted(counting)
+        check_weighted(counting, 1.0)

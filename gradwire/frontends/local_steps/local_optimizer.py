@@ -27,7 +27,7 @@ from gradwire.frontends.options.choices import Choices
 from gradwire.frontends.options.given_rules import facts_of, warn_of
 from gradwire.frontends.options.keywords import PlanOptions
 from gradwire.frontends.options.parameters import device_of
-from gradwire.frontends.options.weighted import weight_function, weighted, with_weight_check
+from gradwire.frontends.options.weighted import check_weighted, weight_function, weighted
 from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.shards.sharded_models import reshard
 from gradwire.frontends.trained import add_to, check_held
@@ -144,16 +144,20 @@ class LocalSteps(Wrapper):
 
     def _open(self, choices: Choices, plan: Callable[[], Plan], values: dict[str, str], schedule: str) -> Runtime:
         """The runtime; ranks compare the descriptions of the model's `values`, by name."""
-        replica = self._replica
-        parts = self._fragments
-        trained = self._replica.trained.parameters()
+        replica, parts = self._replica, self._fragments
+        trained = replica.trained.parameters()
+
+        def fits(plan: Plan) -> None:
+            parts.check_fits(plan)
+            check_weighted(plan, choices.weight)
+
         # open the axes, and agree
         axes = choices.mesh(replica.axes, device := device_of(trained))
         self._ranks = axes.replica.world
         return Runtime(plan, replica.slots, axes, device, JobOptions(
             seed=choices.seed, others=replica.others, owns_mesh=choices.owns_mesh, planned=replica.planned,
             values=values, trained=trained.keys(), plan_for=parts.plan, rounds=True,
-            fits=with_weight_check(parts.check_fits, choices.weight), weight=weight_function(choices.weight),
+            fits=fits, weight=weight_function(choices.weight),
             facts={
                 "front end": "LocalSteps", "inner_steps, delay, mix and eager": schedule,
                 "weight": weighted(choices.weight),

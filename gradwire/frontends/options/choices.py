@@ -18,7 +18,7 @@ from gradwire.frontends.options.given_rules import GivenRule, Planner, facts_of,
 from gradwire.frontends.options.keywords import Dense
 from gradwire.frontends.options.parameters import device_of, slots_of
 from gradwire.frontends.options.scaled import scale_from
-from gradwire.frontends.options.weighted import Weight, weight_function, weighted, with_weight_check
+from gradwire.frontends.options.weighted import Weight, check_weighted, weight_function, weighted
 from gradwire.frontends.updates import check_means, check_unsharded
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
@@ -237,7 +237,7 @@ class StepChoices(Choices):
         # as the runtime of several ranks does
         plan.check(planned)
         check_sparse(sparse, planned, self.rows)
-        self._fits(parameters)(plan)
+        self._check_fits(plan, parameters)
         if plan.native and no_native:
             raise ValueError(no_native)
         check_means(plan, "one rank exchanges none")
@@ -245,9 +245,10 @@ class StepChoices(Choices):
             # it may be for parameters that are frozen now
             controller.check(make(dense))
 
-    def _fits(self, parameters: Mapping[str, nn.Parameter]) -> Callable[[Plan], None]:
-        """A check that refuses a plan which parameters and weights do not fit."""
-        return with_weight_check(lambda plan: check_unsharded(plan, parameters.values()), self.weight)
+    def _check_fits(self, plan: Plan, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Raises ValueError for a plan that the parameters or the weights do not fit."""
+        check_unsharded(plan, parameters.values())
+        check_weighted(plan, self.weight)
 
     def runtime(
         self,
@@ -273,7 +274,7 @@ class StepChoices(Choices):
 
         def fits(plan: Plan) -> None:
             check_sparse(sparse, first, self.rows, mesh)
-            self._fits(parameters)(plan)
+            self._check_fits(plan, parameters)
 
         if not options.get("voted"):
             # where steps are voted on, a new quorum makes the same again

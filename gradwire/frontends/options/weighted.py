@@ -27,21 +27,10 @@ def weighted(weight: Weight | None) -> str:
     return "no" if weight is None else "yes"
 
 
-def check_weighted(plan: Plan) -> None:
-    """Raises ValueError for parts of a plan whose means have no weights."""
-    for group in plan.groups:
+def check_weighted(plan: Plan, weight: Weight | None) -> None:
+    """Raises ValueError where ranks have weights, and parts of a plan make means without."""
+    for group in plan.groups if weight is not None else ():
         if group.compressor.sign_vote:
             raise ValueError(f"in {group.compressor} every rank has one vote; use EFSignSGD(), or leave weight out")
         if getattr(group.communicator, "over_senders", False):
             raise ValueError(f"{group.communicator} counts senders; use AllGather(), or leave weight out")
-
-
-def with_weight_check(fits: Callable[[Plan], None], weight: Weight | None) -> Callable[[Plan], None]:
-    """A check of plans that also refuses those whose means have no weights, where ranks have some."""
-
-    def both(plan: Plan) -> None:
-        fits(plan)
-        if weight is not None:
-            check_weighted(plan)
-
-    return both

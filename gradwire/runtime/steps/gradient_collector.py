@@ -93,9 +93,9 @@ class GradientCollector:
         self._tensors: list[Any] = [None] * len(self.slots)
         self.first_group_at = 0.0
         self._fixed = False
-        self._known: set[int] = set()
-        # the step's last group and its absent slots, where it is posted when the backward pass is over
-        self._keeps_last, self._last = False, list[tuple[int, Sequence[int]]]()
+        self._places_sent: set[int] = set()
+        # whether the step's last group is posted when the backward pass is over; that group, with its absent slots
+        self._holds_back, self._held_back = False, list[tuple[int, Sequence[int]]]()
         _of_process.add(self)
 
     def is_reduced(self, slot: int) -> bool:
@@ -111,7 +111,7 @@ class GradientCollector:
     def unfinished(self) -> bool:
         """Whether gradients of the open step are missing, or its backward pass is not over. Asked between two passes:
         whether the last one failed."""
-        return bool(self._last) or not self.arrivals.all_there(self.groups)
+        return bool(self._held_back) or not self.arrivals.all_there(self.groups)
 
     def missing(self) -> list[int]:
         """The slots of the open step whose gradients have neither arrived nor are known to be absent."""
@@ -130,7 +130,7 @@ class GradientCollector:
         # another plan: its groups are counted from now on
         if self._members is not self._steps.members:
             self._members = self._steps.members
-            self._known.clear()
+            self._places_sent.clear()
             self.arrivals.follow(self._members, len(self.slots))
         # a traced step has the plan that is in force now
         if self._recorder.traces:
@@ -138,7 +138,7 @@ class GradientCollector:
         # count the gradients of this step
         self.arrivals.begin()
         self.groups = range(len(self._members)) if groups is None else groups
-        self._keeps_last = until_backward_ends
+        self._holds_back = until_backward_ends
         self.step += 1
         now = monotonic()
         self._step_s, self._opened_at = max(0.0, now - self._opened_at), now
@@ -220,7 +220,7 @@ class GradientCollector:
     def fix_addresses(self, fixed: bool) -> None:
         """Says whether gradients lie, from now on, where they were last submitted, so that slots just arrive."""
         self._fixed = fixed
-        self._known.clear()
+        self._places_sent.clear()
         self._executor.post(self._steps.forget_addresses)
 
     def fence(self) -> StepFence:
@@ -229,9 +229,9 @@ class GradientCollector:
 
     def backward_done(self) -> None:
         """Notes that the backward pass of a step can fail no more, and all its gradients are there."""
-        self._keeps_last = False
-        while self._last:
-            self._post(*self._last.pop())
+        self._holds_back = False
+        while self._held_back:
+            self._post(*self._held_back.pop())
         # the worker has them: the user may clear gradients that lie elsewhere in the next step
         if not self._fixed:
             self._tensors = [None] * len(self.slots)
@@ -254,8 +254,8 @@ class GradientCollector:
             self._tensors = places
 
     def _complete(self, group: int, absent: Sequence[int]) -> None:
-        if self._keeps_last and self.arrivals.all_there(self.groups):
-            self._last.append((group, absent))
+        if self._holds_back and self.arrivals.all_there(self.groups):
+            self._held_back.append((group, absent))
         else:
             self._post(group, absent)
 
@@ -269,10 +269,10 @@ class GradientCollector:
         # a sparse gradient is another tensor in each step
         fixed = self._fixed and members[0] not in self._steps.store.sparse
         # places are sent along until the worker knows them
-        if group not in self._known:
+        if group not in self._places_sent:
             tensors = [self._tensors[slot] for slot in members]
             if fixed:
-                self._known.add(group)
+                self._places_sent.add(group)
         # to the worker, in the order in which groups are complete
         missing = [members.index(slot) for slot in absent]
         arrival = self._recorder.record_event() if self.arrivals.all_there(self.groups) else EPOCH

@@ -48,8 +48,8 @@ class StepLock:
 
     def __init__(self, collector: GradientCollector, results: StepResults, job: FirstError) -> None:
         self._collector, self._results, self._job = collector, results, job
-        self._one = Lock()
-        self._lost = False
+        self._lock = Lock()
+        self._abandoned = False
         self._backward: weakref.ref[Callable[[], None]] | None = None
 
     def open_step(self, until_backward_ends: bool = False) -> bool:
@@ -58,7 +58,7 @@ class StepLock:
         force: the framework reduces this step."""
         self.give_up()
         # no call of all ranks is under way from here on
-        with self._one:
+        with self._lock:
             if self._collector.is_native:
                 return False
             self._open(until_backward_ends=until_backward_ends)
@@ -71,7 +71,7 @@ class StepLock:
         times before."""
         # a step that failed, first; it ends before the next one begins
         self.give_up()
-        with self._one:
+        with self._lock:
             self._open(groups, times_sent)
             # gradients in the plan's order; the last one of a group has the worker reduce it
             for index, slot in enumerate(self._collector.slots):
@@ -83,11 +83,11 @@ class StepLock:
         """Ends a step that was begun and whose backward pass failed; no rank takes it."""
         self._job.raise_known()
         # complete the step, and wait for it outside the lock: the worker's end of a step does not take it
-        with self._one:
+        with self._lock:
             self._abandon()
-        if self._lost:
+        if self._abandoned:
             self._results.finish()
-            self._lost = False
+            self._abandoned = False
 
     def backward_failed(self) -> bool:
         """Whether the backward pass that opened the last step is gone, and did not come to its end."""
@@ -101,7 +101,7 @@ class StepLock:
         `agree` compares facts. Raises ValueError, on all ranks, where one of them is inside a backward pass, has begun
         other steps, or has other `facts`; on this one, where its job has ended."""
         # from here on no step begins, and no other call comes
-        with self._one:
+        with self._lock:
             self._job.raise_known()
             if self.closed:
                 raise ValueError(GONE)
@@ -118,13 +118,13 @@ class StepLock:
     def hold(self) -> Iterator[None]:
         """Holds the lock: no step begins, and no call of all ranks comes."""
         self.give_up()
-        with self._one:
+        with self._lock:
             yield
 
     @contextmanager
     def local_call(self, call: str) -> Iterator[None]:
         """Holds the lock for one rank's call. Raises ValueError, and nothing has changed, inside a backward pass."""
-        with self._one:
+        with self._lock:
             if self._job.first is None:
                 self._moment(call)
                 self._abandon()
@@ -151,7 +151,7 @@ class StepLock:
         """Completes a step whose backward pass failed, with zeros."""
         if self._collector.unfinished:
             self._collector.abandon()
-            self._lost = True
+            self._abandoned = True
 
     @property
     def _in_backward(self) -> bool:
