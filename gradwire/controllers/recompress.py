@@ -36,8 +36,8 @@ class Defaults:
         return [group for group in plan.groups if group.communicator != usual[_kind(group)]]
 
     def changed(self, before: Plan, plan: Plan) -> dict[str, tuple[Group, Group]]:
-        """See `Controller.changed`. Communicators
-        count where the user has named them: the default is another one for another number of ranks."""
+        """See `Controller.changed`. Communicators count where the user has named them: the default is another one for
+        another number of ranks."""
         named, groups = self.named(plan), {name: group for group in before.groups for name in group.slots}
         pairs = {name: (groups[name], group) for group in plan.groups for name in group.slots if name in groups}
         return {
