@@ -36,9 +36,7 @@ def main(folder: Path, name: str) -> None:
         rows = [row for row in rows if row["section"] in ("versions", system)]
     versions = next((row for row in rows if row["kind"] == "versions"), None)
     if versions is None:
-        raise SystemExit(
-            f"{folder} has no row of versions, so nothing tells what was measured: run gpu.py --only versions,..."
-        )
+        raise SystemExit(f"{folder} does not say what was measured: run gpu.py anew, as --only versions,{system}")
     names = "card", "CUDA", "NCCL", "torch", "Triton"
     card, *others = [versions[name] if name == "card" else f"{name} {versions[name]}" for name in names]
     kept = {kind: [_cells(row) for row in rows if row["kind"] == kind] for kind in TABLES}

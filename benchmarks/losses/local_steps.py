@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from benchmarks.shared.provenance import known_runs, save
+from benchmarks.shared.provenance import known_runs, save_more
 from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.tables import markdown
 
@@ -79,7 +79,7 @@ def main() -> None:
                 cell = collect(__file__, own, arguments.ranks, "loopback")
                 rows.append({"name": name, "seed": seed, "steps": arguments.steps, "ranks": arguments.ranks} | cell)
                 print(rows[-1], flush=True)
-                save(SAVED, rows=rows)
+                save_more(SAVED, rows=rows)
     print(f"\n{table(rows)}")
 
 
