@@ -12,7 +12,8 @@ from benchmarks.shared import provenance
 
 RUNS: dict[str, tuple[str, list[str], dict[str, Any], Any]] = {
     "local_steps": (
-        "local_steps", ["--only", "dense", "--seeds", "2"], {"rows": [{"name": "dense", "seed": 0, "steps": 2250}]}, {},
+        "local_steps", ["--only", "dense", "--seeds", "1", "--ranks", "2"],
+        {"rows": [{"name": "dense", "seed": 0, "steps": 2250, "ranks": 4}]}, {},
     ),
     "shard_losses": ("shard_losses", ["--seeds", "2"], {"steps": 500, "rows": [{"seed": 0}]}, [{"seed": 1}]),
     "time_to_loss": (
