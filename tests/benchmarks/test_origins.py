@@ -1,4 +1,4 @@
-"""Rows that a script keeps from an earlier run keep the commit and the command that measured them."""
+"""Rows that a script keeps from an earlier run keep their origin, and ranks that fail leave no file among results."""
 
 import json
 import sys
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.shared import provenance
+from benchmarks.shared import provenance, ranks
+from gradwire.lab.launch import launch
 
 RUNS: dict[str, tuple[str, list[str], dict[str, Any], Any]] = {
     "local_steps": (
@@ -41,3 +42,18 @@ def test_rows_of_an_earlier_run_keep_their_origin(script: str, tmp_path: Path, m
     kept = json.loads(path.read_text())
     assert len(kept.get("rows") or kept["runs"]) > 1
     assert provenance.origins(kept)[1:] == [before]
+
+
+def test_ranks_that_fail_behind_their_result_leave_no_file_that_pages_would_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def failing(argv: list[str], *others: Any, **options: Any) -> None:
+        Path(argv[-1]).write_text("{}")
+        raise RuntimeError("a rank has aborted")
+
+    monkeypatch.setattr(launch, "launch", failing)
+    monkeypatch.setattr(ranks, "RESULTS", tmp_path, raising=False)
+    monkeypatch.setenv(provenance.CALLED, "python steps.py")
+    with pytest.raises(RuntimeError, match="a rank has aborted"):
+        ranks.collect("steps.py", [], 2, "loopback")
+    assert not [*tmp_path.glob("*.json")]
