@@ -27,6 +27,7 @@ class Clock:
     def __init__(self) -> None:
         self._now, self._order = 0.0, count()
         self._moments: list[tuple[float, int, Turn]] = []
+        self._errors = list[BaseException]()
 
     def now(self) -> float:
         return self._now
@@ -55,7 +56,7 @@ class Clock:
                 return
 
     def run(self, bodies: Sequence[Callable[[], object]]) -> None:
-        """Runs the bodies at once, each on a thread of its own."""
+        """Runs the bodies at once, each on a thread of its own. Raises the first error of any of them."""
         stack_size(1 << 18)
         turns = [Turn() for _ in bodies]
         threads = [Thread(target=self._run, args=each) for each in zip(turns, bodies, strict=True)]
@@ -66,11 +67,15 @@ class Clock:
         for thread in threads:
             thread.join()
         stack_size(0)
+        if self._errors:
+            raise self._errors[0]
 
     def _run(self, turn: Turn, body: Callable[[], object]) -> None:
         turn.wait()
         try:
             body()
+        except BaseException as error:
+            self._errors.append(error)
         finally:
             self._next()
 

@@ -17,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -40,10 +41,12 @@ from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.meeting import Meeting
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
-from gradwire.transports import process_group
+from gradwire.transports import gathering, process_group
 from gradwire.transports.transport import Done
 
 WATCH_S, ASK_S, ANSWER_S = 10.0, 3.0, 200e-6
+PLAYED_TIME = [(meeting, "monotonic", "now"), (gathering, "monotonic", "now"), (gathering, "sleep", "sleep")]
+"""The functions by which a meeting knows the time and waits, and those of a `Clock` in their place."""
 MODEL = {f"layers.{n}.weight": torch.empty(64, 64) for n in range(16)}
 
 
@@ -180,7 +183,9 @@ def simulated(ranks: int) -> dict[str, float]:
         mesh: Any = SimpleNamespace(rank=rank, ranks=ranks, store=store, timeout_s=600.0, failure=lambda: None)
         Meeting(mesh).gather({"plan": "p" * 1000})
 
-    with patch.object(meeting, "monotonic", clock.now):
+    with ExitStack() as stack:
+        for module, name, played in PLAYED_TIME:
+            stack.enter_context(patch.object(module, name, getattr(clock, played)))
         clock.run([partial(meet, rank) for rank in range(ranks)])
     loss = simulated_loss(ranks, ANSWER_S)
     assert loss.said == {f"reducing ended: rank {ranks // 3} was lost"}

@@ -1,7 +1,7 @@
 """Everything about a GPU that issues want measured, in at most eight minutes on one device.
 
     python3 benchmarks/gpu/gpu.py --out runs/gpu                     # needs no installation: the checkout alone
-    python3 benchmarks/gpu/gpu.py --only kernels,bert --minutes 4
+    python3 benchmarks/gpu/gpu.py --only kernels,bert --minutes 4 --out runs/bert
     python3 benchmarks/gpu/gpu.py --device cpu --tiny                # tries the script itself, on a pretended GPU
 
 On the device machine, whose tool `run` takes a command and sends this checkout:
@@ -61,8 +61,11 @@ def main() -> None:
     arguments = parse()
     os.environ[CALLED] = command()
     end, tables = time.monotonic() + 60 * arguments.minutes, Tables(arguments.out)
+    names = arguments.only.split(",") if arguments.only else default()
+    turns = turns_of(names)
+    if again := {row["section"] for row in read(arguments.out)}.intersection(names):
+        raise SystemExit(f"{arguments.out} has rows of {min(again)} from another run: name a new folder with --out")
     # the turn after this one is imported while this one runs
-    turns = turns_of(arguments.only.split(",") if arguments.only else default())
     ahead = processes_of(turns[0], arguments)
     for turn, following in zip(turns, [*turns[1:], []], strict=True):
         processes, ahead = ahead, processes_of(following, arguments)

@@ -34,7 +34,9 @@ def main(folder: Path, name: str) -> None:
     rows, system = read(folder), name.removeprefix("gpu_")
     if system in SETUPS:
         rows = [row for row in rows if row["section"] in ("versions", system)]
-    (versions,) = [row for row in rows if row["kind"] == "versions"]
+    versions = next((row for row in rows if row["kind"] == "versions"), None)
+    if versions is None:
+        raise SystemExit(f"{folder} does not say what was measured: run gpu.py anew, as --only versions,{system}")
     names = "card", "CUDA", "NCCL", "torch", "Triton"
     card, *others = [versions[name] if name == "card" else f"{name} {versions[name]}" for name in names]
     kept = {kind: [_cells(row) for row in rows if row["kind"] == kind] for kind in TABLES}

@@ -17,6 +17,7 @@ import math
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -30,6 +31,7 @@ from torch import nn
 import gradwire as gw
 from benchmarks.shared.provenance import known_runs, save_more
 from benchmarks.shared.ranks import as_rank, collect
+from benchmarks.shared.tables import markdown
 from gradwire.compressors import Codec, Compressor
 from gradwire.lab.workloads import FashionMnist, LanguageModel, Task
 from gradwire.memories import Memory
@@ -42,6 +44,13 @@ RIVALS = ("TopK", "AllDimensionTopK", "Interleaved")
 SLOWER = " at a quarter of the rate"
 DENSITIES = {"1 %": 0.01, "lowest": 1e-9}
 """Densities for AllDimensionTopK; "lowest" is one element of each slice, its least."""
+
+EQUAL = (
+    "at equal bytes", "compressed bytes per step", "held-out loss", "accuracy", "training loss at the end",
+    "held-out against TopK, by seed", "training against TopK",
+)  # fmt: skip
+ALL = ("configuration", "bytes per step, all", "held-out loss", "seeds", "against dense", "within 2 %", "of its own")
+"""The columns of the tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +119,7 @@ def main() -> None:
     for part, seed, task in product(*(each.split(",") for each in (arguments.parts, arguments.seeds, arguments.tasks))):
         if missing(part, task, int(seed)):
             collect(__file__, ["--parts", part, "--seeds", seed, "--tasks", task], RANKS, "loopback")
-    print("\n\n".join(markdown(task, known_runs(FILE)) for task in settings()))
+    print("\n\n".join(tables(task, known_runs(FILE)) for task in settings()))
 
 
 def parse() -> argparse.Namespace:
@@ -242,40 +251,41 @@ def train(run: Run, setting: Setting, seed: int) -> dict:
     }  # fmt: skip
 
 
-def markdown(task: str, results: list[dict]) -> str:
+def tables(task: str, results: list[dict]) -> str:
     """Two tables: the rivals of each density, and everything beside dense."""
     mine = [run | {"last": statistics.mean(run["curve"][-4:])} for run in results if run["task"] == task]
-    names = list(dict.fromkeys(run["name"] for run in mine))
     setting = settings()[task]
-    lines = [
+    about = (
         f"{task}: {sum(slot.numel for slot in setting.slots)} parameters, {setting.steps} steps of {RANKS} ranks, "
-        f"lr {setting.lr}. Median (least to most) over the seeds; training losses of the last tenth of the steps",
-        "",
-        "| at equal bytes | compressed bytes per step | held-out loss | accuracy | training loss at the end "
-        "| held-out against TopK, by seed | training against TopK |",
-        "|---|---|---|---|---|---|---|",
-    ]
+        f"lr {setting.lr}. Median (least to most) over the seeds; training losses of the last tenth of the steps"
+    )
+    return "\n\n".join([about, markdown(EQUAL, at_equal_bytes(mine)), markdown(ALL, beside_dense(mine))])
+
+
+def at_equal_bytes(mine: list[dict]) -> Iterator[list[str]]:
+    """A line for each rival, density by density, beside TopK."""
+    names = dict.fromkeys(run["name"] for run in mine)
     for label in DENSITIES:
-        for run in (seeds_of(mine, name) for name in names if name.endswith(f" {label}") and name.startswith(RIVALS)):
-            rival = seeds_of(mine, f"TopK {label}")
-            lines.append(
-                f"| {run[0]['name']} | {run[0]['compressed']:.0f} | {spread(run, 'loss', '.4f')} "
-                f"| {spread(run, 'accuracy', '.1%')} | {spread(run, 'last', '.4f')} "
-                f"| {listed(changes(run, rival))} | {listed(changes(run, rival, 'last'))} |"
-            )
-    lines += [
-        "",
-        "| configuration | bytes per step, all | held-out loss | seeds | against dense | within 2 % | of its own |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for run in sorted((seeds_of(mine, name) for name in names), key=lambda run: middle(run, "loss")):
-        base = seeds_of(mine, "dense" + SLOWER if run[0]["name"].endswith(SLOWER) else "dense")
-        worse = statistics.median(changes(run, base))
-        lines.append(
-            f"| {run[0]['name']} | {run[0]['sent']:.0f} | {spread(run, 'loss', '.4f')} | {len(run)} | {worse:+.1%} "
-            f"| {'yes' if worse <= 0.02 else 'no'} | {run[0]['note']} |"
-        )
-    return "\n".join(lines)
+        rival = seeds_of(mine, f"TopK {label}")
+        for name in names:
+            if name.endswith(f" {label}") and name.startswith(RIVALS):
+                own = seeds_of(mine, name)
+                yield [
+                    name, f"{own[0]['compressed']:.0f}", spread(own, "loss", ".4f"), spread(own, "accuracy", ".1%"),
+                    spread(own, "last", ".4f"), listed(changes(own, rival)), listed(changes(own, rival, "last")),
+                ]  # fmt: skip
+
+
+def beside_dense(mine: list[dict]) -> Iterator[list[str]]:
+    """A line for each configuration, from the lowest loss on."""
+    names = dict.fromkeys(run["name"] for run in mine)
+    for own in sorted((seeds_of(mine, name) for name in names), key=lambda runs: middle(runs, "loss")):
+        name = own[0]["name"]
+        worse = statistics.median(changes(own, seeds_of(mine, "dense" + SLOWER if name.endswith(SLOWER) else "dense")))
+        yield [
+            name, f"{own[0]['sent']:.0f}", spread(own, "loss", ".4f"), str(len(own)), f"{worse:+.1%}",
+            "yes" if worse <= 0.02 else "no", own[0]["note"],
+        ]  # fmt: skip
 
 
 def seeds_of(runs: list[dict], name: str) -> list[dict]:

@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from benchmarks.shared.provenance import known_runs, save
+from benchmarks.shared.provenance import known_runs, save_more
 from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.tables import markdown
 
@@ -71,16 +71,17 @@ def main() -> None:
     if arguments.out:
         as_rank(arguments.out, lambda: rank_job(arguments))
     rows = known_runs(SAVED, "rows")
-    done = {(row["name"], row["seed"], row["steps"]) for row in rows}
+    job = {"steps": arguments.steps, "ranks": arguments.ranks}
+    done = {(row["name"], row["seed"]) for row in rows if row | job == row}
     for seed in range(arguments.seeds):
         for name in settings():
-            if arguments.only in (None, name) and (name, seed, arguments.steps) not in done:
+            if arguments.only in (None, name) and (name, seed) not in done:
                 own = ["--steps", str(arguments.steps), "--only", name, "--seed", str(seed)]
                 cell = collect(__file__, own, arguments.ranks, "loopback")
-                rows.append({"name": name, "seed": seed, "steps": arguments.steps, "ranks": arguments.ranks} | cell)
+                rows.append({"name": name, "seed": seed} | job | cell)
                 print(rows[-1], flush=True)
-                save(SAVED, rows=rows)
-    print(f"\n{table(rows)}")
+                save_more(SAVED, rows=rows)
+    print(f"\n{table([row for row in rows if row | job == row])}")
 
 
 def parse() -> argparse.Namespace:

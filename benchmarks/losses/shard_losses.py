@@ -20,7 +20,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks.losses.local_steps import inner_optimizer, scheduled
-from benchmarks.shared.provenance import RESULTS, save
+from benchmarks.shared.provenance import RESULTS, save, save_more
 from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.tables import markdown, span
 
@@ -38,10 +38,11 @@ def main() -> None:
         as_rank(arguments.out, lambda: rank_job(arguments))
     path = RESULTS / "shard_losses.json"
     found = json.loads(path.read_text()) if path.exists() else {}
-    rows: list[dict[str, Any]] = found["rows"] if found.get("steps") == arguments.steps else []
+    kept = found.get("steps") == arguments.steps
+    rows: list[dict[str, Any]] = found["rows"] if kept else []
     for seed in {*range(arguments.seeds)} - {row["seed"] for row in rows}:
         rows += collect(__file__, [*sys.argv[1:], "--seed", str(seed)], RANKS, "loopback")
-        save(path.name, steps=arguments.steps, rows=rows)
+        (save_more if kept else save)(path.name, steps=arguments.steps, rows=rows)
     print(f"\n{markdown(COLUMNS, cells(rows))}")
 
 

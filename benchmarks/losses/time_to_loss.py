@@ -24,7 +24,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks.losses.local_steps import curve, inner_optimizer, scheduled
-from benchmarks.shared.provenance import RESULTS, load, save
+from benchmarks.shared.provenance import RESULTS, load, save, save_more
 from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.tables import markdown
 
@@ -88,7 +88,8 @@ def losses(steps: int, width: int, seed: int) -> None:
     """Trains every configuration, except for runs that the results have with as many steps."""
     path = RESULTS / f"{results(width)[0]}.json"
     found = json.loads(path.read_text()) if path.exists() else {}
-    runs: list[dict[str, Any]] = found["runs"] if found.get("steps") == steps else []
+    kept = found.get("steps") == steps
+    runs: list[dict[str, Any]] = found["runs"] if kept else []
 
     def last_loss(name: str, own_steps: int) -> float:
         key = {"name": name, "steps": own_steps, "seed": seed}
@@ -96,7 +97,7 @@ def losses(steps: int, width: int, seed: int) -> None:
         if run is None:
             own = ["--only", name, "--steps", str(own_steps), "--width", str(width), "--seed", str(seed)]
             runs.append(run := key | {"curve": collect(__file__, own, RANKS, "loopback")})
-            save(path.name, steps=steps, runs=runs)
+            (save_more if kept else save)(path.name, steps=steps, runs=runs)
         print(f"{name}, {own_steps} steps: {run['curve'][-1][1]:.3f}", flush=True)
         return run["curve"][-1][1]
 

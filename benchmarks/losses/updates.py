@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from benchmarks.shared.provenance import known_runs, save
+from benchmarks.shared.provenance import known_runs, save_more
 from benchmarks.shared.tables import markdown, span
 
 SAVED = "updates.json"
@@ -68,7 +68,7 @@ def main() -> None:
             for each in as_completed(started):
                 rows.append(each.result())
                 print(rows[-1], flush=True)
-                save(SAVED, rows=rows)
+                save_more(SAVED, rows=rows)
 
         train([Run(name, rate, 0) for rate in arguments.rates for name in names])
         best = {name: best_rate(rows, name, arguments.steps) for name in names}

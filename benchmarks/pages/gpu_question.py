@@ -106,7 +106,7 @@ def _cell(row: dict[str, Any] | None) -> str:
 def _layers(found: dict[str, Any]) -> Shown:
     rows = {row["what"]: row for row in found["steps"]}
     cells = [
-        [f"{name}, {how}", *(_cell(rows[f"{name}, {kind}, {how}"]) for kind in KINDS)]
+        [f"{name}, {how}", *(_cell(rows.get(f"{name}, {kind}, {how}")) for kind in KINDS)]
         for name in ("TopK 1 %", "EFSignSGD")
         for how in ("recorded", "computed")
     ]

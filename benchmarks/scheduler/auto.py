@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from benchmarks.shared.provenance import load, origins, save
+from benchmarks.shared.provenance import known_runs, save, save_more
 from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.tables import markdown
 
@@ -33,8 +33,7 @@ def main() -> None:
     arguments = parse()
     if arguments.out:
         as_rank(arguments.out, lambda: rank_job(arguments))
-    known = load("auto")
-    rows: list[dict[str, Any]] = known["rows"]
+    known = rows = known_runs("auto.json", "rows")
     for link in arguments.links.split(","):
         for ranks in map(int, arguments.ranks.split(",")):
             for model in arguments.models.split(","):
@@ -44,8 +43,8 @@ def main() -> None:
                 rows = [row for row in rows if row | cell != row]
                 rows.append(cell | found)
                 print(line(rows[-1]), flush=True)
-                kept = any(row in rows for row in known["rows"])
-                save("auto.json", rows=rows, earlier=origins(known) if kept else [])
+                kept = any(row in rows for row in known)
+                (save_more if kept else save)("auto.json", rows=rows)
     print(f"\n{report(rows)}")
 
 

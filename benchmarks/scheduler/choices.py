@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from benchmarks.losses.fidelity import RANKS, STEPS, TASKS, rate
 from benchmarks.scheduler.chosen import COLUMNS, DENSE, cells, sooner, steps_to
-from benchmarks.shared.provenance import RESULTS, load, origins, save
+from benchmarks.shared.provenance import known_runs, load, save, save_more
 from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.tables import markdown
 from gradwire.lab.configuration import parse
@@ -51,8 +51,7 @@ def main() -> None:
     if arguments.out:
         as_rank(arguments.out, lambda: curves(arguments) if arguments.curves else cell(arguments))
     file, links = ("choices_curves", ["loopback"]) if arguments.curves else ("choices", arguments.links.split(","))
-    known = load(file) if (RESULTS / f"{file}.json").exists() else {"rows": []}
-    rows: list[dict[str, Any]] = known["rows"]
+    known = rows = known_runs(f"{file}.json", "rows")
     for link in links:
         for task in arguments.tasks.split(","):
             given = ["--tasks", task, "--steps", str(arguments.steps), *(["--curves"] if arguments.curves else [])]
@@ -60,8 +59,8 @@ def main() -> None:
             key = {"link": link, "task": task, "ranks": arguments.ranks}
             rows = [row for row in rows if row | key != row]
             rows.append(key | {"found": found})
-            kept = any(row in rows for row in known["rows"])
-            save(f"{file}.json", rows=rows, earlier=origins(known) if kept else [])
+            kept = any(row in rows for row in known)
+            (save_more if kept else save)(f"{file}.json", rows=rows)
     if not arguments.curves:
         found = {(row["task"], row["ranks"]): row["found"] for row in load("choices_curves")["rows"]}
         cases = [(row, found[row["task"], row["ranks"]]) for row in rows]

@@ -21,6 +21,7 @@ import numpy as np
 
 from benchmarks.scheduler.compute_stream import ComputeStream
 from benchmarks.shared.provenance import save
+from benchmarks.shared.tables import markdown
 from gradwire.lab.built_in_profiles import PCIE, profile
 from gradwire.schedule import baselines, evaluate, search
 from gradwire.schedule.costs import ZERO_COST, Affine, CostTable
@@ -31,6 +32,8 @@ from gradwire.wire import depth
 
 BUCKET_BYTES = 128 << 20
 POINTS = 10
+KEPT = "kept"
+"""A verdict: the systems are in the published order."""
 SHARDED = "Cupcake, each GPU compressing a part"
 
 ETHERNET = Cluster(64, 25e9 / 8, gpus_per_host=8, inside_bytes_per_s=150e9, inside_latency_s=10e-6)
@@ -60,7 +63,7 @@ PUBLISHED: dict[tuple[str, str], tuple[float, dict[str, list[float]]]] = {
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     rows = [row for cluster, model in PUBLISHED for row in cells(cluster, model)]
-    print(markdown(rows))
+    print(report(rows))
     save("published.json", rows=rows)
 
 
@@ -156,30 +159,28 @@ def order(percents: dict[str, float]) -> list[str]:
     return sorted(percents, key=lambda name: percents[name])
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
+def report(rows: list[dict[str, Any]]) -> str:
+    """A table of simulated percents beside the published ones, and how far they are apart."""
     names = list(rows[0]["published"])
-    lines = ["| cluster | model | compressor | " + " | ".join(names) + " | order |", "|---" * (4 + len(names)) + "|"]
+    cells: list[list[str]] = []
     misses: list[str] = []
-    kept = 0
     for row in rows:
         ours, theirs = {name: row["simulated"][name] for name in names}, row["published"]
         words = [f"{ours[name]:.1f} ({theirs[name]:.1f}, {ours[name] - theirs[name]:+.1f})" for name in names]
-        same = order(ours) == order(theirs)
-        kept += same
-        where = f"{row['cluster']} {row['model']} {row['compressor']}"
-        misses += [f"{where} {name} {ours[name] - theirs[name]:+.1f}" for name in names if missed(row, name)]
-        verdict = "kept" if same else " < ".join(order(ours))
-        lines.append(f"| {row['cluster']} | {row['model']} | {row['compressor']} | {' | '.join(words)} | {verdict} |")
+        about = [row[name] for name in ("cluster", "model", "compressor")]
+        misses += [f"{' '.join(about)} {name} {ours[name] - theirs[name]:+.1f}" for name in names if missed(row, name)]
+        cells.append([*about, *words, KEPT if order(ours) == order(theirs) else " < ".join(order(ours))])
     different = {
         name: np.mean([abs(row["simulated"][name] - row["published"][name]) for row in rows]) for name in names
     }
-    lines.append(
-        "\nMean difference in points: " + ", ".join(f"{name} {points:.1f}" for name, points in different.items())
-    )
+    points = ", ".join(f"{name} {points:.1f}" for name, points in different.items())
     sharded = [row["simulated"][SHARDED] for row in rows if row["cluster"] != "8 GPUs, PCIe"]
-    lines.append(f"{SHARDED} on 64 GPUs: {min(sharded):.1f} to {max(sharded):.1f}.")
-    lines.append(f"Order kept in {kept} of {len(rows)}. {len(misses)} cells miss {POINTS} points: {'; '.join(misses)}.")
-    return "\n".join(lines)
+    kept = sum(verdict == KEPT for *_, verdict in cells)
+    return f"""{markdown(("cluster", "model", "compressor", *names, "order"), cells)}
+
+Mean difference in points: {points}
+{SHARDED} on 64 GPUs: {min(sharded):.1f} to {max(sharded):.1f}.
+Order kept in {kept} of {len(rows)}. {len(misses)} cells miss {POINTS} points: {"; ".join(misses)}."""
 
 
 def missed(row: dict[str, Any], name: str) -> bool:

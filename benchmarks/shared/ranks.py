@@ -5,9 +5,10 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.shared.provenance import CALLED, RESULTS, command
+from benchmarks.shared.provenance import CALLED, command
 
 
 def collect(script: str, arguments: list[str], ranks: int, link: str, hosts: int | None = None) -> Any:
@@ -17,18 +18,16 @@ def collect(script: str, arguments: list[str], ranks: int, link: str, hosts: int
     from gradwire.lab.network.link import Link
     from gradwire.lab.network.network import Network
 
-    RESULTS.mkdir(exist_ok=True)
-    out = RESULTS / f".{os.getpid()}.json"
-    argv = [script, *arguments, "--out", str(out)]
     called = {CALLED: command()}
-    if link == "loopback":
-        launch(argv, ranks, env=called)
-    else:
-        with Network(hosts or ranks, Link.parse(link)) as network:
-            launch(argv, ranks, env=called, network=network)
-    found = json.loads(out.read_text())
-    out.unlink()
-    return found
+    with TemporaryDirectory() as folder:
+        out = Path(folder, "found.json")
+        argv = [script, *arguments, "--out", str(out)]
+        if link == "loopback":
+            launch(argv, ranks, env=called)
+        else:
+            with Network(hosts or ranks, Link.parse(link)) as network:
+                launch(argv, ranks, env=called, network=network)
+        return json.loads(out.read_text())
 
 
 def sent_bytes() -> int:

@@ -23,6 +23,6 @@ def span(numbers: Iterable[float], form: str = ".1f") -> str:
 
 
 def middle(numbers: Iterable[float], form: str = ".2f") -> str:
-    """The median, and the span in brackets."""
+    """The median, and the span in brackets; "" of none."""
     found = list(numbers)
-    return f"{format(median(found), form)} ({span(found, form)})"
+    return f"{format(median(found), form)} ({span(found, form)})" if found else ""

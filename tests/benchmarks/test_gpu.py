@@ -2,11 +2,14 @@
 
 import argparse
 import os
+import runpy
 import subprocess
+import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from benchmarks.gpu.jobs import SLOTS, Synchronised
 from benchmarks.gpu.rows import Rows, read
 from benchmarks.gpu.sections import SECTIONS
 from benchmarks.gpu.shown import Tables
+from benchmarks.shared.provenance import CALLED
 from tests.support.harness import draw, job, plan_of
 from tests.support.warm import program
 
@@ -176,6 +180,34 @@ def test_a_section_that_crashes_begins_anew_as_long_as_it_gets_on(tmp_path: Path
     gpu.run(Crashing("waits", 0, arguments), 60, arguments)  # pyright: ignore
     assert Crashing.runs == 3
     assert [row["kind"] for row in read(tmp_path)] == ["begun", "begun", "left out"]
+
+
+def test_a_section_has_less_time_where_its_imports_took_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["sections", "native", "0", str(tmp_path), "cpu", "tiny"])
+    monkeypatch.setattr(sys, "stdin", StringIO(f"{time.monotonic() + 3}\n"))
+    runpy.run_module("benchmarks.gpu.sections", run_name="__main__")
+    assert [row["kind"] for row in read(tmp_path)] == ["left out"]
+
+
+def test_the_versions_are_kept_where_the_kernels_trial_ends_the_section(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    versions = import_module("benchmarks.gpu.sections.versions")
+    monkeypatch.setattr(versions, "in_use", lambda: 1 / 0)
+    with suppress(ZeroDivisionError):
+        versions.run(Rows(tmp_path, "versions", 60), Device(torch.device("cpu"), tiny=True))
+    assert [row["kind"] for row in read(tmp_path)] == ["versions", "begun", "failed"]
+
+
+def test_a_folder_with_rows_of_a_section_is_not_shown_as_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    Rows(tmp_path, "versions", 60).add("versions")
+    given = ["--only", "versions", "--minutes", "0", "--device", "cpu", "--tiny", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *given])
+    monkeypatch.setenv(CALLED, "")
+    with pytest.raises(SystemExit, match="has rows of versions from another run: name a new folder"):
+        gpu.main()
 
 
 def test_sections_that_time_nothing_run_at_once():

@@ -1,8 +1,10 @@
-"""Losses among many ranks on one store that takes long to answer, by a played clock."""
+"""Losses among many ranks on one store that takes long to answer, and their meeting, by a played clock."""
 
 import pytest
 
+from benchmarks.faults.played_store import Clock
 from benchmarks.faults.simulated_loss import simulated_loss
+from benchmarks.faults.store_operations import simulated
 from gradwire.runtime.failures import failure_verdict
 
 RANKS = 512
@@ -30,3 +32,14 @@ def test_a_host_that_dies_is_named_and_no_living_rank():
     loss = simulated_loss(RANKS, ANSWER_S, dead=range(96, 104))
     assert loss.said == {f"reducing ended: {', '.join(f'rank {rank}' for rank in range(96, 104))} were lost"}
     assert max(loss.named_s) < 18
+
+
+def test_the_ranks_of_a_simulated_meeting_meet():
+    found = simulated(64)
+    assert 3 <= found["meeting"] <= 20
+    assert 0 < found["met_s"] < 60
+
+
+def test_what_a_simulated_rank_raises_ends_the_simulation():
+    with pytest.raises(ZeroDivisionError):
+        Clock().run([lambda: None, lambda: 1 / 0])

@@ -1,7 +1,8 @@
 """A process of a section: `python -m benchmarks.gpu.sections NAME PART FOLDER DEVICE [tiny]`. It imports, then reads
-its seconds from standard input."""
+from standard input when it has to end: a time of `time.monotonic`, whose clock all processes share."""
 
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from benchmarks.gpu.device import Device  # noqa: E402
 from benchmarks.gpu.rows import Rows, raise_if_dead  # noqa: E402
 
 # all is imported: wait for this section's turn
-if seconds := sys.stdin.readline():
-    rows = Rows(Path(folder), name, float(seconds), int(part), 1 if tiny else SECTIONS[name].parts)
+if end := sys.stdin.readline():
+    rows = Rows(Path(folder), name, float(end) - time.monotonic(), int(part), 1 if tiny else SECTIONS[name].parts)
     try:
         section.run(rows, Device.of(kind, bool(tiny)))
     except Exception as error:
