@@ -117,7 +117,7 @@ class TimedModel:
 
 
 def curve_s(step_s: float, every: int, within_s: float) -> float:
-    """About how many seconds a curve takes, where a step without messages takes `step_s`, in rounds of `every` steps."""
+    """About how many seconds a curve takes, in rounds of `every` steps that take `step_s` without messages."""
     rounds = ceil(_at_a_point(step_s, within_s) / every)
     return _LENGTH * step_s * every * (rounds + 0.5)
 
