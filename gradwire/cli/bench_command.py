@@ -214,7 +214,7 @@ def time_turns(
                 done = len(samples)
                 if OF_TURN in line:
                     # before anything is timed, while a run may still be cut
-                    if not progress.tasks[bar].completed and turns * line["seconds"] > _LONG_S:
+                    if not progress.tasks[bar].completed and spec.repeats * line["seconds"] > _LONG_S:
                         progress.console.print(_how_long(line["seconds"], spec), highlight=False)
                     return progress.update(
                         bar, completed=done + line[OF_TURN], note=spec.configurations[done % len(spec.configurations)]
@@ -237,9 +237,9 @@ def headed(*words: str) -> str:
     return "; ".join(filter(None, words))
 
 
-def _how_long(turn_s: float, spec: BenchSpec) -> str:
-    """About how long turns of so many seconds take, in words."""
-    once = ceil(turn_s * len(spec.configurations) / 60)
+def _how_long(repeat_s: float, spec: BenchSpec) -> str:
+    """About how long repeats of so many seconds take, in words."""
+    once = ceil(repeat_s / 60)
     shorter = f", {once} with --repeats 1" if spec.repeats > 1 else ""
     return (
         f"this takes about {spec.repeats * once} minutes{shorter}; less with fewer CONFIGs, or a smaller model or batch"

@@ -12,6 +12,7 @@ from gradwire.cli.commands import app
 from gradwire.cli.plain import open_closed, spell_out
 from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.lab.network.network import NetworkUnavailable
+from gradwire.lab.task_error import TaskError
 
 
 def run(arguments: list[str] | None) -> int:
@@ -31,7 +32,7 @@ def run(arguments: list[str] | None) -> int:
             return _fail(mistake.format_message(), 2)
         except NetworkUnavailable as mistake:
             return _fail(f"{mistake}{_without_links(wanted)}", 2)
-        except (OSError, RankFailed) as failure:
+        except (OSError, RankFailed, TaskError) as failure:
             return _fail(str(failure), 1)
 
 

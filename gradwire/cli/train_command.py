@@ -1,7 +1,7 @@
 """`gradwire train` and `gradwire demo`: configurations on one task, and suites of them."""
 
 from collections.abc import Sequence
-from contextlib import chdir
+from contextlib import chdir, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from gradwire.cli.wanted import Wanted
 from gradwire.lab.configuration import Configuration, parse_all
 from gradwire.lab.experiments.comparison import Comparison, circumstances
 from gradwire.lab.experiments.recipe import Recipe
-from gradwire.lab.experiments.resumable import METRICS, begun_in, keep, kept, records_kept
+from gradwire.lab.experiments.resumable import METRICS, alone_in, begun_in, keep, kept, records_kept
 from gradwire.lab.experiments.training_suites import training_suite as suite_rows
 from gradwire.lab.jobs.train_job import TrainSpec
 from gradwire.lab.jobs.train_job import train as train_rank
@@ -120,13 +120,15 @@ def compare_in(folder: Path, comparison: Comparison, cluster: LabCluster, ranks:
     """Trains the comparison's configurations; returns the runs on the process that leads. Where one fails, those before
     it are written all the same."""
     runs: list[Run] = []
+    alone = nullcontext()
     # what --resume needs
     if leads() and comparison.checkpoint_every:
         folder.mkdir(parents=True, exist_ok=True)
         keep(folder, comparison, cluster)
+        alone = alone_in(folder)
     try:
         # one configuration after another, on the same ranks
-        with progress_bars() as progress:
+        with alone, progress_bars() as progress:
             for configuration, spec in comparison.specs(folder):
                 run = _train(configuration, spec, comparison.course.steps, ranks, progress)
                 if leads():

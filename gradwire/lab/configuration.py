@@ -91,6 +91,16 @@ class Configuration:
         return self.local.inner_steps if self.local else 1
 
     @property
+    def first_round(self) -> int:
+        """The steps after which the first round has ended, and the mean of what was sent is in the parameters; one
+        step without local ones."""
+        return self.every + (self.local.delay if self.local else 0)
+
+    def ends_round(self, step: int) -> bool:
+        """Whether a round ends so after this step; every step does without local ones."""
+        return step >= self.first_round and (step - self.first_round) % self.every == 0
+
+    @property
     def slug(self) -> str:
         """The name of its folder. One that is too long for a file system is cut, and ends in a hash of the text."""
         name = re.sub(r"[^\w.=]+", "-", self.text)

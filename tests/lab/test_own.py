@@ -472,10 +472,13 @@ def test_a_package_that_a_users_function_lacks_is_not_gradwires() -> None:
             call()
 
 
-def test_a_loss_that_is_no_number_is_named() -> None:
-    task = UserModel(function=named(wrong_loss))
-    with pytest.raises(ValueError, match="wrong_loss: loss\\(model, batch\\) gives a Tensor, not one number"):
-        task.training_loss(task.build_model(0), torch.ones(2, 2))
+def test_a_loss_that_is_no_number_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Rank 0's traceback stood above it."""
+    options = ["--model", f"{__file__}:wrong_loss", "--steps", "1", "--out", str(tmp_path)]
+    assert main(["train", "dense", *options]) == 1
+    err = capfd.readouterr().err
+    assert "wrong_loss: loss(model, batch) gives a torch.float32 tensor of shape (2, 2), not one number" in err
+    assert "Traceback" not in err
 
 
 def wrong_loss():

@@ -19,6 +19,7 @@ from gradwire.cli import main, scheduler_commands
 from gradwire.lab.built_in_profiles import profile as published
 from gradwire.lab.curve import Carried, StepCurve
 from gradwire.lab.jobs.bench_job import OF_TURN, TimedSteps
+from gradwire.lab.jobs.timed_model import curve_s
 from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.lab.launch.runner import _Launcher
 from gradwire.lab.network.link import Link
@@ -461,7 +462,7 @@ def test_a_long_run_says_at_once_how_long_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(launcher, job, spec, lines, follow):
-        follow({OF_TURN: 0.2, "seconds": 150.0})
+        follow({OF_TURN: 0.2, "seconds": 300.0})
         for sample in played("nocomm", "dense"):
             follow(sample.to_line())
 
@@ -470,6 +471,13 @@ def test_a_long_run_says_at_once_how_long_it_takes(
     command = ["bench", "dense", "--play", "8@1gbit", "--model", f"{__file__}:make", "--out", str(tmp_path)]
     assert main(command) == 0
     assert "this takes about 15 minutes, 5 with --repeats 1" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_turn_of_local_steps_takes_whole_rounds() -> None:
+    """Of 3 steps that fit in 30 seconds at each point, 30 are made in rounds of 30."""
+    assert curve_s(1.0, 1, 30.0) == 28
+    assert curve_s(1.0, 30, 30.0) == 360
+    assert curve_s(100.0, 1, 30.0) == 1200
 
 
 def test_a_run_that_was_stopped_says_so(

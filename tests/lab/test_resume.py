@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from contextlib import chdir, suppress
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from gradwire.cli import main, train_command
 from gradwire.lab.configuration import parse_all
 from gradwire.lab.experiments.comparison import Comparison
 from gradwire.lab.experiments.recipe import Recipe
-from gradwire.lab.experiments.resumable import FILE, METRICS, keep, kept, records_kept
+from gradwire.lab.experiments.resumable import FILE, METRICS, alone_in, keep, kept, records_kept
 from gradwire.lab.experiments.training import Training
 from gradwire.lab.jobs import checkpoints
 from gradwire.lab.launch.lab_cluster import LabCluster
@@ -252,6 +253,16 @@ def test_what_a_run_is_resumed_by_is_written_once_and_whole(tmp_path: Path, monk
     written = (tmp_path / FILE).stat()
     keep(tmp_path, compared("dense"), LabCluster(2))
     assert (tmp_path / FILE).stat() == written
+
+
+def test_a_run_that_trains_is_not_resumed_beside_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both wrote their records into one file, and both reports had all of them."""
+    keep(tmp_path, replace(compared("dense"), checkpoint_every=1), LabCluster(2))
+    with alone_in(tmp_path):
+        assert main(["train", "--resume", str(tmp_path)]) == 1
+    assert f"another process trains in {tmp_path}: wait until it ends, or end it" in capsys.readouterr().err
+    with alone_in(tmp_path):
+        pass
 
 
 def test_records_are_whole_while_later_ones_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,10 @@ def test_a_rank_that_has_ended_holds_no_pipes(deadly: Soak) -> None:
     assert len([*Path("/proc/self/fd").iterdir()]) <= before
 
 
+def test_two_ranks_are_not_two_to_two(deadly: Soak) -> None:
+    assert deadly.came.place == "2 ranks over loopback"
+
+
 def test_the_port_at_which_ranks_meet_is_held(deadly: Soak) -> None:
     with socket.socket() as thief, pytest.raises(OSError, match="in use"):
         thief.bind(deadly._address)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
-from itertools import count
+from math import lcm
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,8 +31,8 @@ class Comparison:
 
     Raises ValueError for what would fail on `ranks` ranks: a task that cannot be made or has too little data,
     an optimizer that does not have what the recipe says, or would count momentum twice, local steps whose last round
-    does not end, `nocomm`, which does not train, and torch's hooks with shards, or with checkpoints that would lack
-    their state.
+    does not end, or not with those of others, `nocomm`, which does not train, and torch's hooks with shards, or with
+    checkpoints that would lack their state.
     """
 
     configurations: list[Configuration]
@@ -157,17 +157,20 @@ def circumstances(*clusters: LabCluster) -> dict[str, object]:
 
 
 def _check_rounds(configurations: Sequence[Configuration], steps: int) -> None:
-    """Raises ValueError for local steps whose last round would not end, or whose first mean would not be used.
+    """Raises ValueError for local steps whose last round would not end, or whose last mean would not be used.
     Evaluated are the parameters that replicas share; they would lack what was trained since."""
-
-    def ends_whole(configuration: Configuration, steps: int) -> bool:
-        every, delay = configuration.every, configuration.local.delay if configuration.local else 0
-        return steps >= every + delay and 0 in (steps % every, (steps - delay) % every)
-
-    for configuration in configurations:
-        if not ends_whole(configuration, steps):
-            right = next(n for n in count(steps) if all(ends_whole(each, n) for each in configurations))
-            raise ValueError(f"{steps} steps end within a round of {configuration.text}: give --steps {right}")
+    unended = next((each.text for each in configurations if not each.ends_round(steps)), None)
+    if unended is None:
+        return
+    # the next length that suits all: of one configuration after the other, in periods that suit those before
+    right, period = max(steps, *(each.first_round for each in configurations)), 1
+    for each in configurations:
+        lengths = range(right, right + period * each.every, period)
+        ending = next(filter(each.ends_round, lengths), None)
+        if ending is None:
+            raise ValueError(f"no round of {each.text} ends together with one of those before it: train it by itself")
+        right, period = ending, lcm(period, each.every)
+    raise ValueError(f"{steps} steps end within a round of {unended}: give --steps {right}")
 
 
 def _check_momentum(configurations: Sequence[Configuration], optimizer: str, options: Mapping[str, Any]) -> None:

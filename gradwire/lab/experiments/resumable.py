@@ -1,6 +1,9 @@
 """A comparison in a run's folder, so that it can go on where it was interrupted."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,20 @@ def keep(folder: Path, comparison: Comparison, cluster: LabCluster) -> None:
     # what a resumed run needs beside the checkpoints
     with whole(folder / FILE) as file:
         file.write(json.dumps(where | {"comparison": comparison.to_json()}, indent=1).encode() + b"\n")
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Holds the run in a folder, where `keep` has written. Raises OSError where another process holds it."""
+    with (folder / FILE).open("r+") as held:
+        try:
+            flock(held, LOCK_EX | LOCK_NB)
+        except BlockingIOError as error:
+            raise OSError(f"another process trains in {folder}: wait until it ends, or end it") from error
+        except OSError:
+            # this file system has no locks
+            pass
+        yield
 
 
 def kept(folder: Path) -> tuple[Comparison, LabCluster]:

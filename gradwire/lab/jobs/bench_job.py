@@ -1,6 +1,6 @@
 """A rank's step-time job: configurations in turns, so that a drift of the machine hits them all."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
@@ -11,7 +11,7 @@ from gradwire.compressors import Compressor
 from gradwire.lab.configuration import parse
 from gradwire.lab.curve import StepCurve
 from gradwire.lab.jobs.measured_model import MeasuredModel
-from gradwire.lab.jobs.timed_model import TimedModel
+from gradwire.lab.jobs.timed_model import TimedModel, curve_s
 from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank
 from gradwire.lab.play_spec import PlaySpec
 from gradwire.lab.played_cluster import PlayedCluster
@@ -24,7 +24,8 @@ from gradwire.tuner.candidate_plans import ways_by
 TURN_S = 30.0
 """Seconds of the curve, and of the steps, of a turn on a played cluster, if more than one step fits in."""
 OF_TURN = "of turn"
-"""What of a turn is done, in lines between those of timed steps: with the seconds of all of it."""
+"""What of a turn is done, in lines between those of timed steps: with about the seconds of a turn of each
+configuration, all together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +86,10 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
     batches = [next(stream)]
     alone_s = 0.0
     configurations = [parse(text) for text in spec.configurations]
+
+    def tell(done: float, step_s: float) -> None:
+        log({OF_TURN: done, "seconds": sum(curve_s(step_s, each.every, TURN_S) for each in configurations)})
+
     for repeat in range(spec.repeats):
         # configurations take turns, so that a slow minute of the machine hits all of them
         for index, configuration in enumerate(configurations):
@@ -99,7 +104,7 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
                     timed.late = partial(played.wait_for_slowest, alone_s, replica.every)
                 timed.settle()
                 if played:
-                    curve, step_ms, totals = _play(played, timed, spec.steps, log)
+                    curve, step_ms, totals = _play(played, timed, spec.steps, tell)
                 else:
                     curve, (step_ms, totals) = None, timed.time(spec.steps)
                 timeline = timed.timeline() if played and repeat == 0 else None
@@ -120,9 +125,12 @@ def _compressors(replica: MeasuredModel) -> list[Compressor]:
             return [group.compressor for group in replica.plan.groups] if replica.plan else []
 
 
-def _play(played: PlayedCluster, timed: TimedModel, steps: int, log: Log) -> tuple[StepCurve, list[float], Totals]:
-    """The curve of a model's steps, and the milliseconds of as many as are wanted, or as fit in a turn."""
-    curve = timed.curve(played, TURN_S, lambda done, seconds: log({OF_TURN: done, "seconds": seconds}))
+def _play(
+    played: PlayedCluster, timed: TimedModel, steps: int, tell: Callable[[float, float], None]
+) -> tuple[StepCurve, list[float], Totals]:
+    """The curve of a model's steps, and the milliseconds of as many as are wanted, or as fit in a turn. `tell` is as
+    `TimedModel.curve` has it."""
+    curve = timed.curve(played, TURN_S, tell)
     fitting = max(1, int(TURN_S / played.step_s(curve)))
     return curve, *timed.time(min(steps, fitting), warm_up=1)
 

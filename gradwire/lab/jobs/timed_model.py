@@ -69,12 +69,12 @@ class TimedModel:
     ) -> StepCurve:
         """Measures the curve: step times on a card that messages keep busy for longer and longer. Of long steps few
         are timed at each point, one at least, so that all takes no longer than `within_s` if that can be. `tell` gets
-        the share that is done, and about how many seconds all of it takes."""
+        the share that is done, and the seconds of a step without messages."""
         played.set_speed(inf)
         # how long a step takes says how many fit
         first_s = self.time(1, warm_up=1)[0][0] / 1e3
-        timed = max(1, int(min(CURVE_STEPS, within_s / (_LENGTH * first_s))))
-        tell(1 / (2 + len(LOADS)), first_s * _LENGTH * (timed + 0.5))
+        timed = _at_a_point(first_s, within_s)
+        tell(1 / (2 + len(LOADS)), first_s)
         if timed > 1:
             self.time(timed)
         # no time on the card: how long the step takes by itself, and its messages
@@ -87,7 +87,7 @@ class TimedModel:
         nbytes = seconds(carried, played.hosts, 0.0, 1.0)
         points = {0.0: alone_s}
         for load in LOADS[1:] if nbytes else ():
-            tell((1 + len(points)) / (2 + len(LOADS)), first_s * _LENGTH * (timed + 0.5))
+            tell((1 + len(points)) / (2 + len(LOADS)), first_s)
             played.set_speed(nbytes / (load * alone_s))
             points[load * alone_s] = median(self.time(timed, warm_up=min(2, timed - 1))[0]) / 1e3
         played.set_speed()
@@ -114,3 +114,14 @@ class TimedModel:
         self._optimizer.zero_grad()
         synchronize(self._replica.peers.device)
         self._taken += 1
+
+
+def curve_s(step_s: float, every: int, within_s: float) -> float:
+    """About how many seconds a curve takes, in rounds of `every` steps that take `step_s` without messages."""
+    rounds = ceil(_at_a_point(step_s, within_s) / every)
+    return _LENGTH * step_s * every * (rounds + 0.5)
+
+
+def _at_a_point(step_s: float, within_s: float) -> int:
+    """The steps to time at each point of a curve."""
+    return max(1, int(min(CURVE_STEPS, within_s / (_LENGTH * step_s))))

@@ -59,6 +59,7 @@ class _Training:
         self.spec = spec
         self.task = task
         self.replica = replica
+        self.configuration = parse(spec.configuration)
         self.peers = replica.peers
         self.course = spec.recipe.course(task, self.peers.world)
         self.optimizer = replica.optimizer(spec.recipe.make_optimizer(task, replica.wrapped.parameters()))
@@ -76,9 +77,10 @@ class _Training:
         for number, batch in enumerate(islice(batches, self.course.steps - start), start + 1):
             self._step(batch)
             # about 50 records, about half of them with held-out figures
-            if self.course.recorded(number):
+            evaluated = self._evaluated(number)
+            if evaluated or self.course.recorded(number):
                 record = self.meter.record(number, last=number == self.course.steps)
-                held_out = self._evaluate(record.loss) if self.course.evaluated(number) else None
+                held_out = self._evaluate(record.loss) if evaluated else None
                 log(replace(record, held_out=held_out).to_line())
             if self.course.kept(number, self.spec.checkpoint_every):
                 self._keep(number)
@@ -89,6 +91,12 @@ class _Training:
             self.replica.step(self.optimizer, self.spec.recipe.clip)
             self.schedule.step()
             self.optimizer.zero_grad()
+
+    def _evaluated(self, number: int) -> bool:
+        """Whether the model is evaluated after step `number`. Local steps are once their round has ended: until then
+        replicas share what they shared after the one before."""
+        round_ = range(number - self.configuration.every + 1, number + 1)
+        return self.configuration.ends_round(number) and any(map(self.course.evaluated, round_))
 
     def _evaluate(self, training_loss: float) -> dict[str, float]:
         """Held-out figures, of which every rank computes a part, after epochs on the whole held-out set; the training

@@ -11,7 +11,7 @@ from pathlib import Path
 from signal import SIG_DFL, SIGHUP, SIGTERM, getsignal, signal
 from socket import gethostname
 from threading import current_thread, main_thread
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from gradwire.lab.network.traffic import interface_traffic
 from gradwire.lab.results import Totals, append
+from gradwire.lab.task_error import TaskError
 from gradwire.launched import gpu_of_rank
 from gradwire.runtime.replicas import from_first
 from gradwire.transports import Mesh, ProcessGroup, Transport
@@ -176,7 +177,17 @@ def run_rank(job: Callable[[S, Peers, Log], None], spec_type: type[S]) -> None:
     spec, lines, device, *interface = sys.argv[1:]
     with meet(device, *interface) as peers:
         log = partial(append, Path(lines)) if peers.rank == 0 else lambda line: None
-        job(spec_type.read(Path(spec)), peers, log)
+        try:
+            job(spec_type.read(Path(spec)), peers, log)
+        except TaskError as mistake:
+            # the user's, whom the lab's frames tell nothing
+            print(mistake, file=sys.stderr)
+            _leave(1)
+    _leave(0)
+
+
+def _leave(exit_code: int) -> NoReturn:
+    """Ends this process at once: a thread of gloo's that still holds a tensor would abort an interpreter that ends."""
     sys.stdout.flush()
-    # a thread of gloo's that still holds a tensor would abort an interpreter that ends
-    os._exit(0)
+    sys.stderr.flush()
+    os._exit(exit_code)

@@ -37,7 +37,7 @@ class Soak:
         self._network = network
         self._home = home
         where = f"hosts, {network.link} links" if network else "ranks over loopback"
-        self.came = Soaked(seed, f"2 to {hosts} {where}")
+        self.came = Soaked(seed, f"{'2' if hosts == 2 else f'2 to {hosts}'} {where}")
         self._laws = Laws()
         self.came.broken = self._laws.broken
         self._heard: SimpleQueue[Heard] = SimpleQueue()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gradwire.importing import imported
 from gradwire.lab.random_state import RandomState, mixed, seeded
 from gradwire.lab.results import TRAINING_LOSS
+from gradwire.lab.task_error import TaskError
 from gradwire.lab.workloads.task import Task
 
 _ARGUMENTS = {"batches": ("rank", "world"), "loss": ("model", "batch"), "held_out": ()}
@@ -40,7 +41,7 @@ class UserModel(Task):
     The model is a module; batches(rank, world) an iterable of a rank's batches, begun anew where it ends; and
     loss(model, batch) the mean loss of one. A fourth, held_out(), may give batches on which the loss is shown.
 
-    Raises ValueError for what cannot be imported or is of another form.
+    Raises ValueError for what cannot be imported or is of another form, TaskError for a loss that is no number.
     """
 
     name: ClassVar[str] = "own"
@@ -119,7 +120,7 @@ class UserModel(Task):
         with _named(self.function):
             loss = self._made.loss(model, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-            raise ValueError(f"{self.function}: loss(model, batch) gives {_form(loss)}, not one number: {_CALL}")
+            raise TaskError(f"{self.function}: loss(model, batch) gives {_form(loss)}, not one number: {_CALL}")
         return loss
 
     @property
@@ -212,7 +213,13 @@ def _iterable(value: Any, called: str, function: str) -> Iterable[Any]:
 
 
 def _form(value: Any) -> str:
-    return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
+    match value:
+        case tuple():
+            return f"a tuple of {len(value)}"
+        case Tensor():
+            return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
+        case _:
+            return f"a {type(value).__name__}"
 
 
 @contextmanager
@@ -221,4 +228,4 @@ def _named(function: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ValueError(f"{function} cannot import what it needs: {error}") from error
+        raise TaskError(f"{function} cannot import what it needs: {error}") from error

@@ -12,6 +12,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from gradwire.lab.random_state import seeded
+from gradwire.lab.task_error import TaskError
 from gradwire.lab.workloads.to_device import to_device
 
 Batch = tuple[Tensor, Tensor]
@@ -91,7 +92,7 @@ class Task(ABC):
         return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
     def training_loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The mean loss of a batch that lies where the model does. Raises ValueError where the step before left a
+        """The mean loss of a batch that lies where the model does. Raises TaskError where the step before left a
         parameter of a DDP model without a gradient."""
         try:
             return self.batch_loss(model, batch)
@@ -99,7 +100,7 @@ class Task(ABC):
             # DDP advises an option that the lab does not have
             if "find_unused_parameters" not in str(error):
                 raise
-            raise ValueError(
+            raise TaskError(
                 "a parameter of the model had no gradient in the last step; freeze those that the loss does not use, "
                 "by requires_grad_(False)"
             ) from error
