@@ -16,7 +16,7 @@ from gradwire.compressors import Cast, Codec
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.slots import Layout, Slot
-from tests.support.cases import CASES, Case, rows
+from tests.support.cases import CASES, FEW, Case, rows
 from tests.support.harness import SMALL, WIDE, Job, alone, draw, hosts, job, plan_of, slots_of, total
 from tests.support.states import same_states
 
@@ -193,8 +193,7 @@ def test_the_exact_ones_give_the_mean(case: Case):
         close(running.step(grads)[0], [s / 3 for s in total(grads)], case.rounding)
 
 
-@all_cases
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(("case", "world"), [*((case, 3) for case in CASES), *((case, 2) for case in FEW)], ids=str)
 def test_declared_bytes_are_sent_bytes(case: Case, world: int):
     if isinstance(case.compressor, gw.MultiLevel):
         pytest.skip("sends one of three sizes; see test_multi_level.py")
