@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu.gpu import default
-from benchmarks.gpu.models import published
 from benchmarks.gpu.setups import SETUPS, V100_S, Setup
 from benchmarks.pages.published_on_gpu import table
 from gradwire.lab.models import MODELS
@@ -44,6 +43,8 @@ def test_a_set_up_is_scaled_as_a_whole():
 
 @pytest.mark.parametrize("model", V100_S)
 def test_targets_are_among_a_models_outputs(model: str):
+    from benchmarks.gpu.models import published  # which imports transformers
+
     setup = next(each for setups in SETUPS.values() for each in setups if each.model == model)
     _, targets = published(setup.model, setup.batch, setup.size).batch(False)
     assert int(targets.max()) < MODELS[model].outputs

@@ -320,13 +320,13 @@ def test_a_controller_that_changes_every_ratio_moves_and_makes_nothing():
     with job(plan, wide, 2, controllers=[Changes(), Changes()]) as running:
         grads, plans, places = draw(wide, 2, 0), set(), set()
         store = running.runtimes[0]._steps.store
-        for _ in range(202):  # what is decided in one step is in force in the next but one
+        for _ in range(42):  # what is decided in one step is in force in the next but one
             running.step(grads)
             plans.add(running.runtimes[0].plan)
             kept = [half for stored in store.groups for half in stored.flat["residual"]]
             buffers = [t for stored in store.groups for t in stored.buffers._tensors.values() if t.nbytes >= 1 << 20]
             places.add(tuple(sorted(tensor.data_ptr() for tensor in (*kept, *buffers))))
-        assert len(plans) >= 100
+        assert len(plans) >= 20
         assert len(places) == 1
 
 

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwire as gw
 from gradwire.runtime.steps.machine import Arrivals
+from gradwire.tuner import CHOOSING_STEPS
 from tests.processes.scenarios import Turns, batch, network, refused, same_on_all_ranks, scenario, train
 
 DDP_OPTIONS = signature(DistributedDataParallel.__init__).parameters
@@ -226,10 +227,10 @@ def steps_begin_where_gradients_do_however_ddp_is_called() -> None:
 @scenario(2)
 def a_plan_is_found_though_no_forward_pass_is_seen() -> None:
     way = partial(gw.attach, candidates=[gw.BF16(), gw.TopK(0.1)])
-    found, handle = called(lambda ddp, inputs: ddp.forward(inputs), way, 330)
+    found, handle = called(lambda ddp, inputs: ddp.forward(inputs), way, CHOOSING_STEPS + 10)
     assert same_on_all_ranks(found)
     assert handle
-    assert handle.plan
+    assert "choosing a plan" not in handle.status(), handle.status()
 
 
 # What DDP reduces by itself, or cannot reduce

@@ -173,7 +173,7 @@ def trained_under(dtype: torch.dtype, compressor) -> Tensor:
 
 @scenario(3)
 def the_automatic_plan_is_the_same_everywhere() -> None:
-    steps = 320  # profiled, tried, chosen
+    steps = tuner.CHOOSING_STEPS + 10
     ddp = DistributedDataParallel(network())
     handle = gw.attach(ddp, candidates=[gw.BF16(), gw.TopK(0.1)])
     train(ddp, steps)
@@ -181,10 +181,10 @@ def the_automatic_plan_is_the_same_everywhere() -> None:
     inner = torch.optim.SGD(module.parameters(), lr=0.1)
     optimizer = gw.DistributedOptimizer(inner, module, candidates=[gw.QSGD()])
     train(module, steps, optimizer=optimizer)
-    for trained, found in ((ddp, handle.plan), (module, optimizer.handle.plan)):
+    for trained, its in ((ddp, handle), (module, optimizer.handle)):
         assert same_on_all_ranks(flat(trained))
-        assert found is not None
-        assert same_on_all_ranks(torch.tensor(list(sha256(found.to_json().encode()).digest())))
+        assert "choosing a plan" not in its.status(), its.status()
+        assert same_on_all_ranks(torch.tensor(list(sha256(its.plan.to_json().encode()).digest())))
 
 
 @scenario(2, 3)

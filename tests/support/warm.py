@@ -130,6 +130,7 @@ def _fork(ours: socket.socket, theirs: socket.socket) -> None:
 
 def serve(connection: socket.socket) -> dict[str, Any] | None:
     """Forks a process for each message. Returns its command in the process, and None in the server when that ends."""
+    gc.disable()  # nothing that is imported is garbage
     for name in IMPORTED:
         import_module(name)
     while True:
@@ -141,6 +142,7 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
             import_module(name)
         gc.freeze()
         if (number := _fork_orphan()) == 0:
+            gc.enable()
             connection.close()
             if command["session"]:
                 os.setsid()

@@ -68,9 +68,9 @@ def choose(running: Job, first: int = 0) -> int:
     return first
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_find_the_same_plan_and_lose_nothing(world: int):
-    running = automatic_job(world, [gw.TopK(0.1), gw.EFSignSGD(), gw.PowerSGD(2)])
+def test_ranks_find_the_same_plan_and_lose_nothing():
+    world, candidates = 3, [gw.TopK(0.1), gw.EFSignSGD(), gw.PowerSGD(2)]
+    running = automatic_job(world, candidates)
     sent = [torch.zeros(slot.shape).double() for slot in SLOTS]
     given = [torch.zeros(slot.shape).double() for slot in SLOTS]
     for number, means in enumerate(train(running, range(MOST_STEPS))):
@@ -80,7 +80,12 @@ def test_ranks_find_the_same_plan_and_lose_nothing(world: int):
     assert plans == [plans[0]] * world
     assert all(controller.decisions for controller in running.controllers)
     assert running.controllers[0].decisions[-1].step > WARM + TIMED + TRACED + SETTLE + TRIED  # when it was chosen
-    assert running.controllers[0].profile == running.controllers[1].profile
+    profile = running.controllers[0].profile
+    assert profile == running.controllers[1].profile == running.controllers[2].profile
+    # it is whole, and survives JSON
+    profile.check(SLOTS)
+    assert type(profile).from_json(profile.to_json()) == profile
+    assert {candidate.way.compressor for candidate in profile.candidates} == {*candidates, gw.FP32()}
     left = total(running.state("residual"))
     for s, r, g in zip(sent, left, given, strict=True):
         torch.testing.assert_close(s + r, g, rtol=1e-4, atol=2e-3)
@@ -102,16 +107,6 @@ def test_hosts_of_several_ranks_find_one_plan():
     assert sum(line.startswith("tried ") for line in account) >= 2
     # a machine that is busy at times has it plan anew behind that
     assert any(line.startswith("step ") and "was predicted for the best" in line for line in account)
-    running.close()
-
-
-def test_the_profile_of_a_job_is_whole_and_survives_json():
-    running = automatic_job(2, [gw.BF16(), gw.TopK(0.1)])
-    train(running, range(MOST_STEPS))
-    profile = running.controllers[0].profile
-    profile.check(SLOTS)
-    assert type(profile).from_json(profile.to_json()) == profile
-    assert {type(candidate.way.compressor) for candidate in profile.candidates} == {gw.BF16, gw.TopK}
     running.close()
 
 

@@ -319,7 +319,7 @@ def test_a_process_that_was_stopped_and_goes_on_learns_that_the_others_went_on_w
             stack.enter_context(Forked(argv, env=own | {"OMP_NUM_THREADS": "1"}, text=True, **pipes))
             for own in environments
         ]
-        late = threading.Timer(5 * WAIT_S, lambda: [rank.kill() for rank in ranks])
+        late = threading.Timer(WAIT_S, lambda: [rank.kill() for rank in ranks])
         late.start()
         stack.callback(late.cancel)
         for rank in ranks:
