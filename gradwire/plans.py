@@ -278,22 +278,22 @@ def _cut(slots: Sequence[Slot], early: bool, sizes: GroupSizes) -> list[tuple[st
 def _grow(slots: Sequence[Slot], edge: int, full: int) -> list[tuple[str, ...]]:
     """Neighbours together: a group of `edge` bytes of gradient or more, then of twice that, and so on up to `full`;
     what is left over, where it is less than `edge`, joins the one before. Several slots are no longer than LONGEST."""
-    groups: list[tuple[str, ...]] = []
-    names: tuple[str, ...] = ()
+    groups: list[list[str]] = []
+    names: list[str] = []
     size = 0
     for slot in slots:
         if names and size + 4 * slot.numel > 4 * LONGEST - edge:
             groups.append(names)
-            names, size = (), 0
-        names += (slot.name,)
+            names, size = [], 0
+        names.append(slot.name)
         size += 4 * slot.numel
         # each group may be twice as large as the one before
         if size >= min(full, edge << len(groups)):
             groups.append(names)
-            names, size = (), 0
+            names, size = [], 0
     # a rest that is too small for a group of its own
     if groups and size < edge:
         groups[-1] += names
     elif names:
         groups.append(names)
-    return groups
+    return [tuple(group) for group in groups]

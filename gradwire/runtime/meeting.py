@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from secrets import token_hex
 from socket import gethostname
 from time import monotonic
+from typing import Any
 
 from gradwire.runtime.failures.job_errors import AbsentRanks, PeerFailed
 from gradwire.transports import Mesh
@@ -28,6 +29,9 @@ class Disagreement(ValueError):
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message)
         self.field = field
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Disagreement, (str(self), self.field)
 
 
 class Meeting:

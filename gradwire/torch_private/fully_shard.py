@@ -130,6 +130,12 @@ def fsdp_reduces(group: Any) -> bool:
     return group.reduce_grads
 
 
+def fsdp_is_in_backward(model: Any) -> bool:
+    """Whether a backward pass of a wrapped model has begun and not come to FSDP's own end of it, which FSDP asks for
+    once and, where the pass fails, never again."""
+    return model._get_fsdp_state()._state_ctx.post_backward_final_callback_queued
+
+
 @contextmanager
 def without_whole_gradients(groups: Iterable[Any]) -> Iterator[None]:
     """A context in which `fsdp_groups` begin without the whole gradients that FSDP adds up after

@@ -1030,6 +1030,24 @@ def gradients_outside_of_a_backward_pass_are_refused() -> None:
             lambda: [group.post_backward() for group in fsdp_groups(model)])  # fmt: skip
 
 
+@scenario(2)
+def a_backward_pass_that_failed_is_the_jobs_end() -> None:
+    """As FSDP itself goes on with other gradients than those of the next pass: without the root's, or with old ones."""
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    model = wrapped(mesh["shard"])
+    handle = gw.attach(model, gw.FP32(), mesh=mesh, find_unused_parameters=True)
+    hook = model.side.register_forward_hook(lambda module, arguments, output: output.register_hook(fail) and None)
+    refused(ArithmeticError, "no gradient", lambda: loss_of(model, 0).backward())
+    hook.remove()
+    model.zero_grad()
+    refused(RuntimeError, "a backward pass has failed", lambda: loss_of(model, 0))
+    handle.detach()
+
+
+def fail(gradient: Tensor) -> None:
+    raise ArithmeticError("no gradient")
+
+
 @scenario(4)
 def detached_is_native_again_or_trains_no_more() -> None:
     for mesh in meshes():

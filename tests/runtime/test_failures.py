@@ -1,6 +1,7 @@
 """Who is blamed for the end of a job, by what the ranks' marks say; and what endings and meetings ask of the store."""
 
 import json
+import pickle
 import threading
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -13,10 +14,11 @@ import pytest
 
 import gradwire as gw
 from gradwire.collective import HOST, REPLICA
+from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.runtime.failures import failure_verdict
 from gradwire.runtime.failures.failure_verdict import ExitReport, FailureVerdict, Verdict
 from gradwire.runtime.failures.job_errors import AbsentRanks, PeerFailed, RankLeft
-from gradwire.runtime.meeting import Meeting
+from gradwire.runtime.meeting import Disagreement, Meeting
 from gradwire.transports import gathering, mesh
 from gradwire.transports.threads import _Store
 from tests.support.harness import raising, together
@@ -122,6 +124,16 @@ def test_a_rank_that_did_not_come_is_named_whoever_was_paused(
 ):
     error = AbsentRanks("verify()", "rank 1 did not come to verify() within 60 s", [1])
     assert blamed(marks, paused_s, monkeypatch, error) == why
+
+
+def test_errors_go_to_other_processes():
+    """A pool of processes waits for ever for an error that it cannot read."""
+    blamed = PeerFailed("reducing ended", "timed out")
+    blamed.blame("rank 1 was lost")
+    absent = AbsentRanks("verify()", "rank 1 did not come to verify() within 60 s", [1])
+    for error in (blamed, absent, Disagreement("ranks differ in seed", "seed"), RankFailed(1, 3, "it was shot")):
+        read = pickle.loads(pickle.dumps(error))
+        assert (type(read), str(read), vars(read)) == (type(error), str(error), vars(error))
 
 
 def test_a_rank_that_leaves_says_so():

@@ -22,15 +22,22 @@ from gradwire.frontends.shards.sharded_models import checked_replicas, locals_of
 from gradwire.frontends.trained import TrainedParameters
 from gradwire.frontends.values import share_values, values_of
 from gradwire.runtime.runtime import Runtime
+from gradwire.torch_private.autograd import in_backward
 from gradwire.torch_private.compiled import named_parameters
 from gradwire.torch_private.fully_shard import (
     fsdp_groups,
+    fsdp_is_in_backward,
     is_gathered,
     only_inside_replicas,
     parameters_of_fsdp,
     without_whole_gradients,
 )
 from gradwire.transports import ProcessGroup
+
+FAILED = (
+    "a backward pass has failed, after which fully_shard leaves gradients out and adds old ones; make the model anew, "
+    "and load a checkpoint"
+)
 
 
 def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | None) -> Handle:
@@ -117,6 +124,8 @@ class ShardsFrontEnd(GradientHooks):
 
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
         if self._runtime and torch.is_grad_enabled():
+            if fsdp_is_in_backward(module) and not in_backward():
+                self._runtime.refuse(FAILED)
             # a state was loaded, or a step begins: parameters that were replaced since have no hooks
             if self._to_check:
                 reshard(module)

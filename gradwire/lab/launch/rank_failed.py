@@ -2,6 +2,7 @@
 
 import re
 import signal
+from typing import Any
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]:(?!\[)\s*")
 """torch puts it before each line of a traceback."""
@@ -24,3 +25,6 @@ class RankFailed(RuntimeError):
         reason = _RAISED.search(_LAST_FRAME.sub("", "\n".join(raised), count=1))
         last_line = reason[1] if reason else _RANK_PREFIX.sub("", (raised or lines or [""])[-1])
         super().__init__(f"rank {rank} ended with {how}" + (f": {last_line}" if last_line else ""))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RankFailed, (self.rank, self.exit_code, self.stderr)

@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 def rank_at(rank: int, host: str) -> str:
@@ -56,6 +56,10 @@ class PeerFailed(ReductionError):
     def __init__(self, what: str, why: str) -> None:
         super().__init__(f"{what}: {why}")
         self._what = what
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # unpickled, it would be made of its message alone, which __init__ does not take
+        return type(self).__new__, (type(self), *self.args), vars(self)
 
     def blame(self, why: str) -> None:
         """Sets the reason."""
