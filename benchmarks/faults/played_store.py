@@ -27,7 +27,6 @@ class Clock:
     def __init__(self) -> None:
         self._now, self._order = 0.0, count()
         self._moments: list[tuple[float, int, Turn]] = []
-        self._errors = list[BaseException]()
 
     def now(self) -> float:
         return self._now
@@ -57,6 +56,7 @@ class Clock:
 
     def run(self, bodies: Sequence[Callable[[], object]]) -> None:
         """Runs the bodies at once, each on a thread of its own. Raises the first error of any of them."""
+        self._errors = list[BaseException]()
         stack_size(1 << 18)
         turns = [Turn() for _ in bodies]
         threads = [Thread(target=self._run, args=each) for each in zip(turns, bodies, strict=True)]

@@ -63,8 +63,8 @@ def main() -> None:
     end, tables = time.monotonic() + 60 * arguments.minutes, Tables(arguments.out)
     names = arguments.only.split(",") if arguments.only else default()
     turns = turns_of(names)
-    if again := {row["section"] for row in read(arguments.out)}.intersection(names):
-        raise SystemExit(f"{arguments.out} has rows of {min(again)} from another run: name a new folder with --out")
+    if read(arguments.out):
+        raise SystemExit(f"{arguments.out} has rows of another run: name a new folder with --out")
     # the turn after this one is imported while this one runs
     ahead = processes_of(turns[0], arguments)
     for turn, following in zip(turns, [*turns[1:], []], strict=True):

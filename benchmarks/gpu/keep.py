@@ -36,7 +36,8 @@ def main(folder: Path, name: str) -> None:
         rows = [row for row in rows if row["section"] in ("versions", system)]
     versions = next((row for row in rows if row["kind"] == "versions"), None)
     if versions is None:
-        raise SystemExit(f"{folder} does not say what was measured: run gpu.py anew, as --only versions,{system}")
+        only = f" --only versions,{system}" if system in SETUPS else ""
+        raise SystemExit(f"{folder} does not say on which card: run gpu.py{only} anew")
     names = "card", "CUDA", "NCCL", "torch", "Triton"
     card, *others = [versions[name] if name == "card" else f"{name} {versions[name]}" for name in names]
     kept = {kind: [_cells(row) for row in rows if row["kind"] == kind] for kind in TABLES}

@@ -73,7 +73,7 @@ def main() -> None:
         train([Run(name, rate, 0) for rate in arguments.rates for name in names])
         best = {name: best_rate(rows, name, arguments.steps) for name in names}
         train([Run(name, rate, seed) for seed in range(1, arguments.seeds) for name, rate in best.items()])
-    print(table(rows))
+    print(table([row for row in rows if row["steps"] == arguments.steps]))
 
 
 def parse() -> argparse.Namespace:

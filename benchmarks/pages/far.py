@@ -60,13 +60,16 @@ def losses_on_shards() -> Page:
 
 
 def local_steps() -> Page:
-    runs = load("local_steps")["rows"]
+    rows = load("local_steps")["rows"]
+    # the longest trainings
+    longest = max((row["steps"], row["ranks"]) for row in rows)
+    runs = [row for row in rows if (row["steps"], row["ranks"]) == longest]
     found = {
         name: _mean_of([run for run in runs if run["name"] == name])
         for name in dict.fromkeys(run["name"] for run in runs)
     }
     dense, diloco = found["dense"], found["diloco-15"]
-    rows = [
+    cells = [
         [name, f"{row['loss']:.3f}", _fewer(dense, row)]
         for name, row in sorted(found.items(), key=lambda pair: pair[1]["bytes"], reverse=True)
     ]
@@ -79,7 +82,7 @@ def local_steps() -> Page:
     seeds = len({run["seed"] for run in runs})
     what = f"GPT of {dense['parameters'] / 1e3:.0f}k, {dense['ranks']:.0f} ranks, {dense['steps']:,.0f} steps"
     note = f"{what}, {_seeds(seeds)}; numbers are steps a round."
-    shown = Shown(["local_steps"], ["configuration", "held-out loss", "fewer bytes"], rows, note)
+    shown = Shown(["local_steps"], ["configuration", "held-out loss", "fewer bytes"], cells, note)
     return Page("local_steps", "What do local steps save?", verdict, [shown])
 
 

@@ -26,10 +26,15 @@ def save(name: str, **found: Any) -> None:
 
 
 def save_more(name: str, **found: Any) -> None:
-    """As `save`, where the rows that the result has already are among these: it keeps their origins, too."""
+    """As `save`, for a result that keeps rows which it had before: it keeps the origins of these rows, too."""
     path = RESULTS / name
     before = origins(json.loads(path.read_text())) if path.exists() else []
-    save(name, **found, earlier=[each for each in before if each != _origin()])
+
+    def run_of(origin: dict[str, Any]) -> tuple[str, str]:
+        # a commit is followed by a + once this run has written
+        return origin["commit"].rstrip("+"), origin["command"]
+
+    save(name, **found, earlier=[each for each in before if run_of(each) != run_of(_origin())])
 
 
 def _origin() -> dict[str, Any]:

@@ -92,12 +92,12 @@ class Configuration:
 
     @property
     def first_round(self) -> int:
-        """The steps after which the first round has ended, and the mean of what was sent is in the parameters; one
-        step without local ones."""
+        """The number of the step after which the first round's mean is in the parameters: a round's steps and the
+        delay; 1 without local steps."""
         return self.every + (self.local.delay if self.local else 0)
 
     def ends_round(self, step: int) -> bool:
-        """Whether a round ends so after this step; every step does without local ones."""
+        """Whether a round's mean is in the parameters since this step; without local steps always."""
         return step >= self.first_round and (step - self.first_round) % self.every == 0
 
     @property

@@ -27,8 +27,8 @@ class StepCurve:
 
     It is linear between measured points; beyond the last one each second on the card makes the step one second longer.
     The time to decode an all-gather is taken as proportional to the number of payloads. With more hosts than were
-    played the difference is added to the step; with fewer it is subtracted, though part of it may have been hidden: so
-    take no step for shorter than one without messages.
+    played the difference is added to the step; with fewer it is subtracted, though part of it may have been hidden:
+    the result can be shorter than a step without messages, below which callers do not go.
     """
 
     busy_s: tuple[float, ...]

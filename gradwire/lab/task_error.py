@@ -2,4 +2,5 @@
 
 
 class TaskError(ValueError):
-    """A mistake in a user's model or loss that a step has shown: the command line, and a rank, make one line of it."""
+    """A mistake in a user's model or loss that only a step shows. The command line and each rank print its message
+    alone, without a traceback."""

@@ -83,7 +83,8 @@ class JobOptions:
     """Raises ValueError for a plan that the front end cannot follow."""
 
     def first_plan(self, make: Callable[[], Plan], slots: Sequence[Slot], mesh: Mesh) -> Plan:
-        """The plan that `make` returns, made once the mesh is this job's, and the controller has got its slots."""
+        """Takes the mesh and the controller for this job, hands the controller the slots, and returns the plan that
+        `make` makes then."""
         mesh.take(self.controller)
         if self.controller:
             self.controller.meet(slots, mesh.replica.world)

@@ -279,7 +279,7 @@ class Runtime:
 
     @property
     def error(self) -> BaseException | None:
-        """The first error, which every later call raises, but for calls that only look at the state."""
+        """The job's first error. Every later call raises it, except those that only read the state."""
         return self._first_error.first
 
     def _end_job(self, error: BaseException) -> None:

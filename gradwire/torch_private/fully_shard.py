@@ -131,8 +131,8 @@ def fsdp_reduces(group: Any) -> bool:
 
 
 def fsdp_is_in_backward(model: Any) -> bool:
-    """Whether a backward pass of a wrapped model has begun and not come to FSDP's own end of it, which FSDP asks for
-    once and, where the pass fails, never again."""
+    """Whether a backward pass of a wrapped model has begun, and FSDP has not seen its end. After a pass that failed it
+    stays so: the callback in which FSDP sees the end never runs."""
     return model._get_fsdp_state()._state_ctx.post_backward_final_callback_queued
 
 

@@ -69,14 +69,16 @@ def test_a_training_ends_with_a_round() -> None:
         (39, "localsteps:20+quantized:4", 40), (41, "localsteps:20", 60), (300, "localsteps", 500),
         (30, "localsteps:30,delay=5", 35), (60, "localsteps:30,delay=5", 65),
     ):  # fmt: skip
-        message = f"{steps} steps end within a round of {text}: give --steps {right}"
+        message = f"after {steps} steps the last round of {text} is not over: give --steps {right}"
         with pytest.raises(ValueError, match=re.escape(message)):
             trained(steps, "dense", text)
     with pytest.raises(ValueError, match="give --steps 120"):
         trained(100, "localsteps:40", "localsteps:30")
     with pytest.raises(ValueError, match="give --steps 93"):
         trained(40, "localsteps:30,delay=3", "localsteps:40,delay=13", "localsteps:10,delay=3")
-    with pytest.raises(ValueError, match="no round of localsteps:30 ends together with one of those before"):
+    with pytest.raises(
+        ValueError, match="rounds of localsteps:30 and of localsteps:20,delay=5 never end at the same step"
+    ):
         trained(60, "localsteps:20,delay=5", "localsteps:30")
 
 

@@ -9,6 +9,7 @@ from socket import gethostname
 from time import monotonic, sleep
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakMethod
 
 import pytest
 
@@ -17,6 +18,7 @@ from gradwire.collective import HOST, REPLICA
 from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.runtime.failures import failure_verdict
 from gradwire.runtime.failures.failure_verdict import ExitReport, FailureVerdict, Verdict
+from gradwire.runtime.failures.first_error import FirstError
 from gradwire.runtime.failures.job_errors import AbsentRanks, PeerFailed, RankLeft
 from gradwire.runtime.meeting import Disagreement, Meeting
 from gradwire.transports import gathering, mesh
@@ -134,6 +136,18 @@ def test_errors_go_to_other_processes():
     for error in (blamed, absent, Disagreement("ranks differ in seed", "seed"), RankFailed(1, 3, "it was shot")):
         read = pickle.loads(pickle.dumps(error))
         assert (type(read), str(read), vars(read)) == (type(error), str(error), vars(error))
+
+
+def test_a_refusal_raises_the_error_that_came_before():
+    class Job:
+        def end(self, error: BaseException) -> None: ...
+
+    first = FirstError(WeakMethod((job := Job()).end))
+    first.fail(PeerFailed("reducing ended", "rank 1 was lost"))
+    with pytest.raises(PeerFailed, match="rank 1 was lost"):
+        first.refuse("a backward pass has failed")
+    with pytest.raises(RuntimeError, match="a backward pass has failed"):
+        FirstError(WeakMethod(job.end)).refuse("a backward pass has failed")
 
 
 def test_a_rank_that_leaves_says_so():

@@ -27,7 +27,7 @@ from gradwire.runtime.state.store import Exported
 from gradwire.slots import Layout, Slot
 from gradwire.tuner import profiler_for
 
-WAIT_S = 100
+WAIT_S = 50
 failure_verdict.OTHERS_S, failure_verdict.POLL_S = 0.05, 0.001  # threads have no hosts that are far away
 CPU = torch.device("cpu")
 torch.set_num_threads(1)

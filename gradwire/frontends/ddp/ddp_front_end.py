@@ -43,8 +43,8 @@ class DDPFrontEnd(FrontEnd):
     DDP's first bucket opens the step in three more cases, in which no hook tells beforehand that DDP will reduce: after
     `ddp.forward(x)`, for which torch runs no forward hook; with a static graph; and on a rank that has joined.
 
-    While the plan is native, DDP reduces by itself: see `native_steps`. So it always does with parameters that it was
-    told to delay: they are not in its buckets, which are chosen when it is made.
+    While the plan is native, DDP reduces by itself: see `native_steps`. The parameters of
+    `delay_all_reduce_named_params` it always reduces by itself: they are not in its buckets.
     """
 
     unreduced: Unreduced

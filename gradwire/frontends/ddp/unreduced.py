@@ -14,8 +14,8 @@ _log = logging.getLogger("gradwire")
 
 
 class Unreduced:
-    """The `named` parameters that are not among those in DDP's buckets, the `managed` ones. Some of them DDP reduces by
-    itself, later. The others were ignored, frozen, or not there, when it was made: where they need a gradient, each
+    """The `named` parameters that are not in DDP's buckets; the `managed` ones are. Some of them DDP delays, and
+    reduces by itself. The others were ignored, frozen or missing when DDP was made: where one needs a gradient, each
     replica trains its own, as with plain DDP."""
 
     def __init__(self, ddp: DistributedDataParallel, named: Mapping[str, Tensor], managed: Collection[Tensor]) -> None:

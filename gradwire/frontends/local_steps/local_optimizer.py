@@ -147,9 +147,9 @@ class LocalSteps(Wrapper):
         replica, parts = self._replica, self._fragments
         trained = replica.trained.parameters()
 
-        def fits(plan: Plan) -> None:
-            parts.check_fits(plan)
-            check_weighted(plan, choices.weight)
+        def fits(made: Plan) -> None:
+            parts.check_fits(made)
+            check_weighted(made, choices.weight)
 
         # open the axes, and agree
         axes = choices.mesh(replica.axes, device := device_of(trained))

@@ -29,10 +29,10 @@ class Comparison:
     steps or epochs. `metric` is the held-out figure to look at, by default the task's; `published` says what was
     reached elsewhere.
 
-    Raises ValueError for what would fail on `ranks` ranks: a task that cannot be made or has too little data,
-    an optimizer that does not have what the recipe says, or would count momentum twice, local steps whose last round
-    does not end, or not with those of others, `nocomm`, which does not train, and torch's hooks with shards, or with
-    checkpoints that would lack their state.
+    Raises ValueError for what would fail on `ranks` ranks: a task that cannot be made or has too little data, an
+    optimizer that does not have what the recipe says, or would count momentum twice, local steps whose last mean does
+    not come in time, or whose rounds never end where those of others do, `nocomm`, which does not train, and torch's
+    hooks with shards, or with checkpoints that would lack their state.
     """
 
     configurations: list[Configuration]
@@ -157,8 +157,8 @@ def circumstances(*clusters: LabCluster) -> dict[str, object]:
 
 
 def _check_rounds(configurations: Sequence[Configuration], steps: int) -> None:
-    """Raises ValueError for local steps whose last round would not end, or whose last mean would not be used.
-    Evaluated are the parameters that replicas share; they would lack what was trained since."""
+    """Raises ValueError for local steps whose last round would not end, or whose last mean would not come. Evaluated
+    are the parameters that replicas share; they would lack what was trained since."""
     unended = next((each.text for each in configurations if not each.ends_round(steps)), None)
     if unended is None:
         return
@@ -168,9 +168,10 @@ def _check_rounds(configurations: Sequence[Configuration], steps: int) -> None:
         lengths = range(right, right + period * each.every, period)
         ending = next(filter(each.ends_round, lengths), None)
         if ending is None:
-            raise ValueError(f"no round of {each.text} ends together with one of those before it: train it by itself")
+            others = ", ".join(other.text for other in configurations if other.local and other != each)
+            raise ValueError(f"rounds of {each.text} and of {others} never end at the same step: train them one by one")
         right, period = ending, lcm(period, each.every)
-    raise ValueError(f"{steps} steps end within a round of {unended}: give --steps {right}")
+    raise ValueError(f"after {steps} steps the last round of {unended} is not over: give --steps {right}")
 
 
 def _check_momentum(configurations: Sequence[Configuration], optimizer: str, options: Mapping[str, Any]) -> None:

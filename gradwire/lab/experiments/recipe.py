@@ -153,7 +153,8 @@ class Course:
         return number % max(1, self.steps // RECORDS) == 0 or self.evaluated(number)
 
     def evaluated(self, number: int) -> bool:
-        """Whether the model is evaluated after step `number`: after each epoch, or about 25 times."""
+        """Whether the model is evaluated after step `number`: after each epoch, or about 25 times; with local steps at
+        the end of the round that has this step."""
         every = self.epoch_steps or 2 * max(1, self.steps // RECORDS)
         return number == self.steps or number % every == 0
 

@@ -24,8 +24,8 @@ from gradwire.tuner.candidate_plans import ways_by
 TURN_S = 30.0
 """Seconds of the curve, and of the steps, of a turn on a played cluster, if more than one step fits in."""
 OF_TURN = "of turn"
-"""What of a turn is done, in lines between those of timed steps: with about the seconds of a turn of each
-configuration, all together."""
+"""The share of a turn that is done, in lines between those of timed steps; "seconds" beside it is about how long one
+turn of every configuration takes together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +128,8 @@ def _compressors(replica: MeasuredModel) -> list[Compressor]:
 def _play(
     played: PlayedCluster, timed: TimedModel, steps: int, tell: Callable[[float, float], None]
 ) -> tuple[StepCurve, list[float], Totals]:
-    """The curve of a model's steps, and the milliseconds of as many as are wanted, or as fit in a turn. `tell` is as
-    `TimedModel.curve` has it."""
+    """The curve of a model's steps, and the milliseconds of as many as are wanted, or as fit in a turn; `tell`: see
+    `TimedModel.curve`."""
     curve = timed.curve(played, TURN_S, tell)
     fitting = max(1, int(TURN_S / played.step_s(curve)))
     return curve, *timed.time(min(steps, fitting), warm_up=1)

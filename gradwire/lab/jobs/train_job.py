@@ -93,8 +93,8 @@ class _Training:
             self.optimizer.zero_grad()
 
     def _evaluated(self, number: int) -> bool:
-        """Whether the model is evaluated after step `number`. Local steps are once their round has ended: until then
-        replicas share what they shared after the one before."""
+        """Whether the model is evaluated after step `number`. Local steps are evaluated where a round's mean has come:
+        until then the shared parameters are those of the round before."""
         round_ = range(number - self.configuration.every + 1, number + 1)
         return self.configuration.ends_round(number) and any(map(self.course.evaluated, round_))
 

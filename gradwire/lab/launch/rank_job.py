@@ -180,7 +180,7 @@ def run_rank(job: Callable[[S, Peers, Log], None], spec_type: type[S]) -> None:
         try:
             job(spec_type.read(Path(spec)), peers, log)
         except TaskError as mistake:
-            # the user's, whom the lab's frames tell nothing
+            # the user's own: a traceback through the lab's code would not help
             print(mistake, file=sys.stderr)
             _leave(1)
     _leave(0)

@@ -206,7 +206,8 @@ class FailureVerdict:
         return marks + sum(len(self._unmarked([rank])) for rank in self._mesh.silent)
 
     def _unmarked(self, ranks: Sequence[int]) -> list[int]:
-        """The ranks without a mark: one question where all have one; else the same of each half."""
+        """The ranks without a mark. The store is asked once for all; where one lacks it, once for each half, and so
+        on."""
         if not ranks or self._mesh.store.check([f"ended/{rank}" for rank in ranks]):
             return []
         half = len(ranks) // 2

@@ -41,9 +41,10 @@ class FirstError:
             raise error
 
     def refuse(self, reason: str) -> NoReturn:
-        """Ends the job with RuntimeError, on all ranks, where a user or framework did what Gradwire cannot follow."""
+        """Ends the job with RuntimeError, on all ranks, where a user or framework did what Gradwire cannot follow.
+        Raises the job's first error, which may be an earlier one."""
         self.fail(error := RuntimeError(reason))
-        raise error
+        raise self.wait_for_blame() or error
 
     @contextmanager
     def fail_job_on(self, kind: type[BaseException] = RuntimeError) -> Iterator[None]:

@@ -67,7 +67,8 @@ class PeerFailed(ReductionError):
 
 
 class AbsentRanks(PeerFailed):
-    """Some `ranks` did not come to a meeting; all others raise this. The message names lost ones among them."""
+    """Some `ranks` did not come to a meeting; all others raise this. If some of them were lost, the message
+    says which."""
 
     def __init__(self, call: str, why: str, ranks: Sequence[int]) -> None:
         super().__init__(f"{call} ended", why)

@@ -27,7 +27,8 @@ Rows = Iterator[tuple[str, str, Tensor]]
 
 
 def kept_by(own: Unpacked, slots: Sequence[Slot]) -> Facts:
-    """A fact for `held_by_some`: by kind of state of gradient size a 1 or 0 for each slot, whether this rank has it."""
+    """What other ranks need for `held_by_some`: for each kind of state of gradient size a text, with a 1 for each slot
+    that has it here and a 0 for each other one."""
     kinds = sorted({key for _, key, _ in each_tensor(own.exported) if not is_small(key)})
     return {"kept": json.dumps({
         kind: "".join("01"[kind in own.exported.get(slot.name, {})] for slot in slots) for kind in kinds
@@ -83,7 +84,7 @@ def _small(own: Unpacked) -> Small:
 
 
 def _small_rows(own: Unpacked, small: Sequence[Small], mesh: Mesh, device: torch.device) -> Rows:
-    """The small tensors that some rank has; of a rank that has none those of the first that has."""
+    """The small tensors that some rank has; a rank without one gets the row of the first rank that has it."""
     # of each the type and shape of the first rank that has it
     likes = {(name, key): (dtype, shape) for its in reversed(small) for name, key, dtype, shape in its}
     for name, key, *kind in (each for its in small for each in its):

@@ -86,7 +86,7 @@ class Steps:
         self.number = self.counted = self.current = self.skipped = self.last_counted = self._draws_step = 0
         self.skip_reason, self.members, self.ended = "", [], lambda: None
         self.last_arrival = self.moved = EPOCH
-        # of all groups; and of those in the step under way, or in the last one while its verdict is not read
+        # of all groups; and of those in the step under way, which stay until its verdict is read
         self.exchanges, self._active = list[GroupExchange](), list[GroupExchange]()
         self._scale, self.elastic, self.voted = options.scale, options.elastic, options.voted
         self.promised = self.over = self._lost = False
@@ -96,16 +96,16 @@ class Steps:
         self.used = UsedSlots(len(store.slots), pipeline, executor, options.find_unused)
         self._promise_sum = torch.zeros(1, dtype=torch.float32, device=executor.device)
         self._weights, self._verdict = Weights(pipeline, executor), StepVerdict(pipeline, executor)
-        # of the step under way, what its groups bring; and the next step's plan, where that is another one
+        # what each group of the step under way brings; and the next step's plan, where that is another one
         self._inputs: dict[int, GroupInput] = {}
         self._next_plan: Plan | None = None
-        # the groups of the last step: none where it did not count, None where it cannot be taken back any more
+        # the groups of the last step: empty where it did not count, None where it cannot be taken back
         self._last_groups: Sequence[GroupExchange] | None = None
 
     def install(self, plan: Plan) -> None:
         """Puts a plan in force from the next step on. Until that begins, state stays where it is."""
         self._next_plan, members = plan, self.store.members(plan)
-        if members != self.members:  # by another list `GradientCollector` knows that groups have changed
+        if members != self.members:  # for `GradientCollector` the same list means the same groups
             self.members = members
 
     def close(self) -> None:
