@@ -10,7 +10,7 @@ from benchmarks.shared.tables import LINKS, span
 
 
 def played() -> Page:
-    files = ["played_beside_real", "played_beside_real_gpt", "played_beside_real_4ranks"]
+    files = ["played_beside_real", "played_beside_real_4ranks"]
     found = [load(name) for name in files]
     rows: list[dict[str, Any]] = [row for each in found for row in each["rows"] if row["configuration"] != "nocomm"]
     cells = dict.fromkeys((row["ranks"], row["link"]) for row in rows)
