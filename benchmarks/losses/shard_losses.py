@@ -20,7 +20,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks.losses.local_steps import inner_optimizer, scheduled
-from benchmarks.shared.provenance import RESULTS, save, save_more
+from benchmarks.shared.provenance import RESULTS, save_more
 from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.tables import markdown, span
 
@@ -42,7 +42,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = found["rows"] if kept else []
     for seed in {*range(arguments.seeds)} - {row["seed"] for row in rows}:
         rows += collect(__file__, [*sys.argv[1:], "--seed", str(seed)], RANKS, "loopback")
-        (save_more if kept else save)(path.name, steps=arguments.steps, rows=rows)
+        save_more(path.name, kept, steps=arguments.steps, rows=rows)
     print(f"\n{markdown(COLUMNS, cells(rows))}")
 
 

@@ -97,7 +97,7 @@ def losses(steps: int, width: int, seed: int) -> None:
         if run is None:
             own = ["--only", name, "--steps", str(own_steps), "--width", str(width), "--seed", str(seed)]
             runs.append(run := key | {"curve": collect(__file__, own, RANKS, "loopback")})
-            (save_more if kept else save)(path.name, steps=steps, runs=runs)
+            save_more(path.name, kept, steps=steps, runs=runs)
         print(f"{name}, {own_steps} steps: {run['curve'][-1][1]:.3f}", flush=True)
         return run["curve"][-1][1]
 

@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from benchmarks.shared.provenance import known_runs, save, save_more
+from benchmarks.shared.provenance import known_runs, save_more
 from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.tables import markdown
 
@@ -44,7 +44,7 @@ def main() -> None:
                 rows.append(cell | found)
                 print(line(rows[-1]), flush=True)
                 kept = any(row in rows for row in known)
-                (save_more if kept else save)("auto.json", rows=rows)
+                save_more("auto.json", kept, rows=rows)
     print(f"\n{report(rows)}")
 
 

@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from benchmarks.losses.fidelity import RANKS, STEPS, TASKS, rate
 from benchmarks.scheduler.chosen import COLUMNS, DENSE, cells, sooner, steps_to
-from benchmarks.shared.provenance import known_runs, load, save, save_more
+from benchmarks.shared.provenance import known_runs, load, save_more
 from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.tables import markdown
 from gradwire.lab.configuration import parse
@@ -60,7 +60,7 @@ def main() -> None:
             rows = [row for row in rows if row | key != row]
             rows.append(key | {"found": found})
             kept = any(row in rows for row in known)
-            (save_more if kept else save)(f"{file}.json", rows=rows)
+            save_more(f"{file}.json", kept, rows=rows)
     if not arguments.curves:
         found = {(row["task"], row["ranks"]): row["found"] for row in load("choices_curves")["rows"]}
         cases = [(row, found[row["task"], row["ranks"]]) for row in rows]

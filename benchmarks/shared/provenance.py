@@ -25,10 +25,10 @@ def save(name: str, **found: Any) -> None:
     print(f"\nwritten to {RESULTS / name}")
 
 
-def save_more(name: str, **found: Any) -> None:
-    """As `save`, for a result that keeps rows which it had before: it keeps the origins of these rows, too."""
+def save_more(name: str, kept: bool = True, **found: Any) -> None:
+    """As `save`, for a result whose earlier rows may be `kept`: then their origins are kept, too."""
     path = RESULTS / name
-    before = origins(json.loads(path.read_text())) if path.exists() else []
+    before = origins(json.loads(path.read_text())) if kept and path.exists() else []
 
     def run_of(origin: dict[str, Any]) -> tuple[str, str]:
         # a commit is followed by a + once this run has written

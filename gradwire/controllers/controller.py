@@ -163,9 +163,9 @@ class Controller(Options, ABC):
         return self._defaults.changed(before, plan)
 
     def for_these_ranks(self, ranks: int, origin: Plan, own: Plan) -> Callable[[Plan], Plan]:
-        """A function that adapts plans to the number of ranks here. They were made from `origin` for so many `ranks`:
-        where they have the default communicators of these, they get those of here. The user's plan here, `own`, has
-        `changed` nothing of `origin`."""
+        """A function that adapts plans to the number of ranks here. They were made from `origin` for `ranks` ranks; a
+        communicator that was the default there becomes the default here. The user's plan here is `own`, in which
+        nothing has `changed` from `origin`."""
         return self._defaults.for_these_ranks(ranks, origin, own)
 
     def check(self, plan: Plan) -> None:

@@ -24,16 +24,16 @@ class Unreduced:
         others = {name: parameter for name, parameter in named.items() if parameter not in managed}
         self._late = {name: parameter for name, parameter in others.items() if parameter in delayed}
         self._local = {name: parameter for name, parameter in others.items() if parameter not in delayed}
-        # the user has not asked for these
-        self._unasked = {name: parameter for name, parameter in self._local.items() if parameter not in ignored}
+        # replicas of these differ without the user's wish
+        self._unwanted = {name: parameter for name, parameter in self._local.items() if parameter not in ignored}
 
     def warn(self, *_: object) -> None:
-        """A hook for forward passes, which warns once of parameters that each replica trains by itself, unless DDP was
-        told to ignore them."""
+        """A hook for forward passes. It warns once of parameters that each replica trains by itself; of those that the
+        user has DDP ignore it does not."""
         if not torch.is_grad_enabled():
             return
-        if local := _trained(self._unasked):
-            self._unasked = {}
+        if local := _trained(self._unwanted):
+            self._unwanted = {}
             _log.warning(
                 "DDP does not reduce parameter %r%s, which was frozen, or not there, when DDP was made: each replica "
                 "trains its own; freeze it after DDP(model, find_unused_parameters=True), not before",

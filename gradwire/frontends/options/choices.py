@@ -133,7 +133,7 @@ class Choices:
         way, rules = (compressor, self.memory, self.communicator), self.by_layer
 
         def make(slots: list[Slot]) -> Plan:
-            if self.groups:  # by all names: slots may be a fragment's alone, or of what is trained now
+            if self.groups:  # its names may be of parameters that are not among these slots
                 self.groups.check_names(parameters)
             return cut_alike(planner.by_rules(rules, slots) if rules else planner.in_one_way(way, slots), slots)
 

@@ -232,8 +232,8 @@ class ControllerRunner:
         return self.controller.changed(before, plan)
 
     def for_these_ranks(self, state: Mapping[str, Tensor], own: Plan) -> Mapping[str, Tensor]:
-        """An exported state for the number of ranks here: where its plans have the default communicators of the ranks
-        that saved it, they get those of here. The user's plan here, `own`, has `changed` nothing of it."""
+        """An exported state, adapted to the number of ranks here: in its plans, what was the default communicator where
+        it was saved becomes the default here. The user's plan here is `own`, in which nothing has `changed`."""
         assert self.controller is not None
         here = self._mesh.replica.world
         ranks = ranks_of(state) or here

@@ -27,8 +27,8 @@ Rows = Iterator[tuple[str, str, Tensor]]
 
 
 def kept_by(own: Unpacked, slots: Sequence[Slot]) -> Facts:
-    """What other ranks need for `held_by_some`: for each kind of state of gradient size a text, with a 1 for each slot
-    that has it here and a 0 for each other one."""
+    """This rank's part of `held_by_some`. For each kind of state of gradient size it has a digit for each slot: 1 where
+    this rank keeps that state, else 0."""
     kinds = sorted({key for _, key, _ in each_tensor(own.exported) if not is_small(key)})
     return {"kept": json.dumps({
         kind: "".join("01"[kind in own.exported.get(slot.name, {})] for slot in slots) for kind in kinds
@@ -36,7 +36,7 @@ def kept_by(own: Unpacked, slots: Sequence[Slot]) -> Facts:
 
 
 def held_by_some(facts: Sequence[Facts], slots: Sequence[Slot]) -> Held:
-    """By parameter the kinds that some rank has, from all ranks' `kept_by`."""
+    """The kinds of state of gradient size that some rank keeps, by parameter, from all ranks' `kept_by`."""
     ranks = [json.loads(kept) for kept in {its["kept"] for its in facts}]
     return {
         slot.name: {kind for own in ranks for kind, has in own.items() if has[i] == "1"} for i, slot in enumerate(slots)
