@@ -6,7 +6,8 @@
 In every cell (model, ranks, link) ranks are processes over gloo, each in a network namespace of its own behind a shaped
 link. They take some real steps, then some on a played card, in turns, so that other load on the machine slows both
 equally. Figures are medians over all timed steps of rank 0. The last column is the step as `StepCurve` predicts it for
-the link, from one curve of each configuration that is measured beside the first link.
+the link, from one curve of each configuration that is measured beside the first link. `resting.py` has models for
+`--models` that leave the processor to the network, as models on a GPU do.
 Writes benchmarks/results/played_beside_real.json with all ratios to the real steps.
 """
 
