@@ -29,11 +29,8 @@ CONFIGURATIONS = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.out:
-        as_rank(arguments.out, lambda: [train(*_pair(each)) for each in CONFIGURATIONS])
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    as_rank(lambda: [train(*_pair(each)) for each in CONFIGURATIONS])
     rows = [row for ranks in (2, 3, 4) for row in collect(__file__, [], ranks, "loopback")]
     print("| compressor | collective | 2 ranks | 3 ranks | 4 ranks |\n|---|---|---|---|---|")
     for name, collective in dict.fromkeys((row["compressor"], row["communicator"]) for row in rows):

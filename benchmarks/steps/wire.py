@@ -31,11 +31,8 @@ PAIRINGS = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.out:
-        as_rank(arguments.out, rank_job)
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    as_rank(rank_job)
     rows = [row for ranks in (2, 4) for row in collect(__file__, [], ranks, "1gbit")]
     print("| elements | compressor | collective | ranks | declared MB/step | at the interface MB/step | difference |")
     print("|---|---|---|---|---|---|---|")
