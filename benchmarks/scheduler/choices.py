@@ -48,10 +48,9 @@ CANDIDATES = (
 
 def main() -> None:
     arguments = arguments_of()
-    if arguments.out:
-        as_rank(arguments.out, lambda: curves(arguments) if arguments.curves else cell(arguments))
+    as_rank(lambda: curves(arguments) if arguments.curves else cell(arguments))
     file, links = ("choices_curves", ["loopback"]) if arguments.curves else ("choices", arguments.links.split(","))
-    known = rows = known_runs(f"{file}.json", "rows")
+    rows = known_runs(f"{file}.json", "rows")
     for link in links:
         for task in arguments.tasks.split(","):
             given = ["--tasks", task, "--steps", str(arguments.steps), *(["--curves"] if arguments.curves else [])]
@@ -59,8 +58,7 @@ def main() -> None:
             key = {"link": link, "task": task, "ranks": arguments.ranks}
             rows = [row for row in rows if row | key != row]
             rows.append(key | {"found": found})
-            kept = any(row in rows for row in known)
-            save_more(f"{file}.json", kept, rows=rows)
+            save_more(f"{file}.json", "rows", rows=rows)
     if not arguments.curves:
         found = {(row["task"], row["ranks"]): row["found"] for row in load("choices_curves")["rows"]}
         cases = [(row, found[row["task"], row["ranks"]]) for row in rows]
@@ -75,7 +73,6 @@ def arguments_of() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=RANKS)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--curves", action="store_true")
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
