@@ -91,7 +91,9 @@ def _begun(
         with rows.attempt(way):
             training = Training(device, model, way.text or way.what, records=way.records, cluster=cluster)
             stack.callback(training.close)
-            yield way, training.warm_up()
+            training.warm_up()
+            rows.put_off(way)
+            yield way, training
 
 
 def _rounds(rows: Rows, model: Model, trainings: dict[Way, Training], seconds: float, until_s: float) -> None:
@@ -108,6 +110,7 @@ def _rounds(rows: Rows, model: Model, trainings: dict[Way, Training], seconds: f
     for gbit, pairs in found.items():
         for way, training in trainings.items():
             rows.add("steps", model=model.name, gbit=gbit, what=way.what, **cells(pairs[way]), **beside(training))
+            rows.add("begun", what=str(way))
 
 
 def _round(
