@@ -23,7 +23,7 @@ from benchmarks.gpu.device import Device
 from benchmarks.gpu.jobs import SLOTS, Synchronised
 from benchmarks.gpu.models import Model, model_of
 from benchmarks.gpu.rows import MARKS, Rows, read
-from benchmarks.gpu.sections import SECTIONS
+from benchmarks.gpu.sections import SECTIONS, steps
 from benchmarks.gpu.sections.steps import Way
 from benchmarks.gpu.shown import Tables
 from benchmarks.gpu.trainings import Times
@@ -153,31 +153,51 @@ def test_an_error_is_a_row_and_the_next_process_goes_on_behind_it(tmp_path: Path
     assert Tables(tmp_path).summary() == "1 FAILED, 1 right; 0 left out"
 
 
-def test_a_crash_takes_no_training_that_was_to_be_measured_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    steps, ways = import_module("benchmarks.gpu.sections.steps"), [Way("a"), Way("b"), Way("c")]
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Measures trainings that take no time; calls `at_b` where b's is made."""
 
     class Made:
         card, recorded, loss = SimpleNamespace(), "", 0.0
+        at_b: Callable[[], Any]
 
         def __init__(self, device: Device, model: Model, name: str, **_: Any) -> None:
             if name == "b":
-                sys.exit("crashes")
+                Made.at_b()
 
-        def warm_up(self) -> "Made":
-            return self
+        def warm_up(self) -> None: ...
 
         def timed(self, seconds: float) -> Times:
             return Times(1.0, 1.0, 1.0)
 
         def close(self) -> None: ...
 
+    def measure(rows: Rows, at_b: Callable[[], Any]) -> None:
+        Made.at_b = at_b
+        steps.measure(rows, Device(torch.device("cpu"), tiny=True), model_of("bert"), THREE)
+
     monkeypatch.setattr(steps, "Training", Made)
-    device, model = Device(torch.device("cpu"), tiny=True), model_of("bert")
+    return measure
+
+
+THREE = [Way("a"), Way("b"), Way("c")]
+
+
+def test_a_crash_takes_no_training_that_was_to_be_measured_later(tmp_path: Path, measured: Callable[..., None]):
     with pytest.raises(SystemExit):
-        steps.measure(Rows(tmp_path, "bert", 60), device, model, ways)
-    assert list(Rows(tmp_path, "bert", 60).each(ways)) == [Way("a"), Way("c")]
-    steps.measure(Rows(tmp_path, "bert", 60), device, model, ways)
-    assert list(Rows(tmp_path, "bert", 60).each(ways)) == []
+        measured(Rows(tmp_path, "bert", 60), sys.exit)
+    assert list(Rows(tmp_path, "bert", 60).each(THREE)) == [Way("a"), Way("c")]
+    measured(Rows(tmp_path, "bert", 60), sys.exit)
+    assert list(Rows(tmp_path, "bert", 60).each(THREE)) == []
+
+
+def test_where_trainings_take_long_to_make_those_that_are_there_are_measured(
+    tmp_path: Path, measured: Callable[..., None]
+):
+    rows = Rows(tmp_path, "bert", 60)
+    measured(rows, lambda: setattr(rows, "_end", time.monotonic()))
+    assert {row["what"] for row in read(tmp_path) if row["kind"] == "steps"} == {steps.NONE, "a", "b"}
+    assert [row["what"] for row in read(tmp_path) if row["kind"] == "left out"] == ["c and after it"]
 
 
 def test_parts_share_the_rows_and_stop_when_the_time_is_over(tmp_path: Path):
