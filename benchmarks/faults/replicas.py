@@ -23,8 +23,10 @@ CONFIGURATIONS = [
     gw.FP32(), gw.FP16(), gw.BF16(), TOP_K, gw.RandomK(0.01), gw.DGC(0.01), gw.QSGD(), gw.TernGrad(), gw.SignSGD(),
     gw.EFSignSGD(), gw.OneBit(), gw.Signum(), gw.PowerSGD(4), gw.ACPSGD(4), gw.AllDimensionTopK(0.01), gw.Interleaved(),
     gw.HardThreshold(0.001), gw.GaussianK(0.01), gw.RedSync(0.01), gw.SIDCo(0.01), gw.ReusedThreshold(0.01),
-    gw.MultiLevel(gw.TopK(0.1)), (TOP_K, gw.ScatterReduce()), (TOP_K, gw.SplitGather()), (TOP_K, gw.Exclusive()),
-    (TOP_K, gw.LeaderIndices()), (TOP_K, gw.GlobalTopK()), (TOP_K, gw.OkTopk()),
+    gw.MultiLevel(gw.TopK(0.1)), gw.Quantized(4), (gw.Quantized(4), gw.ScatterReduce()), gw.TopK(1 / 16, value_bits=4),
+    gw.PowerSGD(1 / 6, bits=4), gw.ChunkTopK(), gw.DCTTopK(), gw.Dion(1 / 4),
+    (TOP_K, gw.ScatterReduce()), (TOP_K, gw.SplitGather()), (TOP_K, gw.Exclusive()), (TOP_K, gw.LeaderIndices()),
+    (TOP_K, gw.GlobalTopK()), (TOP_K, gw.OkTopk()),
 ]  # fmt: skip
 
 

@@ -24,7 +24,9 @@ PAIRINGS = [
     (gw.TopK(0.01), gw.ScatterReduce()), (gw.RandomK(0.01), None), (gw.DGC(0.01), None), (gw.QSGD(), None),
     (gw.QSGD(), gw.ScatterReduce()), (gw.TernGrad(), None), (gw.SignSGD(), None), (gw.EFSignSGD(), None),
     (gw.EFSignSGD(), gw.ScatterReduce()), (gw.OneBit(), None), (gw.Signum(), None), (gw.PowerSGD(4), None),
-    (gw.ACPSGD(4), None), (gw.AllDimensionTopK(0.01), None), (gw.GaussianK(0.01), None),
+    (gw.ACPSGD(4), None), (gw.AllDimensionTopK(0.01), None), (gw.GaussianK(0.01), None), (gw.Quantized(4), None),
+    (gw.Quantized(4), gw.ScatterReduce()), (gw.TopK(1 / 16, value_bits=4), None), (gw.PowerSGD(1 / 6, bits=4), None),
+    (gw.ChunkTopK(), None), (gw.DCTTopK(), None), (gw.Dion(1 / 4), None),
     (gw.TopK(0.01), gw.SplitGather()), (gw.TopK(0.01), gw.Exclusive()), (gw.TopK(0.01), gw.LeaderIndices()),
     (gw.TopK(0.01), gw.GlobalTopK()), (gw.TopK(0.01), gw.OkTopk()),
 ]  # fmt: skip
