@@ -23,17 +23,16 @@ CONFIGURATIONS = [
     gw.FP32(), gw.FP16(), gw.BF16(), TOP_K, gw.RandomK(0.01), gw.DGC(0.01), gw.QSGD(), gw.TernGrad(), gw.SignSGD(),
     gw.EFSignSGD(), gw.OneBit(), gw.Signum(), gw.PowerSGD(4), gw.ACPSGD(4), gw.AllDimensionTopK(0.01), gw.Interleaved(),
     gw.HardThreshold(0.001), gw.GaussianK(0.01), gw.RedSync(0.01), gw.SIDCo(0.01), gw.ReusedThreshold(0.01),
-    gw.MultiLevel(gw.TopK(0.1)), (TOP_K, gw.ScatterReduce()), (TOP_K, gw.SplitGather()), (TOP_K, gw.Exclusive()),
-    (TOP_K, gw.LeaderIndices()), (TOP_K, gw.GlobalTopK()), (TOP_K, gw.OkTopk()),
+    gw.MultiLevel(gw.TopK(0.1)), gw.Quantized(4), (gw.Quantized(4), gw.ScatterReduce()), gw.TopK(1 / 16, value_bits=4),
+    gw.PowerSGD(1 / 6, bits=4), gw.ChunkTopK(), gw.DCTTopK(), gw.Dion(1 / 4),
+    (TOP_K, gw.ScatterReduce()), (TOP_K, gw.SplitGather()), (TOP_K, gw.Exclusive()), (TOP_K, gw.LeaderIndices()),
+    (TOP_K, gw.GlobalTopK()), (TOP_K, gw.OkTopk()),
 ]  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.out:
-        as_rank(arguments.out, lambda: [train(*_pair(each)) for each in CONFIGURATIONS])
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    as_rank(lambda: [train(*_pair(each)) for each in CONFIGURATIONS])
     rows = [row for ranks in (2, 3, 4) for row in collect(__file__, [], ranks, "loopback")]
     print("| compressor | collective | 2 ranks | 3 ranks | 4 ranks |\n|---|---|---|---|---|")
     for name, collective in dict.fromkeys((row["compressor"], row["communicator"]) for row in rows):

@@ -13,6 +13,8 @@ from typing import Any
 from benchmarks.shared.provenance import ROOT
 
 ROWS = "rows.jsonl"
+MARKS = ("begun", "put off")
+"""The kinds of rows that say how far a process came; no table shows them."""
 MOST_S = 60.0
 """Seconds after which an attempt counts as hung: the process prints the stacks of its threads and ends."""
 
@@ -24,7 +26,8 @@ class Rows:
         self._part, self._parts = part, parts
         self._path, self.folder, self.section = folder / ROWS, folder, section
         self._end = time.monotonic() + seconds
-        self._begun = {row["what"] for row in read(folder, section) if row["kind"] == "begun"}
+        last = {row["what"]: row["kind"] for row in read(folder, section) if row["kind"] in MARKS}
+        self._begun = {what for what, kind in last.items() if kind == "begun"}
 
     @property
     def part(self) -> list[str]:
@@ -69,6 +72,11 @@ class Rows:
             raise_if_dead()
         finally:
             faulthandler.cancel_dump_traceback_later()
+
+    def put_off(self, what: Any) -> None:
+        """Notes that what was begun is measured later: where the process ends before it is measured, it
+        is begun anew; a row "begun" says that it was."""
+        self.add("put off", what=str(what))
 
     def fail(self, what: Any, error: BaseException) -> None:
         """Writes an error as a row."""

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.rows import read
+from benchmarks.gpu.rows import MARKS, read
 from benchmarks.shared.tables import markdown
 
-NO_TABLE = "begun"
 WIDEST = 160
 """Characters of a cell that is printed."""
 
@@ -37,7 +36,7 @@ class Tables:
 
 def _tables(rows: list[dict[str, Any]]) -> list[str]:
     """A table for each kind of row."""
-    kinds = dict.fromkeys(row["kind"] for row in rows if row["kind"] != NO_TABLE)
+    kinds = dict.fromkeys(row["kind"] for row in rows if row["kind"] not in MARKS)
     return [_table(kind, [row for row in rows if row["kind"] == kind]) for kind in kinds]
 
 

@@ -1,7 +1,7 @@
 """Trainings to convergence: dense and five compressors on Fashion-MNIST and on a language model, three seeds.
 
     python benchmarks/losses/converged.py                                     # an hour on two cores
-    python benchmarks/losses/converged.py --tasks lm --seeds 0 --epochs 1     # one of six rows of a trial
+    python benchmarks/losses/converged.py --tasks lm --seeds 0 --epochs 1     # a trial: one epoch of each configuration
 
 Fashion-MNIST (Debian's dataset-fashion-mnist) with LeNet; the byte-level language model on a million bytes of the
 standard library's sources with a two-layer LSTM, gradients clipped to norm 1. SGD with momentum 0.9 and a rate that

@@ -114,8 +114,7 @@ def settings() -> dict[str, Setting]:
 
 def main() -> None:
     arguments = parse()
-    if arguments.out:
-        as_rank(arguments.out, lambda: job(arguments))
+    as_rank(lambda: job(arguments))
     for part, seed, task in product(*(each.split(",") for each in (arguments.parts, arguments.seeds, arguments.tasks))):
         if missing(part, task, int(seed)):
             collect(__file__, ["--parts", part, "--seeds", seed, "--tasks", task], RANKS, "loopback")
@@ -127,7 +126,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--parts", default="rivals,rest,each,slower", help="in this order")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--tasks", default="text,images")
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

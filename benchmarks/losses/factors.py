@@ -147,8 +147,7 @@ ENGINE = {
 
 def main() -> None:
     arguments = arguments_of()
-    if arguments.out:
-        as_rank(arguments.out, lambda: engine(arguments.ways, int(arguments.seeds), arguments.optimizer))
+    as_rank(lambda: engine(arguments.ways, int(arguments.seeds), arguments.optimizer))
     torch.set_num_threads(1)
     ways = arguments.ways or ";".join(ENGINE if arguments.engine else WAYS)
     for seed, way in product(map(int, arguments.seeds.split(",")), ways.split(";")):
@@ -168,7 +167,6 @@ def arguments_of() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--optimizer", choices=RATES, default="adamw")
     parser.add_argument("--engine", action="store_true")
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

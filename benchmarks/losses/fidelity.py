@@ -106,8 +106,7 @@ TASKS = {
 
 def main() -> None:
     arguments = arguments_of()
-    if arguments.out:
-        as_rank(arguments.out, lambda: job(arguments))
+    as_rank(lambda: job(arguments))
     for seed, task in product(arguments.seeds.split(","), arguments.tasks.split(",")):
         if missing(arguments, task, int(seed)):
             given = ["--seeds", seed, "--tasks", task, "--steps", str(arguments.steps)]
@@ -126,7 +125,6 @@ def arguments_of() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--save", default=FILE)
     parser.add_argument("--rates", action="store_true", help="dense at several rates instead")
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

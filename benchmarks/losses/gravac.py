@@ -66,8 +66,7 @@ def main() -> None:
     arguments = parse()
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     cases = arguments.cases.split(";")
-    if arguments.out:
-        as_rank(arguments.out, lambda: [train(cases[0], way, seeds[0]) for way in ways()])
+    as_rank(lambda: [train(cases[0], way, seeds[0]) for way in ways()])
     rows = known_runs("gravac.json", "rows")
     done = {(row["case"], row["seed"]) for row in rows}
     for case, seed in product(cases, seeds):
@@ -75,7 +74,7 @@ def main() -> None:
             continue
         runs = collect(__file__, ["--cases", case, "--seeds", str(seed)], RANKS, "loopback")
         rows += [{"case": case, "link": link, "seed": seed} | compared(runs, case, link) for link in LINKS]
-        save_more("gravac.json", rows=rows)
+        save_more("gravac.json", "rows", rows=rows)
     print(table(rows))
 
 
@@ -83,7 +82,6 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default=";".join(CASES))
     parser.add_argument("--seeds", default="0,1,2,3,4,5")
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

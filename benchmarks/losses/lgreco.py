@@ -33,12 +33,10 @@ from gradwire.lab.experiments.training_suites import training_suite
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.out:
-        seeds = [int(seed) for seed in arguments.seeds.split(",")]
-        jobs = product(training_suite("gravac", None), (gw.TopK(0.01), gw.PowerSGD(4)), seeds)
-        as_rank(arguments.out, lambda: [layers(*job) for job in jobs])
+    seeds = [int(seed) for seed in arguments.seeds.split(",")]
+    jobs = product(training_suite("gravac", None), (gw.TopK(0.01), gw.PowerSGD(4)), seeds)
+    as_rank(lambda: [layers(*job) for job in jobs])
     took_ms, rows = programme_ms(), collect(__file__, ["--seeds", arguments.seeds], 2, "loopback")
     print(f"300 layers, 8 choices: {took_ms:.1f} ms\n\n{saved_bytes(rows)}\n")
     save("lgreco.json", programme_ms=took_ms, rows=rows)

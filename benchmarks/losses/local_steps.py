@@ -68,8 +68,7 @@ def settings() -> dict[str, dict[str, Any]]:
 
 def main() -> None:
     arguments = parse()
-    if arguments.out:
-        as_rank(arguments.out, lambda: rank_job(arguments))
+    as_rank(lambda: rank_job(arguments))
     rows = known_runs(SAVED, "rows")
     job = {"steps": arguments.steps, "ranks": arguments.ranks}
     done = {(row["name"], row["seed"]) for row in rows if row | job == row}
@@ -80,7 +79,7 @@ def main() -> None:
                 cell = collect(__file__, own, arguments.ranks, "loopback")
                 rows.append({"name": name, "seed": seed} | job | cell)
                 print(rows[-1], flush=True)
-                save_more(SAVED, rows=rows)
+                save_more(SAVED, "rows", rows=rows)
     print(f"\n{table([row for row in rows if row | job == row])}")
 
 
@@ -91,7 +90,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", help="one of the settings")
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--out", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -44,11 +44,8 @@ MODELS = {"lstm-sgd": {"model": "lstm", "width": 64, "layers": 1}, "gpt-adamw": 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.out:
-        as_rank(arguments.out, measure)
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    as_rank(measure)
     (rows,) = collect(__file__, [], 2, "loopback")
 
     def cell(*about: Any) -> str:

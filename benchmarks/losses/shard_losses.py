@@ -34,15 +34,13 @@ PAIRS = {
 
 def main() -> None:
     arguments = parse()
-    if arguments.out:
-        as_rank(arguments.out, lambda: rank_job(arguments))
+    as_rank(lambda: rank_job(arguments))
     path = RESULTS / "shard_losses.json"
     found = json.loads(path.read_text()) if path.exists() else {}
-    kept = found.get("steps") == arguments.steps
-    rows: list[dict[str, Any]] = found["rows"] if kept else []
+    rows: list[dict[str, Any]] = found["rows"] if found.get("steps") == arguments.steps else []
     for seed in {*range(arguments.seeds)} - {row["seed"] for row in rows}:
         rows += collect(__file__, [*sys.argv[1:], "--seed", str(seed)], RANKS, "loopback")
-        save_more(path.name, kept, steps=arguments.steps, rows=rows)
+        save_more(path.name, "rows", steps=arguments.steps, rows=rows)
     print(f"\n{markdown(COLUMNS, cells(rows))}")
 
 
@@ -51,7 +49,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

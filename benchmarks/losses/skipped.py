@@ -40,11 +40,8 @@ LEFT = ("never there", "handle.paused()", "zeroed alone")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.out:
-        as_rank(arguments.out, measure)
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    as_rank(measure)
     (found,) = collect(__file__, [], 2, "loopback")
     print(markdown(["family", *(f"{kind}: steps skipped, loss" for kind in SPIKES)], spike_cells(found["spikes"])))
     print(

@@ -57,8 +57,7 @@ def settings() -> dict[str, dict[str, Any]]:
 def main() -> None:
     arguments = parse()
     curves, times = results(arguments.width)
-    if arguments.out:
-        as_rank(arguments.out, lambda: trained(arguments) if arguments.only else seconds(arguments))
+    as_rank(lambda: trained(arguments) if arguments.only else seconds(arguments))
     if arguments.link == "loopback":
         for seed in range(arguments.seeds):
             losses(arguments.steps, arguments.width, seed)
@@ -80,7 +79,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", default="", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -88,8 +86,7 @@ def losses(steps: int, width: int, seed: int) -> None:
     """Trains every configuration, except for runs that the results have with as many steps."""
     path = RESULTS / f"{results(width)[0]}.json"
     found = json.loads(path.read_text()) if path.exists() else {}
-    kept = found.get("steps") == steps
-    runs: list[dict[str, Any]] = found["runs"] if kept else []
+    runs: list[dict[str, Any]] = found["runs"] if found.get("steps") == steps else []
 
     def last_loss(name: str, own_steps: int) -> float:
         key = {"name": name, "steps": own_steps, "seed": seed}
@@ -97,7 +94,7 @@ def losses(steps: int, width: int, seed: int) -> None:
         if run is None:
             own = ["--only", name, "--steps", str(own_steps), "--width", str(width), "--seed", str(seed)]
             runs.append(run := key | {"curve": collect(__file__, own, RANKS, "loopback")})
-            save_more(path.name, kept, steps=steps, runs=runs)
+            save_more(path.name, steps=steps, runs=runs)
         print(f"{name}, {own_steps} steps: {run['curve'][-1][1]:.3f}", flush=True)
         return run["curve"][-1][1]
 

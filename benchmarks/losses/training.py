@@ -36,8 +36,7 @@ COLUMNS = (
 
 def main() -> None:
     arguments = parse()
-    if arguments.out:
-        as_rank(arguments.out, lambda: compare(arguments))
+    as_rank(lambda: compare(arguments))
     runs: list[dict] = []
     for seed in arguments.seeds.split(","):
         own = collect(__file__, [*sys.argv[1:], "--seed", seed], 2, arguments.link)
@@ -57,7 +56,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1.0)
     parser.add_argument("--save", default="training.json")
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -68,7 +68,7 @@ def main() -> None:
             for each in as_completed(started):
                 rows.append(each.result())
                 print(rows[-1], flush=True)
-                save_more(SAVED, rows=rows)
+                save_more(SAVED, "rows", rows=rows)
 
         train([Run(name, rate, 0) for rate in arguments.rates for name in names])
         best = {name: best_rate(rows, name, arguments.steps) for name in names}

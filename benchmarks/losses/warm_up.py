@@ -34,11 +34,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default="lstm-sgd,gpt-adamw")
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     tasks, seeds = arguments.tasks.split(","), [int(seed) for seed in arguments.seeds.split(",")]
-    if arguments.out:
-        as_rank(arguments.out, lambda: job(tasks[0], seeds[0]))
+    as_rank(lambda: job(tasks[0], seeds[0]))
     runs: list[dict[str, Any]] = []
     for task in tasks:
         for seed in seeds:

@@ -51,9 +51,12 @@ def losses_on_shards() -> Page:
     rows = found["rows"]
     seeds = len({row["seed"] for row in rows})
     lines = shard_losses.cells(rows)
-    off = max(abs(float(line[3])) for line in lines)
+    off = max(lines, key=lambda line: abs(float(line[3])))
     same = " and ".join(dict.fromkeys(line[-1] for line in lines))
-    verdict = f"Their means are within {off:.3f} of DDP's, replicas {same}."
+    verdict = (
+        f"Their means are within {off[3].lstrip('+-')} of DDP's ({off[0]}; its seeds differ by {off[4]}), replicas "
+        f"{same}."
+    )
     note = f"GPT of 137k, 2 hosts of 2 ranks, {found['steps']} steps, {seeds} seeds; at equal bytes between hosts."
     shown = Shown(["shard_losses"], shard_losses.COLUMNS, lines, note)
     return Page("shard_losses", "Are losses on shards DDP's?", verdict, [shown])
@@ -81,7 +84,7 @@ def local_steps() -> Page:
     )
     seeds = len({run["seed"] for run in runs})
     what = f"GPT of {dense['parameters'] / 1e3:.0f}k, {dense['ranks']:.0f} ranks, {dense['steps']:,.0f} steps"
-    note = f"{what}, {_seeds(seeds)}; numbers are steps a round."
+    note = f"{what}, {_seeds(seeds)}; the first number is steps a round; single: one replica with all data."
     shown = Shown(["local_steps"], ["configuration", "held-out loss", "fewer bytes"], cells, note)
     return Page("local_steps", "What do local steps save?", verdict, [shown])
 

@@ -1,5 +1,6 @@
 """Pages about faults, as far as there are results."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from statistics import median
 from typing import Any
@@ -50,7 +51,7 @@ def checks() -> Page:
     errors = [100 * row["error_ms"] / row["ms"] for row in found["rows"]]
     verdict = (
         f"{median(costs):+.1f}% of a step over {found['link']} in the median, {min(costs):+.1f} to {max(costs):+.1f}, "
-        f"measured within {max(errors):.1f}."
+        f"two standard errors at most {max(errors):.1f}."
     )
     note = f"2 ranks; `elastic=True`'s message, watch and heartbeat, `verify()` every {found['every']} steps."
     shown = Shown(["checks"], checked.COLUMNS, [checked.cells(row) for row in found["rows"]], note)
@@ -76,8 +77,12 @@ def faults_beside() -> Page:
     rows = fault_table.lines_of(found["rows"])
     ended = _systems(row for row in found["rows"] if row["fault"] == "kill" and not row["went_on"])
     go_on = _systems(row for row in found["rows"] if row["fault"] == "kill" and row["went_on"])
+    kill, stop = (_seconds(row for row in found["rows"] if row["fault"] == fault) for fault in ("kill", "stop"))
     parted = _systems(row for row in found["rows"] if row["fault"] == "corrupt" and not row["equal"])
-    verdict = f"A kill ends {ended}; {go_on} go on. A flipped bit goes unnoticed under {parted}."
+    verdict = (
+        f"A kill ends {ended}; {go_on} go on after {kill} s (a stop: {stop}). A flipped bit goes unnoticed under "
+        f"{parted}."
+    )
     note = f"{found['ranks']} ranks, timeout {found['timeout_s']:.0f} s, stops {found['stop_s']:.0f} s."
     shown = Shown(["faults_beside"], fault_table.COLUMNS, rows, note)
     return Page("faults_beside", "What do the same faults do to others?", verdict, [shown])
@@ -85,6 +90,15 @@ def faults_beside() -> Page:
 
 def _systems(rows: Iterable[dict[str, Any]]) -> str:
     return " and ".join(dict.fromkeys(row["system"] for row in rows))
+
+
+def _seconds(rows: Iterable[dict[str, Any]]) -> str:
+    """The median seconds until each system went on."""
+    took: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        if row["went_on"]:
+            took[row["system"]].append(row["seconds"])
+    return " and ".join(f"{median(own):.1f}" for own in took.values())
 
 
 FAULTS = (

@@ -43,7 +43,7 @@ def steps() -> Page:
         f"Over 100 Mbit/s DDP takes {span(slow['ddp'], '.0f')} times no communication, ACPSGD "
         f"{span(slow['acpsgd:4'])}; over 1 Gbit/s {span(fast['ddp'])} and {span(fast['acpsgd:4'])}."
     )
-    note = "Least and most of VGG-16, LSTM, GPT (1 Gbit/s: ResNet-18) of 11 to 25 MB."
+    note = "Times no communication, least and most of VGG-16, LSTM, GPT (1 Gbit/s: ResNet-18) of 11 to 25 MB."
     return Page("steps", "How long is a step?", verdict, [Shown(STEPS, columns, rows, note)])
 
 
@@ -60,7 +60,7 @@ def auto() -> Page:
     found = [best for pairs in cells.values() for best, _ in pairs]
     near = sum(best <= 1.03 for best in found)
     verdict = f"Within 3% of the best fixed plan in {near} of {len(found)} cells."
-    columns = ["link", "ranks", "models", "over best fixed", "over best dense"]
+    columns = ["link", "ranks", "models", "time over best fixed", "over best dense"]
     shown = Shown(["auto"], columns, rows, "fp32, bf16, 8 bits; layer-wise, 25 MB, one group.")
     return Page("auto", "Does `gw.attach(ddp)` choose well?", verdict, [shown])
 
@@ -82,7 +82,7 @@ def candidates() -> Page:
     columns = ["chosen: sooner than DDP (over best)", *links.values()]
     names = {key: key[0] if key[1] == RANKS else f"{key[0]}, {key[1]} ranks" for key in found}
     rows = [[names[key], *(own.get(link, "") for link in links)] for key, own in found.items()]
-    shown = Shown(["choices", "choices_curves"], columns, rows, "One seed.")
+    shown = Shown(["choices", "choices_curves"], columns, rows, "One seed; tasks of [fidelity](../fidelity.md).")
     return Page("candidates", "Does it choose well among ten families?", verdict, [shown])
 
 
@@ -145,7 +145,7 @@ def losses() -> Page:
     rows = [[name.replace(" %", "%"), sent[name, "text"], cell(name, "text"), cell(name, "images")] for name in kept]
     near = [sum(each[task] <= 2 for each in middles.values()) for task in ("text", "images")]
     verdict = f"{near[0]} of {len(kept)} compressors end within 2% of dense on text, {near[1]} on images."
-    note = "Held-out, equal steps, median of three seeds; LSTM, perceptron on Fashion-MNIST."
+    note = "Held-out loss over dense's, equal steps, median of three seeds; LSTM, perceptron on Fashion-MNIST."
     shown = Shown(["convergence"], ["compressor", "fewer bytes", "text", "images"], rows, note)
     more = "[At equal bytes](../fidelity.md)."
     return Page("losses", "What does compressing cost in loss?", verdict, [shown], more)
@@ -161,7 +161,7 @@ def wire() -> Page:
     middle = median(more for more, _ in found)
     verdict = f"Within 6% in {len(found) - len(rows)} of {len(found)} pairings; {middle:.1%} in the median."
     columns = ["compressor", "collective", "ranks", "elements", "declared MB", "sent MB", "more"]
-    return Page("wire", "Are sent bytes as declared?", verdict, [Shown(["wire"], columns, rows)])
+    return Page("wire", "Are sent bytes as declared?", verdict, [Shown(["wire"], columns, rows, "Those beyond 6%:")])
 
 
 def memory() -> Page:
@@ -174,7 +174,7 @@ def memory() -> Page:
     verdict = (
         f"{span(usual)} bytes a parameter for TopK 1%, signs and low rank of 4, with {ranks[0]} ranks; AdamW takes 8."
     )
-    note = "BERT-base."
+    note = "Bytes a parameter of BERT-base that Gradwire holds between steps."
     shown = Shown(["memory"], ["", *(f"{count} ranks" for count in ranks)], rows, note)
     return Page("memory", "How much memory does it take?", verdict, [shown])
 
@@ -211,7 +211,8 @@ def codecs() -> Page:
     exact = [row["torch_ms"] / row["ours_ms"] for row in load("selection")["selection"]]
     times = [row["reference_ms"] / row["native_ms"] for row in found.values()]
     verdict = (
-        f"Exact top-k is {span(exact, '.0f')} times as fast as `torch.topk`, other kernels {span(times)} times torch."
+        f"Exact top-k is {span(exact, '.0f')} times as fast as `torch.topk`, passes {span(times)} times the same in "
+        "torch's operators."
     )
     columns = ["pass", "encode ms", "over torch", "decode 8 ms", "over torch"]
     shown = Shown(["kernels", "selection"], columns, rows, "25M elements, one thread, both cores busy.")
@@ -231,7 +232,10 @@ def search() -> Page:
         ]
         for (job, _), own in cells.items()
     ]  # fmt: skip
-    verdict = f"It equals brute force in {same} of {problems} problems; {rows[0][1]} slots: {rows[0][2]} s."
+    verdict = (
+        f"It equals brute force in {same} of {problems} small problems; {rows[0][1]} slots: proven within "
+        f"{rows[0][3]}% in {rows[0][2]} s."
+    )
     columns = ["job", "slots", "CPU seconds", "proven within %"]
     return Page("search", "Is the search exact and quick?", verdict, [Shown(["search"], columns, rows)])
 
@@ -241,7 +245,8 @@ def replicas() -> Page:
     same = sum(row["same"] for row in found["rows"])
     verdict = f"Bit-equal in {same} of {len(found['rows'])} trainings of {found['steps']} steps."
     ranks = ", ".join(map(str, sorted({row["ranks"] for row in found["rows"]})))
-    note = f"Each compressor and sparse collective; {ranks} ranks."
+    ways = len({(row["compressor"], row["communicator"]) for row in found["rows"]})
+    note = f"{ways} compressors and collectives; {ranks} ranks."
     return Page("replicas", "Do replicas stay equal?", verdict, [Shown(["replicas"], [], [], note)])
 
 
@@ -258,7 +263,7 @@ def lgreco() -> Page:
         force += [median(saved)]
         rows.append([task, compressor, f"{median(would):.2f}x", f"{median(saved):.2f}x", f"{median(loss):+.0f}%"])
     verdict = f"{span(force, '.2f')} times fewer bytes than uniform compression; equal error is not equal loss."
-    columns = ["task", "compressor", "predicted", "saved", "loss"]
+    columns = ["task", "compressor", "predicted", "saved", "loss over uniform's"]
     shown = Shown(["lgreco"], columns, rows, f"300 steps, 2 ranks, medians of {seeds} seeds.")
     return Page("lgreco", "What does L-GreCo save?", verdict, [shown])
 

@@ -27,8 +27,7 @@ RULES = ("auto", "default", "searched", "layer-wise", "one group", "25 MB", "bes
 
 def main() -> None:
     arguments = parse()
-    if arguments.out:
-        as_rank(arguments.out, lambda: rank_job(arguments))
+    as_rank(lambda: rank_job(arguments))
     rows: list[dict[str, Any]] = []
     for model in arguments.models.split(","):
         for compressor in COMPRESSORS:
@@ -53,7 +52,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--save", default="ablation.json")
     parser.add_argument("--model", default="", help=argparse.SUPPRESS)
     parser.add_argument("--compressor", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

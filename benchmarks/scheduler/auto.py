@@ -31,9 +31,8 @@ WARM = 3
 
 def main() -> None:
     arguments = parse()
-    if arguments.out:
-        as_rank(arguments.out, lambda: rank_job(arguments))
-    known = rows = known_runs("auto.json", "rows")
+    as_rank(lambda: rank_job(arguments))
+    rows = known_runs("auto.json", "rows")
     for link in arguments.links.split(","):
         for ranks in map(int, arguments.ranks.split(",")):
             for model in arguments.models.split(","):
@@ -43,8 +42,7 @@ def main() -> None:
                 rows = [row for row in rows if row | cell != row]
                 rows.append(cell | found)
                 print(line(rows[-1]), flush=True)
-                kept = any(row in rows for row in known)
-                save_more("auto.json", kept, rows=rows)
+                save_more("auto.json", "rows", rows=rows)
     print(f"\n{report(rows)}")
 
 
@@ -57,7 +55,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--finals", type=int, default=4)
     parser.add_argument("--model", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

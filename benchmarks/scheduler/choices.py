@@ -18,6 +18,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
+from itertools import product
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -32,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from benchmarks.losses.fidelity import RANKS, STEPS, TASKS, rate
 from benchmarks.scheduler.chosen import COLUMNS, DENSE, cells, sooner, steps_to
-from benchmarks.shared.provenance import known_runs, load, save_more
+from benchmarks.shared.provenance import known_runs, save_more
 from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.tables import markdown
 from gradwire.lab.configuration import parse
@@ -48,22 +49,21 @@ CANDIDATES = (
 
 def main() -> None:
     arguments = arguments_of()
-    if arguments.out:
-        as_rank(arguments.out, lambda: curves(arguments) if arguments.curves else cell(arguments))
+    as_rank(lambda: curves(arguments) if arguments.curves else cell(arguments))
     file, links = ("choices_curves", ["loopback"]) if arguments.curves else ("choices", arguments.links.split(","))
-    known = rows = known_runs(f"{file}.json", "rows")
-    for link in links:
-        for task in arguments.tasks.split(","):
-            given = ["--tasks", task, "--steps", str(arguments.steps), *(["--curves"] if arguments.curves else [])]
-            found = collect(__file__, given, arguments.ranks, link)
-            key = {"link": link, "task": task, "ranks": arguments.ranks}
-            rows = [row for row in rows if row | key != row]
-            rows.append(key | {"found": found})
-            kept = any(row in rows for row in known)
-            save_more(f"{file}.json", kept, rows=rows)
+    rows, tasks = known_runs(f"{file}.json", "rows"), arguments.tasks.split(",")
+    by_task = {(row["task"], row["ranks"]): row["found"] for row in known_runs("choices_curves.json", "rows")}
+    if not arguments.curves and (missing := [task for task in tasks if (task, arguments.ranks) not in by_task]):
+        sys.exit(f"there are no curves of {missing[0]} on {arguments.ranks} ranks: measure them with --curves")
+    for link, task in product(links, tasks):
+        given = ["--tasks", task, "--steps", str(arguments.steps), *(["--curves"] if arguments.curves else [])]
+        found = collect(__file__, given, arguments.ranks, link)
+        key = {"link": link, "task": task, "ranks": arguments.ranks}
+        rows = [row for row in rows if row | key != row]
+        rows.append(key | {"found": found})
+        save_more(f"{file}.json", "rows", rows=rows)
     if not arguments.curves:
-        found = {(row["task"], row["ranks"]): row["found"] for row in load("choices_curves")["rows"]}
-        cases = [(row, found[row["task"], row["ranks"]]) for row in rows]
+        cases = [(row, by_task[row["task"], row["ranks"]]) for row in rows]
         print(markdown(COLUMNS, [cells(*own) for own in cases]))
         print("\n" + markdown(["", *(f"{row['link']}, {row['task']}" for row in rows)], sooner(cases)))
 
@@ -75,7 +75,6 @@ def arguments_of() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=RANKS)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--curves", action="store_true")
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

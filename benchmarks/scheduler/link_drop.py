@@ -22,14 +22,13 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks.shared.provenance import save
-from benchmarks.shared.ranks import as_rank
+from benchmarks.shared.ranks import FOUND, as_rank
 from benchmarks.shared.tables import markdown
 
 
 def main() -> None:
     arguments = parse()
-    if arguments.out:
-        as_rank(arguments.out, lambda: rank_job(arguments))
+    as_rank(lambda: rank_job(arguments))
     from gradwire.lab.launch.launch import launch
     from gradwire.lab.network.link import Link
     from gradwire.lab.network.network import Network
@@ -43,7 +42,7 @@ def main() -> None:
             network.set_link(Link.parse(arguments.after))
 
         threading.Thread(target=change, daemon=True).start()
-        launch([__file__, *sys.argv[1:], "--reached", str(reached), "--out", str(out)], 2, network=network)
+        launch([__file__, *sys.argv[1:], "--reached", str(reached)], 2, env={FOUND: str(out)}, network=network)
         found = json.loads(out.read_text())
     print(report(found, arguments.at))
     # another controller, and another link before, beside the first result
@@ -60,7 +59,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=650)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--reached", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -25,16 +25,25 @@ def save(name: str, **found: Any) -> None:
     print(f"\nwritten to {RESULTS / name}")
 
 
-def save_more(name: str, kept: bool = True, **found: Any) -> None:
-    """As `save`, for a result whose earlier rows may be `kept`: then their origins are kept, too."""
+def save_more(name: str, key: str = "runs", **found: Any) -> None:
+    """As `save`, for a result whose rows, under `key`, may be an earlier run's: these keep their origin."""
     path = RESULTS / name
-    before = origins(json.loads(path.read_text())) if kept and path.exists() else []
+    before = json.loads(path.read_text()) if path.exists() else {key: []}
+    now = [json.dumps(row) for row in found[key]]
+    named = {row for origin in before.get("earlier", []) for row in origin.get("rows", [])}
+    own = [row for row in range(len(before[key])) if row not in named]
+    earlier = list[dict[str, Any]]()
+    for origin in origins(before) if before[key] else []:
+        texts = [json.dumps(before[key][row]) for row in origin.get("rows", own)]
+        kept = [now.index(text) for text in texts if text in now]
+        if kept and _run_of(origin) != _run_of(_origin()):
+            earlier.append(origin | {"rows": kept})
+    save(name, **found, earlier=earlier)
 
-    def run_of(origin: dict[str, Any]) -> tuple[str, str]:
-        # a commit is followed by a + once this run has written
-        return origin["commit"].rstrip("+"), origin["command"]
 
-    save(name, **found, earlier=[each for each in before if run_of(each) != run_of(_origin())])
+def _run_of(origin: dict[str, Any]) -> tuple[str, str]:
+    # a commit is followed by a + once this run has written
+    return origin["commit"].rstrip("+"), origin["command"]
 
 
 def _origin() -> dict[str, Any]:
@@ -43,7 +52,8 @@ def _origin() -> dict[str, Any]:
 
 
 def origins(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Date, commit, machine and command of the run that wrote a result, and of earlier ones whose rows it has kept."""
+    """Date, commit, machine and command of the run that wrote a result, and of earlier ones whose rows it has kept;
+    of these also the places of their `rows`, all others being its own."""
     own = {key: result[key] for key in ("date", "commit", "machine", "command")}
     return [own, *result.get("earlier", [])]
 

@@ -10,24 +10,25 @@ from typing import Any
 
 from benchmarks.shared.provenance import CALLED, command
 
+FOUND = "GRADWIRE_BENCHMARK_FOUND"
+"""The environment variable of ranks with the file that rank 0 writes its result to."""
+
 
 def collect(script: str, arguments: list[str], ranks: int, link: str, hosts: int | None = None) -> Any:
-    """Runs `script arguments --out FILE` on every rank and returns rank 0's result. The link is "loopback", or one that
-    is emulated between `hosts`, by default one host for each rank."""
+    """Runs `script arguments` on every rank, where `as_rank` runs a job, and returns rank 0's result. The link is
+    "loopback", or one that is emulated between `hosts`, by default one host for each rank."""
     from gradwire.lab.launch.launch import launch
     from gradwire.lab.network.link import Link
     from gradwire.lab.network.network import Network
 
-    called = {CALLED: command()}
     with TemporaryDirectory() as folder:
-        out = Path(folder, "found.json")
-        argv = [script, *arguments, "--out", str(out)]
+        argv, env = [script, *arguments], {CALLED: command(), FOUND: f"{folder}/found.json"}
         if link == "loopback":
-            launch(argv, ranks, env=called)
+            launch(argv, ranks, env=env)
         else:
             with Network(hosts or ranks, Link.parse(link)) as network:
-                launch(argv, ranks, env=called, network=network)
-        return json.loads(out.read_text())
+                launch(argv, ranks, env=env, network=network)
+        return json.loads(Path(env[FOUND]).read_text())
 
 
 def sent_bytes() -> int:
@@ -37,8 +38,11 @@ def sent_bytes() -> int:
     return interface_traffic(os.environ["GLOO_SOCKET_IFNAME"]).sent_bytes
 
 
-def as_rank(out: str, job: Callable[[], Any]) -> None:
-    """Joins the process group, runs `job`, and writes rank 0's result to `out`. Ends the process."""
+def as_rank(job: Callable[[], Any]) -> None:
+    """On a rank that `collect` started: joins the process group, runs `job`, writes rank 0's result and ends the
+    process. Elsewhere it does nothing."""
+    if FOUND not in os.environ:
+        return
     import torch
     import torch.distributed as dist
 
@@ -46,7 +50,7 @@ def as_rank(out: str, job: Callable[[], Any]) -> None:
     dist.init_process_group("gloo")
     found = job()
     if dist.get_rank() == 0:
-        Path(out).write_text(json.dumps(found))
+        Path(os.environ[FOUND]).write_text(json.dumps(found))
     dist.barrier()
     time.sleep(0.2)  # gloo's threads finish the last collective; otherwise the interpreter may abort at its end
     os._exit(0)

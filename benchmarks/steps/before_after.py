@@ -35,9 +35,7 @@ COLUMNS = (
 
 def main() -> None:
     arguments = parse()
-    if arguments.out:
-        import_from(Path(arguments.tree))
-        as_rank(arguments.out, lambda: rank_job(arguments))
+    as_rank(lambda: rank_job(arguments))
     trees = {"before": Path(arguments.before).resolve(), "now": ROOT}
     rows: list[dict] = []
     for link in arguments.links.split(","):
@@ -64,7 +62,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", default=",".join(CONFIGURATIONS))
     parser.add_argument("--save", default="before_after.json")
     parser.add_argument("--model", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     parser.add_argument("--tree", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -80,6 +77,7 @@ def import_from(tree: Path) -> None:
 
 
 def rank_job(arguments: argparse.Namespace) -> dict:
+    import_from(Path(arguments.tree))
     return {name: measure(name, arguments) for name in arguments.only.split(",")}
 
 

@@ -37,12 +37,10 @@ def main() -> None:
     parser.add_argument("--models", default="lstm,gpt")
     parser.add_argument("--only", default=",".join(COMPRESSORS))
     parser.add_argument("--blocks", type=int, default=50, help="with the message, and as many without it")
-    parser.add_argument("--out", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.blocks < 2:
         parser.error("an error is that of several blocks: give --blocks 2 or more")
-    if given.out:
-        as_rank(given.out, lambda: job(given))
+    as_rank(lambda: job(given))
     rows = collect(__file__, sys.argv[1:], 2, given.link)
     print(markdown(COLUMNS, map(cells, rows)))
     save("checks.json", link=given.link, every=EVERY, rows=rows)

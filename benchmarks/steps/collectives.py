@@ -42,12 +42,10 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--save", default="collectives.json")
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if min(options.ranks) < 2:
         parser.error("one rank sends nothing: give --ranks 2 or more")
-    if options.out:
-        as_rank(options.out, lambda: rank_job(options))
+    as_rank(lambda: rank_job(options))
     rows = [row for ranks in options.ranks for row in collect(__file__, sys.argv[1:], ranks, options.link)]
     result = {"link": options.link, "rows": rows, "choices": choices(rows)}
     print_tables(result)

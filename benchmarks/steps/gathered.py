@@ -46,10 +46,8 @@ def main() -> None:
     parser.add_argument("--link", default="100mbit")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.out:
-        as_rank(arguments.out, lambda: job(arguments.repeats))
+    as_rank(lambda: job(arguments.repeats))
     rows = [row for ranks in arguments.ranks for row in collect(__file__, sys.argv[1:], ranks, arguments.link)]
     columns = ["compressor", "ranks", *(f"{type(one).__name__}, ms (of these computing)" for one in COMMUNICATORS)]
     print(markdown(columns, cells(rows)))

@@ -1,6 +1,6 @@
 """Memory that Gradwire holds between steps, in bytes a parameter, beside what DDP, gradients and optimizer take.
 
-    python benchmarks/steps/memory.py                # on a CPU; 8 ranks, of which one is played
+    python benchmarks/steps/memory.py                # on a CPU, ten minutes; 8 and 64 ranks, of which one is played
 
 A model of BERT-base's shapes under DDP takes three steps in every configuration behind a played card, which is enough
 to make all buffers; `handle.stats().held_bytes` is what they take. Payloads of other ranks are counted, so all-gathers

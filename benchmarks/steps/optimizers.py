@@ -35,8 +35,7 @@ SHOWN = NAMES | {ALONE: "AdamW, no communication"}
 
 def main() -> None:
     arguments = parse()
-    if arguments.out:
-        as_rank(arguments.out, lambda: rank_job(arguments))
+    as_rank(lambda: rank_job(arguments))
     rows = list[dict[str, Any]]()
     for link in arguments.links.split(","):
         rows.append({"link": link, "ranks": arguments.ranks} | collect(__file__, sys.argv[1:], arguments.ranks, link))
@@ -51,7 +50,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=4)
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

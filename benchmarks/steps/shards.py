@@ -34,8 +34,7 @@ NAMES = [
 
 def main() -> None:
     arguments = parse()
-    if arguments.out:
-        as_rank(arguments.out, lambda: rank_job(arguments))
+    as_rank(lambda: rank_job(arguments))
     found = collect(__file__, sys.argv[1:], RANKS, arguments.link, HOSTS)
     save(f"shards_{arguments.link}.json", link=arguments.link, **found)
     print(f"\n{arguments.link}, {found['parameters']:,} parameters\n\n{markdown(COLUMNS, cells(found))}")
@@ -46,7 +45,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--link", default="100mbit")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=4)
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -31,8 +31,7 @@ NAMES = [
 
 def main() -> None:
     arguments = parse()
-    if arguments.out:
-        as_rank(arguments.out, lambda: rank_job(arguments))
+    as_rank(lambda: rank_job(arguments))
     rows: list[dict] = []
     for link in arguments.links.split(","):
         for model in arguments.models.split(","):
@@ -53,7 +52,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="configurations, by name, with semicolons between them")
     parser.add_argument("--save", default="steps.json")
     parser.add_argument("--model", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

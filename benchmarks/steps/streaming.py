@@ -35,8 +35,7 @@ LEAST = 3
 
 def main() -> None:
     arguments = parse()
-    if arguments.out:
-        as_rank(arguments.out, lambda: rank_job(arguments))
+    as_rank(lambda: rank_job(arguments))
     found = collect(__file__, sys.argv[1:], arguments.ranks, arguments.link)
     save("streaming.json", link=arguments.link, ranks=arguments.ranks, bits=arguments.bits, **found)
     print(f"\n{markdown(COLUMNS, cells(found['turns']))}")
@@ -53,7 +52,6 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

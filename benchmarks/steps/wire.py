@@ -24,18 +24,17 @@ PAIRINGS = [
     (gw.TopK(0.01), gw.ScatterReduce()), (gw.RandomK(0.01), None), (gw.DGC(0.01), None), (gw.QSGD(), None),
     (gw.QSGD(), gw.ScatterReduce()), (gw.TernGrad(), None), (gw.SignSGD(), None), (gw.EFSignSGD(), None),
     (gw.EFSignSGD(), gw.ScatterReduce()), (gw.OneBit(), None), (gw.Signum(), None), (gw.PowerSGD(4), None),
-    (gw.ACPSGD(4), None), (gw.AllDimensionTopK(0.01), None), (gw.GaussianK(0.01), None),
+    (gw.ACPSGD(4), None), (gw.AllDimensionTopK(0.01), None), (gw.GaussianK(0.01), None), (gw.Quantized(4), None),
+    (gw.Quantized(4), gw.ScatterReduce()), (gw.TopK(1 / 16, value_bits=4), None), (gw.PowerSGD(1 / 6, bits=4), None),
+    (gw.ChunkTopK(), None), (gw.DCTTopK(), None), (gw.Dion(1 / 4), None),
     (gw.TopK(0.01), gw.SplitGather()), (gw.TopK(0.01), gw.Exclusive()), (gw.TopK(0.01), gw.LeaderIndices()),
     (gw.TopK(0.01), gw.GlobalTopK()), (gw.TopK(0.01), gw.OkTopk()),
 ]  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.out:
-        as_rank(arguments.out, rank_job)
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    as_rank(rank_job)
     rows = [row for ranks in (2, 4) for row in collect(__file__, [], ranks, "1gbit")]
     print("| elements | compressor | collective | ranks | declared MB/step | at the interface MB/step | difference |")
     print("|---|---|---|---|---|---|---|")

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +21,12 @@ import gradwire as gw
 from benchmarks.gpu import gpu
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.jobs import SLOTS, Synchronised
-from benchmarks.gpu.rows import Rows, read
-from benchmarks.gpu.sections import SECTIONS
+from benchmarks.gpu.models import Model, model_of
+from benchmarks.gpu.rows import MARKS, Rows, read
+from benchmarks.gpu.sections import SECTIONS, steps
+from benchmarks.gpu.sections.steps import Way
 from benchmarks.gpu.shown import Tables
+from benchmarks.gpu.trainings import Times
 from benchmarks.shared.provenance import CALLED
 from tests.support.harness import draw, job, plan_of
 from tests.support.warm import program
@@ -42,7 +46,7 @@ def test_a_section_runs_in_small(section: str, tmp_path: Path, monkeypatch: pyte
     if hasattr(module, "subprocess"):
         monkeypatch.setattr(module, "subprocess", Forking)
     module.run(Rows(tmp_path, section, 300), Device(torch.device("cpu"), tiny=True))
-    rows = [row for row in read(tmp_path) if row["kind"] != "begun"]
+    rows = [row for row in read(tmp_path) if row["kind"] not in MARKS]
     assert rows
     assert not [row for row in rows if row["kind"] in ("failed", "left out") or row.get("ok") is False]
 
@@ -118,7 +122,7 @@ def test_what_is_done_on_a_gpu_alone_has_no_mistake_that_stubs_show(
 ):
     monkeypatch.setattr(torch.optim, "AdamW", lambda parameters, lr, fused: torch.optim.SGD(parameters, lr))
     import_module(f"benchmarks.gpu.sections.{section}").run(Rows(tmp_path, section, 300), gpu_of_stubs)
-    rows = [row for row in read(tmp_path) if row["kind"] != "begun"]
+    rows = [row for row in read(tmp_path) if row["kind"] not in MARKS]
     assert rows
     assert not [row for row in rows if row["kind"] in ("failed", "left out")]
 
@@ -147,6 +151,53 @@ def test_an_error_is_a_row_and_the_next_process_goes_on_behind_it(tmp_path: Path
     assert "| good" not in shown
     assert "| good | True |" in kept
     assert Tables(tmp_path).summary() == "1 FAILED, 1 right; 0 left out"
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Measures trainings that take no time; calls `at_b` where b's is made."""
+
+    class Made:
+        card, recorded, loss = SimpleNamespace(), "", 0.0
+        at_b: Callable[[], Any]
+
+        def __init__(self, device: Device, model: Model, name: str, **_: Any) -> None:
+            if name == "b":
+                Made.at_b()
+
+        def warm_up(self) -> None: ...
+
+        def timed(self, seconds: float) -> Times:
+            return Times(1.0, 1.0, 1.0)
+
+        def close(self) -> None: ...
+
+    def measure(rows: Rows, at_b: Callable[[], Any]) -> None:
+        Made.at_b = at_b
+        steps.measure(rows, Device(torch.device("cpu"), tiny=True), model_of("bert"), THREE)
+
+    monkeypatch.setattr(steps, "Training", Made)
+    return measure
+
+
+THREE = [Way("a"), Way("b"), Way("c")]
+
+
+def test_a_crash_takes_no_training_that_was_to_be_measured_later(tmp_path: Path, measured: Callable[..., None]):
+    with pytest.raises(SystemExit):
+        measured(Rows(tmp_path, "bert", 60), sys.exit)
+    assert list(Rows(tmp_path, "bert", 60).each(THREE)) == [Way("a"), Way("c")]
+    measured(Rows(tmp_path, "bert", 60), sys.exit)
+    assert list(Rows(tmp_path, "bert", 60).each(THREE)) == []
+
+
+def test_where_trainings_take_long_to_make_those_that_are_there_are_measured(
+    tmp_path: Path, measured: Callable[..., None]
+):
+    rows = Rows(tmp_path, "bert", 60)
+    measured(rows, lambda: setattr(rows, "_end", time.monotonic()))
+    assert {row["what"] for row in read(tmp_path) if row["kind"] == "steps"} == {steps.NONE, "a", "b"}
+    assert [row["what"] for row in read(tmp_path) if row["kind"] == "left out"] == ["c and after it"]
 
 
 def test_parts_share_the_rows_and_stop_when_the_time_is_over(tmp_path: Path):

@@ -41,14 +41,26 @@ def test_rows_of_an_earlier_run_keep_their_origin(script: str, tmp_path: Path, m
     module.main()
     kept = json.loads(path.read_text())
     assert len(kept.get("rows") or kept["runs"]) > 1
-    assert provenance.origins(kept)[1:] == [before]
+    assert provenance.origins(kept)[1:] == [before | {"rows": [0]}]
+
+
+def test_an_origin_goes_with_its_last_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(provenance, "RESULTS", tmp_path)
+    for command, cells in (("first", "ab"), ("second", "b"), ("third", "b"), ("fourth", "a")):
+        monkeypatch.setenv(provenance.CALLED, command)
+        kept = [row for row in provenance.known_runs("auto.json", "rows") if row["cell"] not in cells]
+        for cell in cells:
+            kept.append({"cell": cell, "by": command})
+            provenance.save_more("auto.json", "rows", rows=kept)
+    found = json.loads((tmp_path / "auto.json").read_text())
+    assert [origin["command"] for origin in provenance.origins(found)] == ["fourth", "third"]
 
 
 def test_ranks_that_fail_behind_their_result_leave_no_file_that_pages_would_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def failing(argv: list[str], *others: Any, **options: Any) -> None:
-        Path(argv[-1]).write_text("{}")
+        Path(options["env"][ranks.FOUND]).write_text("{}")
         raise RuntimeError("a rank has aborted")
 
     monkeypatch.setattr(launch, "launch", failing)

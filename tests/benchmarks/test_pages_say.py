@@ -115,6 +115,22 @@ def test_of_systems_that_do_not_go_on_some_end_and_some_hang():
         assert fault_table.lines_of([row | {"ended": each} for each in ended])[0][1] == words
 
 
+def test_a_verdict_has_what_speaks_against_gradwire(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    """That it goes on later than others, and that simulated steps without compression are further off than others."""
+    took = {("torchft", "kill"): 2.0, ("Gradwire", "kill"): 4.0, ("torchft", "stop"): 3.0, ("Gradwire", "stop"): 20.0}
+    row = {"ended": False, "back": None, "equal": True, "finite": True, "went_on": True}
+    faults = [row | {"system": name, "fault": fault, "seconds": own} for (name, fault), own in took.items()]
+    faults.append(row | {"system": "plain DDP", "fault": "kill", "seconds": 0.0, "ended": True, "went_on": False})
+    results["faults_beside"] = {"ranks": 3, "timeout_s": 15.0, "stop_s": 18.0, "rows": faults}
+    verdict = fault_questions.faults_beside().verdict
+    assert "ends plain DDP; torchft and Gradwire go on after 2.0 and 4.0 s (a stop: 3.0 and 20.0)" in verdict
+    figures = {"published": {"FP32": 50, "Cupcake": 80}, "simulated": {"FP32": 70, "Cupcake": 85, "HiPress": 60}}
+    results["published"] = {"rows": [figures | {"cluster": "c", "model": "m", "compressor": "DGC"}]}
+    monkeypatch.setattr(systems, "_cupcake_gains", list)
+    monkeypatch.setattr(systems, "_over", lambda *_: "1x")
+    assert "(at most 20)" in systems.cupcake().verdict
+
+
 def test_gravac_is_never_better_than_what_never_arrives():
     nobody: dict[str, Any] = {"took": dict.fromkeys([*RIVALS, "GraVAC"])}
     assert over_best(nobody) == inf

@@ -7,10 +7,10 @@ of the training thread's time. Slow steps, which the wire bounds, stray less and
 
 import gc
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from math import ceil
 from statistics import median
 from typing import Any
@@ -66,17 +66,19 @@ def measure(rows: Rows, device: Device, model: Model, ways: Sequence[Way], clust
     ways = ways[:: len(ways) // 2] if device.tiny else ways
     waiting, together = iter(rows.each(ways, needs_s=4)), max(1, int(model.at_once * device.capacity / 80e9) - 1)
     parts = ceil(len(ways) / together)
-    while chunk := list(islice(waiting, together)):
+    while first := next(waiting, None):
         with ExitStack() as stack:
-            none = Way(NONE, where=chunk[0].where)
-            trainings = dict(_begun(rows, device, model, [none, *chunk], cluster, stack))
+            none = Way(NONE, where=first.where)
+            # as many as there is time to make
+            chunk = chain([none, first], islice(waiting, together - 1))
+            trainings = dict(_begun(rows, device, model, chunk, cluster, stack))
             # garbage collection skips the objects of all these trainings: a job has those of one
             gc.collect()
             gc.freeze()
             # an equal share of the time that is left, in which the links take turns
             until_s, parts = rows.left_s * (1 - 1 / max(1, parts)), parts - 1
             if none in trainings:
-                with rows.attempt(f"rounds of {chunk[0]} and others", most_s=max(60.0, rows.left_s)):
+                with rows.attempt(f"rounds of {first} and others", most_s=max(60.0, rows.left_s)):
                     _rounds(rows, model, trainings, 0.0 if device.tiny else ROUND_S, until_s)
             trainings.clear()
         gc.unfreeze()
@@ -84,14 +86,16 @@ def measure(rows: Rows, device: Device, model: Model, ways: Sequence[Way], clust
 
 
 def _begun(
-    rows: Rows, device: Device, model: Model, ways: Sequence[Way], cluster: Cluster, stack: ExitStack
+    rows: Rows, device: Device, model: Model, ways: Iterable[Way], cluster: Cluster, stack: ExitStack
 ) -> Iterator[tuple[Way, Training]]:
     """Those trainings that can be made, warm."""
     for way in ways:
         with rows.attempt(way):
             training = Training(device, model, way.text or way.what, records=way.records, cluster=cluster)
             stack.callback(training.close)
-            yield way, training.warm_up()
+            training.warm_up()
+            rows.put_off(way)
+            yield way, training
 
 
 def _rounds(rows: Rows, model: Model, trainings: dict[Way, Training], seconds: float, until_s: float) -> None:
@@ -108,6 +112,7 @@ def _rounds(rows: Rows, model: Model, trainings: dict[Way, Training], seconds: f
     for gbit, pairs in found.items():
         for way, training in trainings.items():
             rows.add("steps", model=model.name, gbit=gbit, what=way.what, **cells(pairs[way]), **beside(training))
+            rows.add("begun", what=str(way))
 
 
 def _round(
