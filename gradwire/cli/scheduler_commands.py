@@ -25,8 +25,10 @@ from gradwire.report import plan_report, simulation_report
 from gradwire.report.computed_on import doubt, processor, this_machines
 from gradwire.report.text_table import figure
 from gradwire.report.training_cost import TrainingCost
+from gradwire.schedule.cluster import Cluster
+from gradwire.schedule.link_costs import latency_of
 from gradwire.schedule.profile import Profile
-from gradwire.schedule.simulate import Cluster, Outcome, latency_of, simulate
+from gradwire.schedule.simulate import Outcome, simulate
 from gradwire.tuner.candidate_plans import check_wanted
 
 

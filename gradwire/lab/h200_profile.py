@@ -14,10 +14,10 @@ from gradwire.compressors import ACPSGD, BF16, FP32, Compressor, EFSignSGD, Powe
 from gradwire.lab.built_in_profiles import MS, ParameterWork, bert, linear, norm, profile_on
 from gradwire.memories import NoMemory, Residual
 from gradwire.plans import Group, default_communicator
+from gradwire.schedule.cluster import Cluster
 from gradwire.schedule.costs import Affine
 from gradwire.schedule.profile import Profile
 from gradwire.schedule.profiled import Candidate
-from gradwire.schedule.simulate import Cluster
 from gradwire.tuner.rehearsal import expected
 
 STEP_S = 68.3 * MS

@@ -2,8 +2,10 @@
 
 from gradwire.schedule import baselines
 from gradwire.schedule.costs import Affine, CostTable, theil_sen
+from gradwire.schedule.link_costs import over_link
 from gradwire.schedule.problem import Option, Problem
-from gradwire.schedule.profile import Candidate, Objective, Profile, SlotTime, over_link
+from gradwire.schedule.profile import Objective, Profile
+from gradwire.schedule.profiled import Candidate, SlotTime
 from gradwire.schedule.progress import best_index, plan_efficiency, search_profile, search_progress
 from gradwire.schedule.regimes import Regime, Worker
 from gradwire.schedule.search import Solution, evaluate, search

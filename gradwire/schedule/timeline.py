@@ -6,8 +6,9 @@ from itertools import pairwise
 from typing import Any, Self
 
 from gradwire.plans import Plan
+from gradwire.schedule.candidate_names import describe
 from gradwire.schedule.problem import GroupChoice, Problem
-from gradwire.schedule.profile import Profile, describe
+from gradwire.schedule.profile import Profile
 from gradwire.schedule.regimes import Regime, Worker
 from gradwire.schedule.search import works_of
 from gradwire.schedule.work import Interval, SlowedBackward

@@ -32,16 +32,10 @@ from gradwire.schedule import (
     theil_sen,
     timeline,
 )
-from gradwire.schedule.simulate import (
-    BEST,
-    GIVEN,
-    Cluster,
-    all_reduce,
-    candidate_names,
-    latency_of,
-    on_cluster,
-    simulate,
-)
+from gradwire.schedule.candidate_names import candidate_names
+from gradwire.schedule.cluster import Cluster
+from gradwire.schedule.link_costs import all_reduce, latency_of
+from gradwire.schedule.simulate import BEST, GIVEN, on_cluster, simulate
 from gradwire.transports.played import SentCollective
 from gradwire.ways import CompressorWithMemory
 from gradwire.wire import ETHERNET

@@ -25,7 +25,8 @@ from gradwire.schedule import (
     search,
     search_progress,
 )
-from gradwire.schedule.simulate import Cluster, simulate
+from gradwire.schedule.cluster import Cluster
+from gradwire.schedule.simulate import simulate
 from gradwire.tuner import Auto, auto, pairs, rehearsal, trials
 from gradwire.tuner.candidate_plans import allowed, efficiency_of_plan, shortlist
 from tests.support.harness import SMALL, slots_of
