@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradwire.plans import Plan
+from gradwire.communicators import AllGather, ScatterReduce
+from gradwire.plans import Plan, default_communicator
 from gradwire.schedule import baselines
 from gradwire.schedule.candidate_names import candidate_names
 from gradwire.schedule.cluster import Cluster
@@ -18,6 +19,7 @@ from gradwire.schedule.profiled import Candidate
 from gradwire.schedule.progress import efficiency_levels, plan_efficiency, search_efficiency, search_progress
 from gradwire.schedule.regimes import Regime, Worker
 from gradwire.schedule.search import Solution, evaluate
+from gradwire.schedule.sent_bytes import layout_of
 
 BEST = "best plan"
 GIVEN = "given plan"
@@ -138,6 +140,20 @@ def on_cluster(profile: Profile, cluster: Cluster) -> Profile:
         gpus_per_host=per_host,
         local=inside_host(cluster, profile.device) if per_host > 1 else {},
     )
+
+
+def gathered(profile: Profile, hosts: int) -> list[str]:
+    """The candidates, by name, that `attach` would send by scatter-reduce among so many hosts, and that the profile has
+    by all-gather alone."""
+    slots = layout_of([slot.shape for slot in profile.slots if slot.dim > 1]).slots
+    ways = [candidate.way for candidate in profile.candidates]
+    reduced = [way.compressor for way in ways if way.communicator == ScatterReduce()]
+    return [
+        name
+        for name, way in zip(candidate_names(profile.candidates), ways, strict=True)
+        if way.communicator == AllGather() and way.compressor not in reduced
+        and default_communicator(way.compressor, slots, hosts) == ScatterReduce()
+    ]  # fmt: skip
 
 
 def _composed(found: Solution, names: Sequence[str]) -> str:
