@@ -9,15 +9,17 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from gradwire.plan_parts import WrittenPart, as_json, groups_as_json, in_place, json_of, takes
+from gradwire.group_checks import takes
+from gradwire.plan_parts import WrittenPart, as_json, groups_as_json, in_place, json_of
 from gradwire.plans import Group, Plan, check_version, from_file
-from gradwire.rules import sort_by, within_length
+from gradwire.rules import sort_by
 from gradwire.schedule.candidate_names import describe
 from gradwire.schedule.costs import ZERO_COST, Affine, ComposedCost, CostTable, SumCost, from_data
 from gradwire.schedule.problem import GroupChoice, Option, Problem
 from gradwire.schedule.profiled import Candidate, SlotTime, check_seconds, whole
 from gradwire.schedule.sent_bytes import bytes_of_elements, bytes_of_slots, layout_of, wire_bytes
 from gradwire.slots import Slot
+from gradwire.split_groups import within_length
 
 Objective = Literal["progress", "step"]
 """What plans are chosen by: progress per second, or the seconds of a step."""
