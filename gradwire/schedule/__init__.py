@@ -1,4 +1,13 @@
-"""The scheduler's pure core: from a profile to the plan with the shortest step. No network, no clock, no printing."""
+"""The scheduler's pure core: from a profile to the plan with the shortest step. No network, no clock, no printing.
+
+profile, profiled, costs, sent_bytes   what was measured: slots, candidates, the network
+cluster, link_costs, simulate          the same job on other ranks, hosts and links
+problem                                what is searched: slots in order, options, and what a group is
+regimes, work                          how long a step with some groups takes
+search, with bounds, game, edges, labels   the plan with the shortest step
+progress                               the plan with the most progress per second
+baselines, timeline                    plans by a rule; a step's spans of time
+"""
 
 from gradwire.schedule import baselines
 from gradwire.schedule.costs import Affine, CostTable, theil_sen

@@ -83,8 +83,8 @@ def simulate(
         yield dataclasses.replace(outcome, efficiency=efficiency, plan=there.plan(found.groups))
     # rounds of local steps: inner steps, and one exchange shared by all of them
     if every > 1:
-        inside_s = inner_s(profile, cluster, regime)
-        rounds = at_once(problem)
+        inside_s = _inner_s(profile, cluster, regime)
+        rounds = _as_round(problem)
         shortest = search_efficiency(rounds, regime, EPS, efficiency_levels(rounds)[0])
         for way, found in (_ways(there, rounds, regime, plan) | {BEST: shortest}).items():
             yield _outcome(
@@ -92,8 +92,8 @@ def simulate(
             )
 
 
-def at_once(problem: Problem) -> Problem:
-    """A round of local steps: all slots are ready at the same time, and backward hides nothing."""
+def _as_round(problem: Problem) -> Problem:
+    """The problem of a round of local steps: all slots are ready at the same time, and backward hides nothing."""
     return dataclasses.replace(problem, ready_s=np.zeros(len(problem.ready_s)), around_s=0.0)
 
 
@@ -113,7 +113,7 @@ def _outcome(
     return Outcome(cluster, way, step_s, alone_s, _composed(found, candidate_names(there.candidates)), nbytes, every)
 
 
-def inner_s(profile: Profile, cluster: Cluster, regime: Regime) -> float:
+def _inner_s(profile: Profile, cluster: Cluster, regime: Regime) -> float:
     """Seconds of an inner step, which sends nothing between hosts."""
     problem = profile.problem()
     # each rank takes its inner steps by itself
