@@ -332,7 +332,7 @@ def test_a_controller_that_changes_every_ratio_moves_and_makes_nothing():
 
 def test_a_state_is_saved_while_the_worker_carries_a_decision_out():
     class Carried(ControllerRunner):
-        """A decision that is in force as soon as somebody has looked at it."""
+        """A decision that is in force as soon as a rank has looked at it."""
 
         @property
         def decided(self) -> gw.Plan | None:
