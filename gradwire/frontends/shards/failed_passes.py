@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 from torch import nn
@@ -21,7 +22,8 @@ class FailedPasses:
     and raises RuntimeError; unless `reset_iter_state()` was called, which drops what the failed pass has left."""
 
     def __init__(self, model: nn.Module, refuse: Callable[[str], Any] | None = None) -> None:
-        self._refuse = refuse
+        # weak: a model keeps no job
+        self._refuse = WeakMethod(refuse) if refuse else None
         self._registered = model.register_forward_pre_hook(Hook(self._forward_begins), prepend=True)
         self._undo = reset_drops_whole_gradients(model)
 
@@ -33,6 +35,6 @@ class FailedPasses:
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
         # not where a checkpoint's forward pass is repeated in backward
         if torch.is_grad_enabled() and fsdp_is_in_backward(module) and not in_backward():
-            if self._refuse:
-                self._refuse(FAILED)
+            if self._refuse and (refuse := self._refuse()):
+                refuse(FAILED)
             raise RuntimeError(FAILED)
