@@ -199,6 +199,7 @@ FAULTS = [
     Fault("runtime/exchanges/exchange.py", "        self.input.gradients.poison()\n", "        pass\n"),
     Fault("runtime/exchanges/row_exchange.py", "_times(rows, given.part(self._world))", "_times(rows, 1.0)"),
     Fault("runtime/exchanges/row_exchange.py", "rows.sum(dtype=torch.float32) * 0", "0"),
+    Fault("runtime/exchanges/row_exchange.py", "[*counts, given.lost]", "[*counts, False]"),
     Fault("rules.py", "return value < limit if", "return value <= limit if"),
     Fault("runtime/steps/steps.py", "            if self.over and not last:\n", "            if False:\n"),
     Fault("frontends/owners.py", "    register_optimizer_step_pre_hook(_before_step)\n", "    pass\n"),
@@ -339,6 +340,7 @@ FAULTS = [
     Fault("frontends/local_steps/rounds.py",
           "        self.outer.param_groups[0][\"params\"] += new\n", ""),
     Fault("frontends/local_steps/fragments.py", "        new.anchors |= self.anchors\n", ""),
+    Fault("frontends/local_steps/fragments.py", "self.sent[name].copy_(self.parameters[name])", "pass"),
     Fault("runtime/steps/steps.py", "self.counted if times_sent is None else times_sent", "self.counted"),
     # ops: gradients, and what calls the library
     Fault("ops/gradients.py", "tensor.storage_offset() == last.storage_offset() + last.numel()",
