@@ -303,7 +303,12 @@ def test_a_new_leader_of_a_host_has_the_bases_and_one_step_less_has_those_before
             assert all(torch.equal(a, b) for a, b in zip(own, before[0], strict=True))
         # other ranks lead the groups: they go on from these bases
         running.install(gw.Plan(groups[::-1]))
+        running.step(draw(SLOTS, 4, 2, scale=torch.inf))
         assert all(torch.equal(a, b) for own in running.state("shared/q") for a, b in zip(own, before[0], strict=True))
+        running.step(draw(SLOTS, 4, 2))
+        after = running.state("shared/q")
+        assert not torch.equal(after[0][0], before[0][0])
+        assert all(torch.equal(a, b) for own in after[1:] for a, b in zip(own, after[0], strict=True))
 
 
 LEVELS = MultiLevel(gw.TopK(0.1), further=4, min_share=0.0), gw.Residual(), gw.AllReduce()

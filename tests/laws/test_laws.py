@@ -243,6 +243,7 @@ def test_memories_survive_a_new_grouping(case: Case):
             before = running.states()
             plan = plan_of(order, case.compressor, case.memory, case.communicator, groups=groups)
             running.install(plan)
+            running.step(draw(SMALL_SLOTS, 2, 0, scale=math.inf))  # no rank takes it: state moves, and that is all
             for old, new in zip(before, running.states(), strict=True):
                 assert old.keys() == new.keys()
                 assert all(torch.equal(old[key], new[key]) for key in old if "//" in key)  # the rest names the plan
@@ -280,7 +281,7 @@ def test_the_unbiased_ones_are(case: Case):
 @rows(CASES)
 def test_steps_that_count_for_no_rank_leave_no_trace(case: Case):
     """Bit for bit: what is not finite, not on the rank that overflows, and not on the others, whatever is finite and
-    huge there; and what the user skips, before each of the steps that follow."""
+    huge there; and what the user skips, before all but the first of the steps that follow."""
     bads = [math.nan, -math.inf, 1e38]
     if is_dense(case) or (isinstance(case.memory, gw.DGCMemory) and case.memory.clip):
         bads.remove(1e38)  # its mean is finite, as in DDP, or it is clipped to what is finite
@@ -298,7 +299,7 @@ def test_steps_that_count_for_no_rank_leave_no_trace(case: Case):
                 assert not any(own[group].isfinite().any() for own in spoilt for group in (0, 1))
                 same_states(before, running.states())
             for step in (2, 3, 4):
-                if poisoned:
+                if poisoned and step > 2:  # the first one follows what is not finite
                     running.step(draw(SMALL_SLOTS, world, 10 * step, scale=1e4))
                     running.skip()
                     same_states(before, running.states())

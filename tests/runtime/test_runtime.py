@@ -551,8 +551,9 @@ def test_state_follows_its_slots_where_groups_took_other_steps():
         before = running.states()
         for order, groups in ((SLOTS, 2), (SLOTS[::-1], 1), (SLOTS, 7)):
             running.install(plan_of(order, gw.TopK(0.2), gw.Residual(), gw.AllGather(), groups=groups))
+            running.step(draw(SLOTS, 2, 0, scale=torch.inf))  # no rank takes it: state moves, and that is all
             for old, new in zip(before, running.states(), strict=True):
-                assert all(torch.equal(old[key], new[key]) for key in old if key != "about")
+                assert all(torch.equal(old[key], new[key]) for key in old if "//" in key)
 
 
 def test_bucket_futures_give_the_means():

@@ -121,7 +121,7 @@ class ReplicaExchange(GroupExchange):
             gradients.scale(part)
         # sum where the gradients lie, if they are one vector of the type that travels; else in a copy
         x = whole
-        if x is None or x.dtype != dtype or self.stored.pending:
+        if x is None or x.dtype != dtype:
             x = self.context.buffers.tensor("dense", (self.stored.layout.numel,), dtype)
             gradients.copy_to(x)
         if dtype == torch.float32:

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import gradwire as gw
+from gradwire.frontends.local_steps.fragments import Fragment
+from gradwire.frontends.local_steps.schedule import Schedule
 from tests.support.harness import raising, together
 
 INNER_STEPS = 2
@@ -55,6 +57,16 @@ def test_what_was_healed_is_no_movement(options: dict[str, Any], steps: int):
         return torch.equal(replica.shared(), before) and torch.equal(replica.model.weight, before)
 
     assert raising(together(3, run)) == [True] * 3
+
+
+def test_what_is_healed_while_it_travels_is_as_if_just_sent():
+    weight = nn.Parameter(torch.zeros(3))
+    fragment = Fragment({"weight": weight}, Schedule(inner_steps=2, fragments=1, delay=1))
+    weight.data += 1
+    fragment.measure()
+    fragment.healed({"weight"})
+    fragment.merge(None)
+    assert torch.equal(weight, fragment.anchors["weight"])
 
 
 def test_shared_parameters_of_eager_updates_are_not_compared():

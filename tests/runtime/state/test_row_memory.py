@@ -10,7 +10,7 @@ import gradwire as gw
 from gradwire import checkpoint
 from gradwire.ops.workspace import scratch_on
 from gradwire.runtime.state.row_formats import Coded
-from tests.support.harness import Job, draw, job, plan_of, slots_of
+from tests.support.harness import Job, draw, job, plan_of, raising, slots_of, together
 from tests.support.pretend_cuda import GPU, on_gpu, pretended_cuda, real
 
 WORLD = 3
@@ -102,6 +102,20 @@ def test_steps_that_do_not_count_leave_no_trace() -> None:
     for extra in ("nan", "skip"):
         for one, other in zip(trained(extra), plain, strict=True):
             assert all(torch.equal(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def test_where_backward_fails_on_one_rank_the_rows_of_all_are_nan_though_nothing_is_kept() -> None:
+    plan = gw.Plan((gw.Group(("dense",), gw.FP32(), gw.NoMemory(), gw.AllReduce()),))
+    with job(plan, SLOTS, 2, sparse=[slot.name for slot in SPARSE]) as running:
+        whole, part = rows(0, 0), rows(0, 1)[:1]
+        for runtime, own in zip(running.runtimes, (whole, part), strict=True):
+            runtime.open_step()
+            for slot, gradient in enumerate(own):
+                runtime.submit(slot, gradient)
+        raising(together(2, lambda rank: running.runtimes[rank].give_up()))
+        running.finish()
+        assert all(own[0].to_dense().isnan().any() for own in (whole, part))
+        assert [runtime.stats().skipped for runtime in running.runtimes] == [1, 1]
 
 
 def test_residuals_survive_checkpoints_and_other_plans() -> None:
