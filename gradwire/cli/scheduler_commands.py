@@ -105,8 +105,8 @@ def predict(
     }
     hosts = f"; {play.gpus_per_host} ranks a host" if play.gpus_per_host > 1 else ""
     title = f"{Path(job).stem}, {origin}{hosts}"
-    hosts = max(cluster.hosts for cluster in clusters)
-    slow = simulation_report.too_slow(gathered(measured, hosts), hosts)
+    peers = max(cluster.network.peers for cluster in clusters)
+    slow = simulation_report.too_slow(gathered(measured, peers), peers)
     doubts = " ".join(filter(None, [doubt(measured.device, play.gpus_per_host), slow]))
     home = run_folder(out, "simulate")
     with writing_to(home):

@@ -142,9 +142,9 @@ def on_cluster(profile: Profile, cluster: Cluster) -> Profile:
     )
 
 
-def gathered(profile: Profile, hosts: int) -> list[str]:
-    """The candidates, by name, that `attach` would send by scatter-reduce among so many hosts, and that the profile has
-    by all-gather alone."""
+def gathered(profile: Profile, peers: int) -> list[str]:
+    """The candidates, by name, that `attach` would send by scatter-reduce among so many peers (hosts, or ranks
+    of a single one), and that the profile has by all-gather alone."""
     slots = layout_of([slot.shape for slot in profile.slots if slot.dim > 1]).slots
     ways = [candidate.way for candidate in profile.candidates]
     reduced = [way.compressor for way in ways if way.communicator == ScatterReduce()]
@@ -152,7 +152,7 @@ def gathered(profile: Profile, hosts: int) -> list[str]:
         name
         for name, way in zip(candidate_names(profile.candidates), ways, strict=True)
         if way.communicator == AllGather() and way.compressor not in reduced
-        and default_communicator(way.compressor, slots, hosts) == ScatterReduce()
+        and default_communicator(way.compressor, slots, peers) == ScatterReduce()
     ]  # fmt: skip
 
 

@@ -281,14 +281,14 @@ def test_the_steps_of_bert_large_on_an_h200_are_near_those_that_were_measured():
     assert [predicted[way] for way in named] == pytest.approx([measured[what] for what in named.values()], rel=0.2)
 
 
-@pytest.mark.parametrize(("job", "hosts", "named"), [
+@pytest.mark.parametrize(("job", "peers", "named"), [
     (bert_large(), 512, []),
     (profile("resnet50"), 8, []),
     (profile("resnet50"), 64, ["EFSignSGD(block=256)", "OneBit(block=4096)"]),
 ])  # fmt: skip
-def test_it_is_said_which_candidates_would_not_travel_by_all_gather(job: Profile, hosts: int, named: list[str]):
-    assert gathered(job, hosts) == named
-    assert too_slow(named, hosts).count("scatter-reduce") == len(named[:1])
+def test_it_is_said_which_candidates_would_not_travel_by_all_gather(job: Profile, peers: int, named: list[str]):
+    assert gathered(job, peers) == named
+    assert too_slow(named, peers).count("scatter-reduce") == len(named[:1])
 
 
 def test_the_published_float32_step_waits_56_ms():
