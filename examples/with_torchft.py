@@ -26,7 +26,7 @@ def save() -> dict:
 manager = Manager(ProcessGroupGloo(), load, save, min_replica_size=2, use_async_quorum=False)
 optimizer = Optimizer(manager, inner, model, "topk:0.01")
 while manager.current_step() < STEPS:
-    optimizer.zero_grad()  # with whoever is there
+    optimizer.zero_grad()  # with the replicas that are there
     torch.nn.functional.cross_entropy(model(torch.randn(32, 64)), torch.randint(10, (32,))).backward()
     optimizer.step()  # if the vote is for it
 print(optimizer.handle)

@@ -1,10 +1,9 @@
-"""The parts of a plan: compressors, memories and communicators as JSON, the class by its name, and its options; and
-which parameters a group may have."""
+"""The parts of a plan, compressors, memories and communicators, as JSON: the class by its name, and its options."""
 
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from inspect import isclass
@@ -15,9 +14,7 @@ import torch
 
 from gradwire import communicators, compressors, memories
 from gradwire.importing import place_of
-from gradwire.ops.vectors import LONGEST
 from gradwire.options import dtype_name, dtype_of, names
-from gradwire.slots import Slot
 
 WrittenPart = Callable[[Any], Any]
 """`as_json`, or `in_place`."""
@@ -102,48 +99,6 @@ def _value(value: Any, base: type) -> Any:
             return tuple(_value(each, base) for each in value)
         case _:
             return value
-
-
-def check_group(slots: Sequence[Slot], compressor: compressors.Compressor) -> None:
-    """Raises ValueError where a group's parameters are cut over different ranks, or have more elements than kernels
-    number."""
-    if other := next((slot for slot in slots if slot.cut != slots[0].cut), None):
-        raise ValueError(
-            f"the plan groups {slots[0].name!r} with {other.name!r}, which is cut over other ranks, and equal copies "
-            "of one of them would part; make a group for each"
-        )
-    total, largest = sum(slot.numel for slot in slots), max(slots, key=lambda slot: slot.numel)
-    if total <= LONGEST or compressor.is_cast:
-        return
-    # one parameter by itself, or several
-    if largest.numel > LONGEST:
-        raise ValueError(
-            f"parameter {largest.name!r} has {largest.numel:,} elements, and {compressor} takes fewer than 2^31; send "
-            f'it dense, as by rules=[({largest.name!r}, gw.FP32()), ("*", ...)]'
-        )
-    raise ValueError(
-        f"the group of {largest.name!r} has {total:,} elements, and {compressor} takes fewer than 2^31; make smaller "
-        "groups, as by groups=gw.groups.of(megabytes=1024)"
-    )
-
-
-def parts_within(numel: dict[str, int], compressor: compressors.Compressor) -> list[tuple[str, ...]]:
-    """A group's parameters, of so many elements by name, in as few parts as the compressor takes, in order; one that is
-    too long is alone."""
-    parts: list[list[str]] = [[]]
-    total = 0
-    for name, count in numel.items():
-        if parts[-1] and total + count > LONGEST and not compressor.is_cast:
-            parts.append([])
-            total = 0
-        parts[-1].append(name)
-        total += count
-    return [tuple(part) for part in parts]
-
-
-def takes(compressor: compressors.Compressor, numel: int) -> bool:
-    """Whether the compressor takes a parameter of so many elements."""
-    return compressor.is_cast or numel <= LONGEST
 
 
 def _names(cls: type) -> set[str]:

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar
 from gradwire.codec_trial import try_codec
 from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
 from gradwire.compressors import FP32, Compressor, FixedSizeCompressor
+from gradwire.group_checks import check_group, check_parts, dense_memory
 from gradwire.memories import Memory, NoMemory, Residual
 from gradwire.ops.vectors import LONGEST
 from gradwire.options import Options, check_type, names
-from gradwire.pairing import check_parts, dense_memory
-from gradwire.plan_parts import WrittenPart, as_json, check_group, from_dict, groups_as_json, in_place, json_of
+from gradwire.plan_parts import WrittenPart, as_json, from_dict, groups_as_json, in_place, json_of
 from gradwire.slots import Layout, Slot
 
 T = TypeVar("T")

@@ -4,30 +4,17 @@ gw.attach(ddp, rules=[("*.embedding.*", gw.Quantized(8)), ("dim<2", gw.FP32()), 
 """
 
 import re
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import accumulate
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from gradwire.plan_parts import parts_within
 from gradwire.plans import Group, Plan
+from gradwire.slots import NamedTensor
 from gradwire.ways import Way
 
 _BOUND = re.compile(r"(numel|dim)\s*([<>])\s*(\d+)")
-
-
-class NamedTensor(Protocol):
-    """A tensor's name and size, and which others are cut over the same ranks."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def numel(self) -> int: ...
-    @property
-    def dim(self) -> int: ...
-    @property
-    def cut(self) -> int: ...
 
 
 S = TypeVar("S", bound=NamedTensor)
@@ -92,26 +79,6 @@ def joined(plans: Iterable[Plan], slots: Sequence[NamedTensor]) -> Plan:
         complete = accumulate((max(map(place.__getitem__, group.slots)) for group in plan.groups), max)
         groups += zip(complete, plan.groups, strict=True)
     return Plan(tuple(group for _, group in sorted(groups, key=lambda each: each[0])))
-
-
-def cut_alike(plan: Plan, slots: Iterable[NamedTensor]) -> Plan:
-    """The plan, in which groups of parameters that are cut over different ranks are split."""
-    cut = {slot.name: slot.cut for slot in slots}
-    return Plan(tuple(
-        replace(group, slots=tuple(name for name in group.slots if cut[name] == each))
-        for group in plan.groups
-        for each in dict.fromkeys(cut[name] for name in group.slots)
-    ))  # fmt: skip
-
-
-def within_length(plan: Plan, slots: Collection[NamedTensor]) -> Plan:
-    """The plan `cut_alike`, in which groups that have more elements than their compressor takes are split as well."""
-    numel = {slot.name: slot.numel for slot in slots}
-    return Plan(tuple(
-        replace(group, slots=names)
-        for group in cut_alike(plan, slots).groups
-        for names in parts_within({name: numel[name] for name in group.slots}, group.compressor)
-    ))  # fmt: skip
 
 
 def _terms(pattern: str) -> list[str]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import prod
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +19,19 @@ def real(tensor: Tensor) -> Tensor:
 def real_shape(tensor: Tensor) -> tuple[int, ...]:
     """The shape of `real(tensor)`."""
     return (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape)
+
+
+class NamedTensor(Protocol):
+    """A tensor's name and size, and which others are cut over the same ranks."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def numel(self) -> int: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def cut(self) -> int: ...
 
 
 @dataclass(frozen=True)

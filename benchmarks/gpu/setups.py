@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from gradwire.schedule.simulate import Cluster
+from gradwire.schedule.cluster import Cluster
 from gradwire.wire import ETHERNET
 
 _NVLINK, _TEN_GBIT = 150e9, 10e9 / 8

@@ -20,7 +20,7 @@ from gradwire.lab.configuration import parse
 from gradwire.lab.play_spec import PlaySpec
 from gradwire.lab.played_cluster import PlayedCluster
 from gradwire.lab.rate import Rate
-from gradwire.schedule.simulate import Cluster
+from gradwire.schedule.cluster import Cluster
 from gradwire.transports import Mesh, Pending
 
 UNLIMITED = 1e15

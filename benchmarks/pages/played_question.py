@@ -25,7 +25,7 @@ def played() -> Page:
         f"computing leaves the processor free, as on a GPU; in {near[2]} and {near[3]} where it shares two cores with "
         "gloo and the links."
     )
-    note = "tiny-vgg16 and tiny-gpt, 100 Mbit/s to 10 Gbit/s. Free: layers that sleep (4 ranks: of tiny-vgg16)."
+    note = "tiny-vgg16 and tiny-gpt, 100 Mbit/s to 10 Gbit/s. Free: layers sleep (4 ranks: tiny-vgg16)."
     names = dict.fromkeys(row["configuration"] for rows in found.values() for row in rows)
     lines = [[name, *(span(_ratios(rows, "played", name), ".2f") for rows in found.values())] for name in names]
     lines.append(["median", *(f"{median(_ratios(rows, 'played')):.2f}" for rows in found.values())])

@@ -4,7 +4,7 @@
 
 The plans of a cell are DDP and the five fastest candidates of a measured one (benchmarks/results/choices.json), whose
 medians are taken for the truth. Steps vary as `Noise` says. Auto itself decides, without learning; beside it what it
-did before plans were compared in pairs: whoever has the fastest turn of five steps wins, and dense stays where the best
+did before plans were compared in pairs: the fastest turn of five steps wins, and dense stays where the best
 is not 3 % faster. Later comparisons are the three that a job makes within 21,000 steps. In one more cell all plans are
 slower than dense: there the question is how often it is left.
 

@@ -24,10 +24,10 @@ from benchmarks.shared.provenance import save
 from benchmarks.shared.tables import markdown
 from gradwire.lab.built_in_profiles import PCIE, profile
 from gradwire.schedule import baselines, evaluate, search
+from gradwire.schedule.cluster import Cluster
 from gradwire.schedule.costs import ZERO_COST, Affine, CostTable
 from gradwire.schedule.problem import GroupChoice, Option, Problem
-from gradwire.schedule.profile import Candidate
-from gradwire.schedule.simulate import Cluster
+from gradwire.schedule.profiled import Candidate
 from gradwire.wire import depth
 
 BUCKET_BYTES = 128 << 20

@@ -23,9 +23,9 @@ from benchmarks.scheduler import published
 from benchmarks.scheduler.compute_stream import ComputeStream
 from benchmarks.shared.provenance import save
 from gradwire.schedule import Affine, CostTable, Option, Problem, Regime, search
+from gradwire.schedule.cluster import Cluster
 from gradwire.schedule.costs import Array
 from gradwire.schedule.edges import load_of
-from gradwire.schedule.simulate import Cluster
 from tests.support.schedule_cases import REGIMES, random_problem
 
 EPS = 0.01

@@ -22,7 +22,7 @@ def spell_out() -> None:
     """Standard output and error show plainer characters for those that they cannot encode, instead of failing."""
     codecs.register_error("gradwire", _spelled)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError):  # a stream that somebody put in its place
+        with suppress(AttributeError):  # a stream that was put in its place
             stream.reconfigure(errors="gradwire")  # pyright: ignore[reportAttributeAccessIssue]
 
 

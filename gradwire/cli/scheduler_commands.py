@@ -25,8 +25,10 @@ from gradwire.report import plan_report, simulation_report
 from gradwire.report.computed_on import doubt, processor, this_machines
 from gradwire.report.text_table import figure
 from gradwire.report.training_cost import TrainingCost
+from gradwire.schedule.cluster import Cluster
+from gradwire.schedule.link_costs import latency_of
 from gradwire.schedule.profile import Profile
-from gradwire.schedule.simulate import Cluster, Outcome, latency_of, simulate
+from gradwire.schedule.simulate import Outcome, gathered, simulate
 from gradwire.tuner.candidate_plans import check_wanted
 
 
@@ -103,7 +105,9 @@ def predict(
     }
     hosts = f"; {play.gpus_per_host} ranks a host" if play.gpus_per_host > 1 else ""
     title = f"{Path(job).stem}, {origin}{hosts}"
-    doubts = doubt(measured.device, play.gpus_per_host)
+    hosts = max(cluster.hosts for cluster in clusters)
+    slow = simulation_report.too_slow(gathered(measured, hosts), hosts)
+    doubts = " ".join(filter(None, [doubt(measured.device, play.gpus_per_host), slow]))
     home = run_folder(out, "simulate")
     with writing_to(home):
         outcomes = _simulated(measured, clusters, chosen, every)

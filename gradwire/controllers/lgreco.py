@@ -17,9 +17,9 @@ from gradwire.controllers.recompress import Defaults, has, recompress, setting_o
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.options import check_type
 from gradwire.plans import Group, Plan, sizes_follow_from_shapes
-from gradwire.rules import within_length
 from gradwire.schedule.sent_bytes import wire_bytes
 from gradwire.slots import Layout
+from gradwire.split_groups import within_length
 from gradwire.text_tensors import letters, text_of
 
 SCALES = {

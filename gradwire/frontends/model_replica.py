@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, replicated_specs, sharded_specs
 from gradwire.frontends.hooks.module_hooks import CheckHook
 from gradwire.frontends.options.parameters import parameters_of, slots_of
+from gradwire.frontends.shards.failed_passes import FailedPasses
 from gradwire.frontends.shards.sharded_models import checked_replicas, locals_of, planned_slots
 from gradwire.frontends.trained import TrainedParameters, on_one_device
 from gradwire.frontends.values import local
@@ -90,7 +91,7 @@ def _sharded(model: nn.Module, mesh: DeviceMesh | None, optimizer: Optimizer | N
     return ModelReplica(
         model, parameters, others, _real(local), slots_of(local), planned_slots(parameters),
         partial(ProcessGroup.by_replica, mesh), partial(sharded_specs, mesh, parameters), trained,
-        lambda _: [undo for group in fsdp_groups(model) if (undo := only_inside_replicas(group))],
+        partial(_inside_replica, model),
         lambda: without_whole_gradients(fsdp_groups(model)), partial(_all_of, mesh),
     )  # fmt: skip
 
@@ -112,6 +113,12 @@ def _outside_ddp(model: nn.Module, runtime: Runtime) -> list[Callable[[], None]]
 
     registered = model.register_forward_pre_hook(CheckHook(forward_begins))
     return [registered.remove]
+
+
+def _inside_replica(model: nn.Module, runtime: Runtime) -> list[Callable[[], None]]:
+    """Has FSDP average inside a replica alone, and a pass after one that failed end the job."""
+    undo = [undo for group in fsdp_groups(model) if (undo := only_inside_replicas(group))]
+    return [*undo, FailedPasses(model, runtime.refuse).remove]
 
 
 def _all_of(mesh: DeviceMesh, holds: bool) -> bool:

@@ -151,7 +151,7 @@ def _no_sum(*arguments: Any, **options: Any) -> None:
 
 def _refusals(engine: Any) -> Mapping[str, bool]:
     """Error messages for engines whose gradients Gradwire cannot reduce, and whether each applies to this one."""
-    # how the engine keeps gradients, and who holds the model
+    # how the engine keeps gradients, and which ranks hold the model
     stage, (kind, accumulated) = int(engine.zero_optimization_stage()), engine.get_data_types()
     replicas = engine.dp_world_size == world_size() and not (engine.pipeline_parallelism or engine.has_moe_layers)
     optimizer, half = type(engine.basic_optimizer).__name__, torch.float16

@@ -15,6 +15,7 @@ from gradwire.frontends.hooks.gradient_access import FullGradients
 from gradwire.frontends.hooks.gradient_hooks import GradientHooks
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.options.parameters import device_of, parameters_of
+from gradwire.frontends.shards.failed_passes import FailedPasses
 from gradwire.frontends.shards.shard_gradients import ShardedGradients
 from gradwire.frontends.shards.sharded_models import locals_of, reshard
 from gradwire.frontends.values import is_sharded, local
@@ -25,8 +26,8 @@ from gradwire.torch_private.fully_shard import fsdp_groups, is_fsdp
 
 def replica_of(model: nn.Module, manager: Any) -> ModelReplica:
     """A whole model on one rank, or one that fully_shard has wrapped on the ranks of torch.distributed, which are those
-    of one replica under torchft. Raises ValueError for a whole model on several, and for other ranks than the
-    manager's."""
+    of one replica under torchft, and which refuses to go on after a backward pass that failed. Raises ValueError for a
+    whole model on several ranks, and for other ranks than the manager's."""
     if is_fsdp(model):
         # torch.distributed has this replica's ranks alone
         own, managed = (dist.get_rank(), dist.get_world_size()), (manager._group_rank, manager._group_world_size)
@@ -35,6 +36,7 @@ def replica_of(model: nn.Module, manager: Any) -> ModelReplica:
                 f"this is rank {own[0]} of {own[1]} in torch.distributed, and rank {managed[0]} of {managed[1]} to the "
                 "manager; give both those of the replica: Manager(rank=..., world_size=...)"
             )
+        FailedPasses(model)
         # one replica here: torchft joins the others to it
         kind = device_of(parameters_of(model)[0]).type
         mesh = init_device_mesh(kind, (1, dist.get_world_size()), mesh_dim_names=("replicate", "shard"))

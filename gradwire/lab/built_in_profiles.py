@@ -17,10 +17,11 @@ from gradwire.communicators import AllReduce
 from gradwire.compressors import DGC, FP32, Compressor, EFSignSGD, OneBit, RandomK
 from gradwire.memories import NoMemory, Residual
 from gradwire.plans import Group, default_communicator
+from gradwire.schedule.cluster import Cluster
 from gradwire.schedule.costs import CostTable
-from gradwire.schedule.profile import Profile, over_link
+from gradwire.schedule.link_costs import between_hosts
+from gradwire.schedule.profile import Profile
 from gradwire.schedule.profiled import Candidate, SlotTime
-from gradwire.schedule.simulate import Cluster, all_reduce
 from gradwire.tuner.rehearsal import expected
 
 MS = 1e-3
@@ -133,7 +134,7 @@ def profile_on(
         forward_s=iteration_s / 3,
         optimizer_s=0.0,
         candidates=candidates,
-        collectives=over_link(candidates, *cluster.network) | {"AllReduce": all_reduce(*cluster.network)},
+        collectives=between_hosts(candidates, cluster.network, "cuda"),
         ranks=cluster.ranks,
         device="cuda",
         contention=contention,

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from gradwire.lab.network.link import LATENCY_US, NVLINK, Link
 from gradwire.lab.other_ranks import OtherRanks
-from gradwire.schedule.simulate import Cluster
+from gradwire.schedule.cluster import Cluster
 
 EXAMPLE = "64@25gbit"
 

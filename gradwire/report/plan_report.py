@@ -11,7 +11,7 @@ from gradwire.report.report_files import write_picture, write_text
 from gradwire.report.text_table import TextTable, figure, times
 from gradwire.report.training_cost import TrainingCost
 from gradwire.schedule import Timeline, plan_efficiency, timeline
-from gradwire.schedule.simulate import candidate_names
+from gradwire.schedule.candidate_names import candidate_names
 from gradwire.tuner.trials import Tried
 
 _TIMELINES_NOTE = """Predicted from the profile before any step with this plan; measured is the median of the steps

@@ -24,7 +24,7 @@ from gradwire.report.report_files import write_json, write_picture, write_text
 from gradwire.report.text_table import TextTable
 from gradwire.report.timing import Timing, summarize
 from gradwire.report.training_cost import TrainingCost
-from gradwire.schedule.simulate import Cluster
+from gradwire.schedule.cluster import Cluster
 
 LINKS = tuple(
     Link(round(digit * power))

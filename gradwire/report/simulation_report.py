@@ -89,6 +89,16 @@ def per_step_or_rounds(outcomes: Sequence[Outcome]) -> str | None:
     return f"{text}; on none of these links is every step {near} of that on all these numbers of ranks."
 
 
+def too_slow(names: Sequence[str], hosts: int) -> str:
+    """A sentence about candidates that `attach` would not send by all-gather among so many hosts; "" without any."""
+    if not names:
+        return ""
+    return (
+        f"By all-gather, which is all that this profile has for {', '.join(names)}, each of {hosts} hosts sends more "
+        "than in dense training; attach() takes scatter-reduce there, and a profile of three ranks or more has both."
+    )
+
+
 def picture(outcomes: Sequence[Outcome], title: str, narrow: bool = False) -> Figure:
     """Efficiency against ranks, a panel for each link."""
     links = list(dict.fromkeys(outcome.cluster.bytes_per_s for outcome in outcomes))

@@ -9,14 +9,17 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from gradwire.plan_parts import WrittenPart, as_json, groups_as_json, in_place, json_of, takes
+from gradwire.group_checks import takes
+from gradwire.plan_parts import WrittenPart, as_json, groups_as_json, in_place, json_of
 from gradwire.plans import Group, Plan, check_version, from_file
-from gradwire.rules import sort_by, within_length
+from gradwire.rules import sort_by
+from gradwire.schedule.candidate_names import describe
 from gradwire.schedule.costs import ZERO_COST, Affine, ComposedCost, CostTable, SumCost, from_data
 from gradwire.schedule.problem import GroupChoice, Option, Problem
 from gradwire.schedule.profiled import Candidate, SlotTime, check_seconds, whole
-from gradwire.schedule.sent_bytes import STEADY, bytes_of_elements, bytes_of_slots, layout_of, wire_bytes
+from gradwire.schedule.sent_bytes import bytes_of_elements, bytes_of_slots, layout_of, wire_bytes
 from gradwire.slots import Slot
+from gradwire.split_groups import within_length
 
 Objective = Literal["progress", "step"]
 """What plans are chosen by: progress per second, or the seconds of a step."""
@@ -247,22 +250,6 @@ class Profile:
             )
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"this is no profile that Profile.to_json() wrote: {error}") from error
-
-
-def over_link(
-    candidates: Sequence[Candidate], hosts: int, latency_s: float, bytes_per_s: float
-) -> dict[str, Affine | CostTable]:
-    """The `collectives` of a profile by the alpha-beta model: `latency_s` for each message, one after another."""
-    costs: dict[str, Affine | CostTable] = {}
-    for way in (candidate.way for candidate in candidates):
-        messages = way.communicator.wire(way.compressor, layout_of([(64, 64)]), hosts, STEADY).messages
-        costs[way.communicator.called] = Affine(messages / way.compressor.rounds * latency_s, 1 / bytes_per_s)
-    return costs
-
-
-def describe(way: Group) -> str:
-    """A candidate in words."""
-    return f"{way.compressor} with {way.memory} by {way.communicator}"
 
 
 def _candidate(way: Group, data: dict[str, Any]) -> Candidate:

@@ -49,7 +49,7 @@ class Solution:
     """The factor by which another plan may be faster at most: 1.0 is proven optimal, infinity proves nothing."""
 
 
-def works_of(problem: Problem, groups: Sequence[GroupChoice]) -> list[TimedGroup]:
+def timed_groups(problem: Problem, groups: Sequence[GroupChoice]) -> list[TimedGroup]:
     """The groups' ready times and costs."""
     works: list[TimedGroup] = []
     for group in groups:
@@ -63,7 +63,7 @@ def works_of(problem: Problem, groups: Sequence[GroupChoice]) -> list[TimedGroup
 
 def evaluate(problem: Problem, groups: tuple[GroupChoice, ...], regime: Regime) -> Solution:
     """The solution with these groups, timed by the regime."""
-    intervals = regime.run(works_of(problem, groups), SlowedBackward(regime.slow))
+    intervals = regime.run(timed_groups(problem, groups), SlowedBackward(regime.slow))
     return Solution(groups, problem.around_s + max(interval.end_s for interval in intervals))
 
 

@@ -2,23 +2,24 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
-from gradwire import wire
-from gradwire.compressors import Compressor
-from gradwire.plans import Plan
+from gradwire.communicators import AllGather, ScatterReduce
+from gradwire.plans import Plan, default_communicator
 from gradwire.schedule import baselines
-from gradwire.schedule.costs import Affine, CostTable
+from gradwire.schedule.candidate_names import candidate_names
+from gradwire.schedule.cluster import Cluster
+from gradwire.schedule.link_costs import between_hosts, inside_host
 from gradwire.schedule.problem import Problem
-from gradwire.schedule.profile import Candidate, Profile, over_link
+from gradwire.schedule.profile import Profile
+from gradwire.schedule.profiled import Candidate
 from gradwire.schedule.progress import efficiency_levels, plan_efficiency, search_efficiency, search_progress
 from gradwire.schedule.regimes import Regime, Worker
 from gradwire.schedule.search import Solution, evaluate
-from gradwire.wire import ETHERNET, Wire, depth
+from gradwire.schedule.sent_bytes import layout_of
 
 BEST = "best plan"
 GIVEN = "given plan"
@@ -26,65 +27,6 @@ EPS = 0.01
 """The best plan's step may be longer than the shortest by this fraction."""
 SIZES = 16
 """Bucket sizes that are tried for each candidate."""
-MOST_RANKS, MOST_LATENCY_S = 1_000_000, 10.0
-"""Of a cluster."""
-_MOST_BYTES = 1e13
-"""Beyond any gradient."""
-_UNIT = 1 << 40
-"""Bytes of which a collective's are shares, to the last digit of a float32."""
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Ranks in hosts. Ranks of a single host use its inside links alone."""
-
-    ranks: int
-    """Of the whole job."""
-    bytes_per_s: float
-    """Of a link between hosts, with the headers of TCP over Ethernet."""
-    gpus_per_host: int = 1
-    latency_s: float = 50e-6
-    """Of a message between hosts, beside its bytes."""
-    inside_bytes_per_s: float = 12e9
-    """Of a link inside a host, which has no headers."""
-    inside_latency_s: float = 10e-6
-    """Of a message inside a host."""
-
-    def __post_init__(self) -> None:
-        if self.gpus_per_host < 1:
-            raise ValueError(f"a host has 1 GPU or more, not {self.gpus_per_host}")
-        if self.ranks < 2:
-            raise ValueError(f"{self.ranks} rank{'s' * (self.ranks != 1)} cannot exchange anything: give 2 or more")
-        if self.ranks > MOST_RANKS:
-            raise ValueError(f"there is no cluster of {self.ranks:,} ranks: give {MOST_RANKS:,} or fewer")
-        if self.ranks > self.gpus_per_host and self.ranks % self.gpus_per_host:
-            raise ValueError(f"{self.ranks} ranks do not fill hosts of {self.gpus_per_host} GPUs; give a multiple")
-        # a latency that can be
-        if not 0 <= self.latency_s <= MOST_LATENCY_S:
-            given = f"{1e6 * self.latency_s:g} µs"
-            raise ValueError(f"a message cannot take {given} beside its bytes: give 0 or more, and at most 10 s")
-
-    @property
-    def hosts(self) -> int:
-        return max(1, self.ranks // self.gpus_per_host)
-
-    @property
-    def network(self) -> "PeerLinks":
-        """Of one rank of each host or, where there is a single host, of its ranks."""
-        if self.ranks <= self.gpus_per_host:
-            return PeerLinks(self.ranks, self.inside_latency_s, self.inside_bytes_per_s)
-        return PeerLinks(self.hosts, self.latency_s, ETHERNET * self.bytes_per_s)
-
-
-class PeerLinks(NamedTuple):
-    """The links over which compressed gradients travel."""
-
-    peers: int
-    """Ranks that have one each."""
-    latency_s: float
-    """Of a message beside its bytes."""
-    bytes_per_s: float
-    """Of messages, without headers."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +83,8 @@ def simulate(
         yield dataclasses.replace(outcome, efficiency=efficiency, plan=there.plan(found.groups))
     # rounds of local steps: inner steps, and one exchange shared by all of them
     if every > 1:
-        inside_s = inner_s(profile, cluster, regime)
-        rounds = at_once(problem)
+        inside_s = _inner_s(profile, cluster, regime)
+        rounds = _as_round(problem)
         shortest = search_efficiency(rounds, regime, EPS, efficiency_levels(rounds)[0])
         for way, found in (_ways(there, rounds, regime, plan) | {BEST: shortest}).items():
             yield _outcome(
@@ -150,8 +92,8 @@ def simulate(
             )
 
 
-def at_once(problem: Problem) -> Problem:
-    """A round of local steps: all slots are ready at the same time, and backward hides nothing."""
+def _as_round(problem: Problem) -> Problem:
+    """The problem of a round of local steps: all slots are ready at the same time, and backward hides nothing."""
     return dataclasses.replace(problem, ready_s=np.zeros(len(problem.ready_s)), around_s=0.0)
 
 
@@ -171,7 +113,7 @@ def _outcome(
     return Outcome(cluster, way, step_s, alone_s, _composed(found, candidate_names(there.candidates)), nbytes, every)
 
 
-def inner_s(profile: Profile, cluster: Cluster, regime: Regime) -> float:
+def _inner_s(profile: Profile, cluster: Cluster, regime: Regime) -> float:
     """Seconds of an inner step, which sends nothing between hosts."""
     problem = profile.problem()
     # each rank takes its inner steps by itself
@@ -188,100 +130,36 @@ def on_cluster(profile: Profile, cluster: Cluster) -> Profile:
     """The profile of the same job on `cluster`: each rank computes as it did, the network is another. Decoding an
     all-gather grows with the number of payloads."""
     network = cluster.network
-    costs, per_host = over_link(profile.candidates, *network), cluster.ranks // network.peers
-    # gloo knows the ring alone
-    if "AllReduce" in costs and profile.device != "cpu":
-        costs["AllReduce"] = all_reduce(*network)
+    per_host = cluster.ranks // network.peers
     # what a rank computes stays; decoding more payloads takes longer
     return dataclasses.replace(
         profile,
         candidates=tuple(_decoding(candidate, network.peers / profile.hosts) for candidate in profile.candidates),
-        collectives=costs,
+        collectives=between_hosts(profile.candidates, network, profile.device),
         ranks=cluster.ranks,
         gpus_per_host=per_host,
-        local=inside(cluster, profile.device) if per_host > 1 else {},
+        local=inside_host(cluster, profile.device) if per_host > 1 else {},
     )
 
 
-def all_reduce(hosts: int, latency_s: float, bytes_per_s: float) -> CostTable:
-    """Seconds against the bytes that one rank sends around a ring, by a ring or by two trees, whichever is faster, as
-    NCCL chooses."""
-    sent = wire.all_reduce(_UNIT, hosts).wire_bytes
-    ways = wire.all_reduce(_UNIT, hosts), wire.all_reduce_by_trees(_UNIT, hosts)
-    return _faster(*(_line(way, sent, latency_s, bytes_per_s) for way in ways))
-
-
-def _faster(ring: Affine, trees: Affine) -> CostTable:
-    """The seconds of the faster of a ring and of trees, which need fewer messages one after another, and more bytes."""
-    gain = ring.fixed - trees.fixed
-    even = gain / (trees.per_unit - ring.per_unit) if gain > 0 else 1.0
-    # beyond the last a table is no flatter than on the whole
-    sizes = np.array([0.0, even, _MOST_BYTES])
-    return CostTable.of(sizes, np.minimum(ring(sizes), trees(sizes)))
-
-
-def inside(cluster: Cluster, device: str) -> dict[str, Affine | CostTable]:
-    """Seconds of the dense sum, and of handing the mean around, inside a host, against the gradient's bytes: by a ring
-    or by trees, whichever is faster; gloo knows the ring alone for a sum, and the tree for a broadcast."""
-
-    def line(way: Callable[[int, int], Wire]) -> Affine:
-        cost = way(_UNIT, cluster.gpus_per_host)
-        return _line(cost, _UNIT, cluster.inside_latency_s, cluster.inside_bytes_per_s)
-
-    ring, tree = line(wire.all_reduce), line(wire.broadcast)
-    if device == "cpu":
-        return {"sum": ring, "broadcast": tree}
-    return {
-        "sum": _faster(ring, line(wire.all_reduce_by_trees)),
-        "broadcast": _faster(line(wire.broadcast_around), tree),
-    }
-
-
-def _line(cost: Wire, unit_bytes: int, latency_s: float, bytes_per_s: float) -> Affine:
-    """The seconds of a collective against a number of bytes of which `cost` is for `unit_bytes`."""
-    return Affine(cost.messages * latency_s, cost.wire_bytes / unit_bytes / bytes_per_s)
-
-
-def latency_of(profile: Profile) -> float:
-    """Latency of a message where the profile was taken. Raises ValueError where that was one host, or no line of it has
-    a latency."""
-    if profile.hosts == 1:
-        raise ValueError("the profile was measured on one host: give --latency-us")
-    unit = over_link(profile.candidates, profile.hosts, 1.0, float("inf"))
-    messages = {name: float(np.asarray(cost(np.zeros(1)))[0]) for name, cost in unit.items()}
-    if profile.device != "cpu" and "AllReduce" in messages:
-        # NCCL's trees have fewer
-        messages["AllReduce"] = 2 * min(profile.hosts - 1, depth(profile.hosts))
-    fixed = {name: float(profile.collectives[name](np.zeros(1))[0]) for name in messages}
-    # a line that was cut off at 0, or is of a single size, says nothing of it
-    known = [fixed[name] / count for name, count in messages.items() if fixed[name]]
-    if not known:
-        raise ValueError("the profile does not say how long a message takes beside its bytes: give --latency-us")
-    return min(known)
-
-
-def candidate_names(candidates: Sequence[Candidate]) -> list[str]:
-    """Names of candidates: their compressors, with the rule if there is one, and the communicator where two have the
-    same."""
-    rules = [f" for {candidate.way.rule!r}" if candidate.way.rule else "" for candidate in candidates]
-    short = [_name(each.way.compressor) + rule for each, rule in zip(candidates, rules, strict=True)]
+def gathered(profile: Profile, hosts: int) -> list[str]:
+    """The candidates, by name, that `attach` would send by scatter-reduce among so many hosts, and that the profile has
+    by all-gather alone."""
+    slots = layout_of([slot.shape for slot in profile.slots if slot.dim > 1]).slots
+    ways = [candidate.way for candidate in profile.candidates]
+    reduced = [way.compressor for way in ways if way.communicator == ScatterReduce()]
     return [
-        f"{name} by {candidate.way.communicator.called}" if short.count(name) > 1 else name
-        for name, candidate in zip(short, candidates, strict=True)
-    ]
+        name
+        for name, way in zip(candidate_names(profile.candidates), ways, strict=True)
+        if way.communicator == AllGather() and way.compressor not in reduced
+        and default_communicator(way.compressor, slots, hosts) == ScatterReduce()
+    ]  # fmt: skip
 
 
 def _composed(found: Solution, names: Sequence[str]) -> str:
     """The number of groups of each candidate, in words."""
     counts = Counter(names[group.option] for group in found.groups)
     return ", ".join(f"{count} {name}" for name, count in counts.most_common())
-
-
-def _name(compressor: Compressor) -> str:
-    """A compressor's class, its first option, and others that differ from their defaults."""
-    options = [(field.name, getattr(compressor, field.name), field.default) for field in dataclasses.fields(compressor)]  # pyright: ignore[reportArgumentType]
-    shown = [f"{name}={value}" for i, (name, value, default) in enumerate(options) if not i or value != default]
-    return f"{type(compressor).__name__}({', '.join(shown)})" if shown else type(compressor).__name__
 
 
 def _decoding(candidate: Candidate, times: float) -> Candidate:

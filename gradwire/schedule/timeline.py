@@ -6,10 +6,11 @@ from itertools import pairwise
 from typing import Any, Self
 
 from gradwire.plans import Plan
+from gradwire.schedule.candidate_names import describe
 from gradwire.schedule.problem import GroupChoice, Problem
-from gradwire.schedule.profile import Profile, describe
+from gradwire.schedule.profile import Profile
 from gradwire.schedule.regimes import Regime, Worker
-from gradwire.schedule.search import works_of
+from gradwire.schedule.search import timed_groups
 from gradwire.schedule.work import Interval, SlowedBackward
 
 
@@ -60,7 +61,7 @@ def timeline(profile: Profile, plan: Plan, regime: Regime | None = None) -> Time
     """
     # play the groups through, beside backward
     groups = profile.choices(plan)
-    works = works_of(problem := profile.problem(), groups)
+    works = timed_groups(problem := profile.problem(), groups)
     regime = regime or Worker(profile.contention)
     backward = SlowedBackward(regime.slow)
     intervals = [*regime.run(works, backward)]

@@ -125,15 +125,28 @@ def fsdp_accumulates(group: Any) -> bool:
     return not group.all_reduce_grads
 
 
-def fsdp_reduces(group: Any) -> bool:
-    """False after set_requires_gradient_sync(False)."""
-    return group.reduce_grads
-
-
 def fsdp_is_in_backward(model: Any) -> bool:
     """Whether a backward pass of a wrapped model has begun, and FSDP has not seen its end. After a pass that failed it
     stays so: the callback in which FSDP sees the end never runs."""
     return model._get_fsdp_state()._state_ctx.post_backward_final_callback_queued
+
+
+def reset_drops_whole_gradients(model: Any) -> Callable[[], None]:
+    """Has `reset_iter_state()` of a wrapped model drop whole gradients, as torch 2.13 says that it does: it keeps them,
+    and FSDP adds them to the next ones. Returns a function that undoes that. Before torch 2.13 there is nothing to do.
+    """
+    reset = getattr(type(model), "reset_iter_state", None)
+
+    def reset_iter_state() -> None:
+        assert reset
+        reset(model)
+        for group in fsdp_groups(model):
+            for parameter in group.fsdp_params:
+                _put_whole_gradients(parameter, None, None)
+
+    if reset:
+        model.reset_iter_state = reset_iter_state
+    return lambda: vars(model).pop("reset_iter_state", None)
 
 
 @contextmanager
@@ -149,6 +162,12 @@ def without_whole_gradients(groups: Iterable[Any]) -> Iterator[None]:
     finally:
         for parameter, gradients in zip(own, before, strict=True):
             _put_whole_gradients(parameter, *gradients)
+
+
+def has_whole_gradients(groups: Iterable[Any]) -> bool:
+    """Whether any of `fsdp_groups` holds whole gradients, as after set_requires_gradient_sync(False)."""
+    own = (parameter for group in groups for parameter in group.fsdp_params)
+    return any(gradient is not None for parameter in own for gradient in _whole_gradients(parameter))
 
 
 def _whole_gradients(parameter: Any) -> tuple[Tensor | None, Tensor | None]:

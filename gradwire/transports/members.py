@@ -135,7 +135,7 @@ class Members:
         until = monotonic() + self._last_call_timeout
         while not (self._store.check(keys) or self._store.check([generation]) or monotonic() > until):
             sleep(POLL_S)
-        # the first to find out who is there says so to all
+        # the first rank that finds out which ones are there says so to all
         there = [other for other, key in enumerate(keys) if self._store.check([key]) and self._store.get(key) == b"yes"]
         enough = there if len(there) >= self.at_least else []
         return json.loads(self._store.compare_set(generation, "", json.dumps(enough)))

@@ -80,7 +80,7 @@ class Transport(ABC):
     needs_polling: bool = False
     """A wait may not notice a lost rank, as on NCCL, where all return at once. Then `lost` is asked every second."""
     look_s: float = 1.0
-    """How often `lost` is asked: less often where ranks are thousands, who ask one store."""
+    """Seconds between two questions for `lost`: more where thousands of ranks ask one store."""
     silent: int | None = None
     """The rank without a sign of life, where `lost` has found one."""
 

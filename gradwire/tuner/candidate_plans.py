@@ -14,7 +14,7 @@ from gradwire.memories import NoMemory, Residual
 from gradwire.options import check_type, one_line
 from gradwire.plan_parts import class_name
 from gradwire.plans import Group, Plan, default_memory, sizes_follow_from_shapes
-from gradwire.rules import Rule, joined, within_length
+from gradwire.rules import Rule, joined
 from gradwire.schedule import (
     Objective,
     Problem,
@@ -29,6 +29,7 @@ from gradwire.schedule import (
     timeline,
 )
 from gradwire.slots import Slot
+from gradwire.split_groups import within_length
 from gradwire.ways import CompressorWithMemory, Way
 
 EXAMPLE = "[gw.BF16(), gw.TopK(0.01)]"

@@ -6,7 +6,7 @@ from math import isfinite
 from gradwire.controllers import Decision
 from gradwire.plans import Plan
 from gradwire.schedule import Profile, Solution
-from gradwire.schedule.simulate import candidate_names
+from gradwire.schedule.candidate_names import candidate_names
 from gradwire.tuner.trials import Trials
 
 

@@ -19,7 +19,7 @@ from gradwire.plans import Group
 from gradwire.runtime.exchanges.exchange import GroupExchange
 from gradwire.runtime.exchanges.group_input import GroupInput
 from gradwire.runtime.exchanges.plan_exchanges import exchange_of
-from gradwire.schedule.profile import STEADY
+from gradwire.schedule.sent_bytes import STEADY
 from gradwire.slots import Slot
 from gradwire.transports import Mesh, SizeRecorder
 

@@ -18,7 +18,8 @@ from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.lab.network import network
 from gradwire.report import simulation_report, terminal
 from gradwire.report.text_table import TextTable
-from gradwire.schedule.simulate import Cluster, Outcome
+from gradwire.schedule.cluster import Cluster
+from gradwire.schedule.simulate import Outcome
 from tests.support.warm import program
 
 REPOSITORY = Path(__file__).parents[2]

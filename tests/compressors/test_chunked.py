@@ -1,4 +1,4 @@
-"""Top-k by chunks, against its definition; means over those who sent."""
+"""Top-k by chunks, against its definition; means over the ranks that sent."""
 
 import pytest
 import torch

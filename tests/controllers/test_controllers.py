@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire import plan_parts
+from gradwire import group_checks
 from gradwire.controllers import MESSAGE_NUMBERS
 from gradwire.controllers.requests import change_from_json
 from gradwire.runtime.plan.controller_runner import ControllerRunner, Tracing
@@ -303,7 +303,7 @@ def test_a_controllers_plan_that_does_not_fit_is_refused_in_one_line():
         for number in range(2):
             running.step(draw(SLOTS, 2, number))
         # its groups have become too long
-        with patch.object(plan_parts, "LONGEST", 10), pytest.raises(Exception, match="takes fewer than 2") as error:
+        with patch.object(group_checks, "LONGEST", 10), pytest.raises(Exception, match="takes fewer than 2") as error:
             _ = [running.step(draw(SLOTS, 2, number)) for number in range(2, 5)]
         assert "\n" not in str(error.value)
 
@@ -332,7 +332,7 @@ def test_a_controller_that_changes_every_ratio_moves_and_makes_nothing():
 
 def test_a_state_is_saved_while_the_worker_carries_a_decision_out():
     class Carried(ControllerRunner):
-        """A decision that is in force as soon as somebody has looked at it."""
+        """A decision that is in force as soon as a rank has looked at it."""
 
         @property
         def decided(self) -> gw.Plan | None:

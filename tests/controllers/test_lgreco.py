@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire import plan_parts
+from gradwire import group_checks
 from gradwire.compressors import Codec, context_for
 from gradwire.controllers.allocate import allocate
 from gradwire.controllers.errors import square_errors
@@ -324,7 +324,7 @@ def test_layers_are_not_joined_to_groups_that_are_too_long_for_their_compressor(
     lgreco._curves = {slot.name: [0.0] * len(lgreco._choices[slot.name]) for slot in slots}
     seen = gw.Observation(0, 2, gw.Plan(()), slots, 0, 2, 2, torch.zeros(16))
     assert len(lgreco._solve(seen).groups) == 1
-    with patch.object(plan_parts, "LONGEST", 2000):
+    with patch.object(group_checks, "LONGEST", 2000):
         plan = lgreco._solve(seen)
         plan.check(slots)
     assert len(plan.groups) == 2

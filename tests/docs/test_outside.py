@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import gradwire as gw
+from gradwire.schedule.candidate_names import candidate_names
 from gradwire.schedule.costs import Affine
 from gradwire.schedule.profiled import Candidate
-from gradwire.schedule.simulate import candidate_names
 from tests.support.harness import SMALL, draw, job, plan_of, slots_of, total
 from tests.support.outside import Counting, Halving, InTurns, Largest, Momentum, SharedScale, Truncated
 

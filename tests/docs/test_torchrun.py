@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "with_torchrun.py"
 STEP = 25
-"""In which somebody dies; the last checkpoint is of step 20, of 40."""
+"""In which a rank dies; the last checkpoint is of step 20, of 40."""
 
 DYING = f"""
 import os, runpy, signal

@@ -1,4 +1,4 @@
-"""The ranks beside a played one: who is late by how much, and which payloads they send."""
+"""The ranks beside a played one: how late each is, and which payloads it sends."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -32,8 +32,9 @@ from gradwire.report.text_table import TextTable
 from gradwire.report.timing import summarize
 from gradwire.report.training_cost import TrainingCost
 from gradwire.schedule import Profile
+from gradwire.schedule.cluster import Cluster
 from gradwire.schedule.costs import Affine
-from gradwire.schedule.simulate import Cluster, on_cluster
+from gradwire.schedule.simulate import on_cluster
 from gradwire.transports.played import SentCollective
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")

@@ -82,7 +82,7 @@ def plan() -> gw.Plan:
 
 
 class Training:
-    """A model that is trained with one front end, on whoever is there."""
+    """A model that is trained with one front end, on the ranks that are there."""
 
     def __init__(self, front_end: str, seed: int) -> None:
         self.model, self.front_end, self.seed = network(), front_end, seed

@@ -117,7 +117,7 @@ def what_16_bits_cannot_hold_of_an_anchor_is_no_movement() -> None:
         expected.grad = torch.full((1,), -1 / 256)
         outer.step()
     assert anchor == pytest.approx(expected.item(), abs=1e-6)
-    # and stay where they are while nobody moves
+    # and stay where they are while no rank moves
     for options in ({}, {"delay": 1}, {"delay": 1, "mix": 0.5}, {"eager": True}):
         anchor, parameter = in_16_bits(1, outer=gw.Outer(0.35, momentum=0), **options)
         assert anchor == pytest.approx(1 + 0.35 / 256, abs=1e-6), options

@@ -1,4 +1,4 @@
-"""What must hold where ranks make other calls than each other, come late or end: nobody hangs, none is ended from
+"""What must hold where ranks make other calls than each other, come late or end: no rank hangs, none is ended from
 outside, and each hears what happened. Each scenario has ranks of its own, and groups of short timeouts.
 """
 

@@ -315,7 +315,7 @@ def ddp_reduces_by_itself_where_the_plan_is_native() -> None:
         assert handle.stats().steps == 12
         assert handle.stats().wire_bytes >= handle.stats().dense_bytes
         handle.detach()
-        gw.attach(ddp, gw.TopK(0.1))  # whoever reduced last
+        gw.attach(ddp, gw.TopK(0.1))  # the one that reduced last
         train(ddp, 3)
         assert same_on_all_ranks(flat(ddp))
     ddp = DistributedDataParallel(network())
@@ -1028,7 +1028,7 @@ def a_model_under_the_optimizer_can_be_averaged_and_saved_whole() -> None:
     for other in (copy.deepcopy(module), reloaded(module), average.module):
         assert torch.equal(flat(other), flat(module))
         other(batch(0)[0]).sum().backward()
-        other(batch(0)[0]).sum().backward()  # nobody waits for the other rank's
+        other(batch(0)[0]).sum().backward()  # no rank waits for the other's
     assert optimizer.handle.stats().steps == 2
     train(module, 2, optimizer=optimizer)
     assert same_on_all_ranks(flat(module))
@@ -1151,7 +1151,7 @@ def hosts_reduce_dense_inside_and_compressed_between() -> None:
 @scenario(2, 3)
 def replicas_stay_the_same_with_the_optimizer() -> None:
     for compressor in COMPRESSORS:
-        model = network(seed=dist.get_rank())  # rank 0's values are everybody's
+        model = network(seed=dist.get_rank())  # rank 0's values are those of all
         optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, compressor)
         train(model, 6, optimizer=optimizer)
         assert same_on_all_ranks(flat(model)), compressor

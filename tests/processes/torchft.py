@@ -20,7 +20,7 @@ class Manager:
         self._step = 0
 
     def allreduce(self, tensor: Tensor, should_quantize: bool = False) -> "Done":
-        """The mean, in place, for whoever calls wait()."""
+        """The mean, in place, for the caller of wait()."""
         dist.all_reduce(tensor)
         tensor.div_(dist.get_world_size())
         return Done()

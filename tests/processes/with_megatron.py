@@ -325,7 +325,7 @@ def a_backward_that_failed_under_megatron_leaves_no_trace() -> None:
 
 
 def fail_once(training: Training, ranks: Collection[int]) -> None:
-    """A backward pass that fails on some ranks; nobody steps."""
+    """A backward pass that fails on some ranks; no rank steps."""
 
     def fail(gradient: Tensor) -> None:
         if dist.get_rank() in ranks:

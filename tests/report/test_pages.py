@@ -21,7 +21,8 @@ from gradwire.report import (
     verdict,
 )
 from gradwire.report.timing import Timing
-from gradwire.schedule.simulate import Cluster, simulate
+from gradwire.schedule.cluster import Cluster
+from gradwire.schedule.simulate import simulate
 from tests.report.test_report import FACTS, RUNS, diverging, made_up
 from tests.report.test_timeline_report import BOTH, TABLES
 from tests.support.browser import CHROMIUM, Page, browser

@@ -51,7 +51,7 @@ class Breaking(gw.Threads):
 
 
 def twice(running: harness.Job) -> None:
-    """Who has counted a step finds out in the next."""
+    """A rank that has counted a step finds out in the next."""
     running.step(GRADS[WHOLE])
     running.step(GRADS[WHOLE])
 

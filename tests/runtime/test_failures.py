@@ -73,7 +73,7 @@ def marked(store: Store, ranks: Collection[int]) -> None:
 def blamed(
     marks: dict[int, ExitReport], paused_s: float, monkeypatch: pytest.MonkeyPatch, error: PeerFailed | None = None
 ) -> str:
-    """By rank 0 of three, whose wait ended for a reason that names nobody, or by this error."""
+    """By rank 0 of three, whose wait ended for a reason that names no rank, or by this error."""
     monkeypatch.setattr(failure_verdict, "OTHERS_S", 0.1)
     store = Store()
     for rank, mark in marks.items():
@@ -310,7 +310,7 @@ def test_a_meeting_asks_the_store_three_times_a_rank_and_reads_what_is_equal_onc
     began = monotonic()
     for met in raising(together(ranks, meets)):
         assert met == [facts] * ranks + [gethostname()] * ranks
-    # who waits longer than a second asks again
+    # a rank that waits longer than a second asks again
     assert store.asked.total() <= (3 + (monotonic() - began) / gathering.PAUSE_S) * ranks + 1
     assert len(store.get("meeting/1/everyone", 0)) < 2000 + 20 * ranks
 

@@ -1,4 +1,4 @@
-"""The runtime: one sequence of collectives whatever the timing, and errors that reach everybody."""
+"""The runtime: one sequence of collectives whatever the timing, and errors that reach all ranks."""
 
 import random
 import re

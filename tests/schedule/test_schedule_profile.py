@@ -14,7 +14,7 @@ import torch
 import gradwire as gw
 from benchmarks.scheduler import peers as published
 from benchmarks.scheduler.compute_stream import ComputeStream
-from gradwire import plan_parts
+from gradwire import group_checks
 from gradwire.plans import Plan, default_communicator, default_memory, sizes_follow_from_shapes, uniform
 from gradwire.schedule import (
     Affine,
@@ -133,7 +133,7 @@ def test_another_models_profile_is_refused():
         mine.check([Slot.of("c.weight", torch.empty(5, 5)), *SLOTS[1:]])
 
 
-@patch.object(plan_parts, "LONGEST", 4000)
+@patch.object(group_checks, "LONGEST", 4000)
 def test_what_is_too_long_for_a_compressor_is_sent_in_parts_or_dense():
     mine = profile()
     plan = mine.plan([GroupChoice((0, 1, 2, 3), 2)])
@@ -141,7 +141,7 @@ def test_what_is_too_long_for_a_compressor_is_sent_in_parts_or_dense():
     assert [(group.slots, group.compressor) for group in plan.groups] == [
         (("c.weight", "c.bias", "a.weight"), gw.TopK(0.01)), (("b.weight",), gw.FP32())
     ]  # fmt: skip
-    with patch.object(plan_parts, "LONGEST", 2112):
+    with patch.object(group_checks, "LONGEST", 2112):
         plan = mine.plan([GroupChoice((0, 1, 2, 3), 2)])
         assert [group.slots for group in plan.groups] == [("c.weight", "c.bias"), ("a.weight",), ("b.weight",)]
     assert len(mine.plan([GroupChoice((0, 1, 2, 3), 0)]).groups) == 1

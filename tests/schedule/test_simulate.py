@@ -18,7 +18,7 @@ from gradwire.lab.built_in_profiles import MODELS, PCIE, profile
 from gradwire.lab.h200_profile import bert_large
 from gradwire.lab.jobs.plan_job import candidate, candidates
 from gradwire.lab.models import MODELS as PUBLISHED
-from gradwire.report.simulation_report import per_step_or_rounds
+from gradwire.report.simulation_report import per_step_or_rounds, too_slow
 from gradwire.report.text_table import times
 from gradwire.schedule import (
     Affine,
@@ -32,16 +32,10 @@ from gradwire.schedule import (
     theil_sen,
     timeline,
 )
-from gradwire.schedule.simulate import (
-    BEST,
-    GIVEN,
-    Cluster,
-    all_reduce,
-    candidate_names,
-    latency_of,
-    on_cluster,
-    simulate,
-)
+from gradwire.schedule.candidate_names import candidate_names
+from gradwire.schedule.cluster import Cluster
+from gradwire.schedule.link_costs import all_reduce, latency_of
+from gradwire.schedule.simulate import BEST, GIVEN, gathered, on_cluster, simulate
 from gradwire.transports.played import SentCollective
 from gradwire.ways import CompressorWithMemory
 from gradwire.wire import ETHERNET
@@ -278,12 +272,23 @@ def test_the_steps_of_bert_large_on_an_h200_are_near_those_that_were_measured():
     measured = {row["what"]: row["ms"] for row in rows if row["model"].startswith("GPT-2 medium")}
     named = {
         "FP32": "DDP", "BF16": "bf16 hook", "Quantized(bits=4)": "4 bits by ScatterReduce",
-        "TopK(ratio=0.01)": "TopK 1 %", "TopK(ratio=0.0625, value_bits=4)": "TopK 1/16 in 10 bits",
-        "EFSignSGD(block=256)": "EFSignSGD",
+        "TopK(ratio=0.01) by AllGather": "TopK 1 %",
+        "TopK(ratio=0.0625, value_bits=4) by AllGather": "TopK 1/16 in 10 bits",
+        "EFSignSGD(block=256) by AllGather": "EFSignSGD",
         "PowerSGD(rank=4)": "PowerSGD r4", "ACPSGD(rank=4)": "ACP-SGD r4",
     }  # fmt: skip
-    predicted = {each.way: 1e3 * each.step_s for each in simulate(job, h200_profile.PLAYED) if each.way != BEST}
-    assert predicted == pytest.approx({way: measured[what] for way, what in named.items()}, rel=0.2)
+    predicted = {each.way: 1e3 * each.step_s for each in simulate(job, h200_profile.PLAYED)}
+    assert [predicted[way] for way in named] == pytest.approx([measured[what] for what in named.values()], rel=0.2)
+
+
+@pytest.mark.parametrize(("job", "hosts", "named"), [
+    (bert_large(), 512, []),
+    (profile("resnet50"), 8, []),
+    (profile("resnet50"), 64, ["EFSignSGD(block=256)", "OneBit(block=4096)"]),
+])  # fmt: skip
+def test_it_is_said_which_candidates_would_not_travel_by_all_gather(job: Profile, hosts: int, named: list[str]):
+    assert gathered(job, hosts) == named
+    assert too_slow(named, hosts).count("scatter-reduce") == len(named[:1])
 
 
 def test_the_published_float32_step_waits_56_ms():

@@ -78,7 +78,7 @@ STEPS, host, port = 12, "127.0.0.1", int(os.environ["PORT"])
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
 loaded = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
 loaded.add("loaded", 1)
-while loaded.add("loaded", 0) < 3:  # who comes 5 seconds after the others is a newcomer
+while loaded.add("loaded", 0) < 3:  # a process that comes 5 seconds after the others is a newcomer
     time.sleep(0.05)
 """
 LOST = """

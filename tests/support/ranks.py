@@ -102,7 +102,7 @@ def one_rank(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def held_port() -> Iterator[int]:
-    """A TCP port of this machine that nobody is given meanwhile, for a process that is told of it and listens there."""
+    """A TCP port of this machine that no other caller gets meanwhile, for a process that listens there."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's stores have it, which may listen then
         holder.bind(("127.0.0.1", 0))

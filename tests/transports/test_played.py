@@ -34,7 +34,7 @@ def fast() -> gw.Card:
 
 
 class Clock:
-    """Time that passes where somebody sleeps, and no sooner."""
+    """Time that passes only where a thread sleeps."""
 
     now = 100.0
 

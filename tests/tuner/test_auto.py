@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
-from gradwire import plan_parts
+from gradwire import group_checks
 from gradwire.controllers import Observation
 from gradwire.controllers.requests import ProfileRequest
 from gradwire.frontends.handle import Handle
@@ -452,7 +452,7 @@ def test_the_plan_that_leaves_backward_alone_keeps_every_slots_way():
     assert mixed.groups[-1].slots[-1] in few.groups[0].slots
     assert len(few.groups) == len(set(ways[0].values()))
     # no group is longer than its compressor takes
-    with patch.object(plan_parts, "LONGEST", max(slot.numel for slot in SLOTS)):
+    with patch.object(group_checks, "LONGEST", max(slot.numel for slot in SLOTS)):
         more = few_groups(mixed, SLOTS)
         more.check(SLOTS)
     assert len(more.groups) > len(few.groups)

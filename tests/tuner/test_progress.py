@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +26,8 @@ from gradwire.schedule import (
     search,
     search_progress,
 )
-from gradwire.schedule.simulate import Cluster, simulate
+from gradwire.schedule.cluster import Cluster
+from gradwire.schedule.simulate import simulate
 from gradwire.tuner import Auto, auto, pairs, rehearsal, trials
 from gradwire.tuner.candidate_plans import allowed, efficiency_of_plan, shortlist
 from tests.support.harness import SMALL, slots_of
@@ -87,6 +89,17 @@ def test_what_harms_training_is_worth_nothing(compressor: gw.Compressor):
 @pytest.mark.parametrize("compressor", [gw.FP32(), gw.FP16(), gw.BF16(), gw.QSGD(), gw.Quantized(4)], ids=str)
 def test_what_keeps_denses_loss_is_worth_a_dense_step(compressor: gw.Compressor):
     assert rehearsal.expected(way(compressor)) > 0.99
+
+
+def test_the_page_says_what_is_expected_of_each():
+    said = {
+        "4 bits have": gw.Quantized(4), "PowerSGD 1/6 in 4 bits": gw.PowerSGD(1 / 6, bits=4),
+        "top-k 1/16 in 10 bits": gw.TopK(1 / 16, value_bits=4), "PowerSGD r4": gw.PowerSGD(4),
+        "RandomK 10 %": gw.RandomK(0.1), "top-k 1.25 %": gw.TopK(0.0125), "EFSignSGD": gw.EFSignSGD(),
+    }  # fmt: skip
+    page = " ".join(Path(__file__).parents[2].joinpath("docs/scheduler.md").read_text().split())
+    figures = {name: float(page.split(f"{name} ")[1].split()[0].rstrip(",")) for name in said}
+    assert {name: rehearsal.expected(way(each)) for name, each in said.items()} == pytest.approx(figures, abs=0.01)
 
 
 def test_warm_ups_are_over_in_a_rehearsal():

@@ -20,7 +20,7 @@ from benchmarks.gpu.device import Device
 from benchmarks.gpu.models import Model, model_of
 from benchmarks.gpu.rows import Rows
 from benchmarks.gpu.trainings import ALONE, Times, Training, all_recorded
-from gradwire.schedule.simulate import Cluster
+from gradwire.schedule.cluster import Cluster
 from gradwire.wire import ETHERNET
 
 ROUNDS, ROUND_S = 15, 0.1

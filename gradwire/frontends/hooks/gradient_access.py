@@ -44,6 +44,10 @@ class GradientAccess(ABC):
         """Whether the next backward pass only accumulates, by the framework's own setting, and no hook sees it."""
         return False
 
+    def has_accumulated(self) -> bool:
+        """Whether the framework holds gradients of backward passes that only accumulated, which no hook has seen."""
+        return False
+
 
 class Submitted:
     """The gradients that were submitted in a backward pass, in whose place their means will be."""

@@ -108,6 +108,7 @@ class GradientHooks(FrontEnd):
 
     def skip(self) -> None:
         if self._runtime:
+            self._accumulated.since_step |= self._places.has_accumulated()
             self._runtime.skip(self._accumulated.no_skip())
 
     def placed(self) -> Mapping[str, ShardSpec]:

@@ -26,10 +26,11 @@ from gradwire.notation import read, way_of
 from gradwire.ops.host import kind_of
 from gradwire.options import check_type, one_line
 from gradwire.plans import NATIVE, SIZES, Group, Plan
-from gradwire.rules import Rule, cut_alike
+from gradwire.rules import Rule
 from gradwire.runtime.job_options import NO_NATIVE, JobOptions
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
+from gradwire.split_groups import cut_alike
 from gradwire.transports import Mesh, Transport
 from gradwire.tuner import Auto, profiler_for
 from gradwire.unknown import unknown

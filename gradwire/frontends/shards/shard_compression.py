@@ -9,13 +9,14 @@ import torch.distributed as dist
 from torch import nn
 
 from gradwire.compressors import FP32, Codec, Compressor
+from gradwire.frontends.shards.failed_passes import FailedPasses
 from gradwire.frontends.shards.shard_collectives import ShardAllGather, ShardCollective, ShardReduceScatter
 from gradwire.frontends.values import is_sharded
 from gradwire.memories import Residual
 from gradwire.options import called_as, check_type
 from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.job_options import JobOptions
-from gradwire.torch_private.compiled import named_parameters
+from gradwire.torch_private.compiled import named_parameters, uncompiled
 from gradwire.torch_private.fully_shard import (
     collectives_of,
     cut_over,
@@ -76,6 +77,7 @@ def compress_shards(
     send. Raises ValueError, on all ranks, for compressors that need a memory, for ranks that differ, and for a model
     that is not sharded.
     """
+    model = uncompiled(model)
     # all ranks compare over the store, before FSDP is changed
     _agree(model, gradients, weights, memory, seed)
     links: dict[dist.ProcessGroup, ProcessGroup] = {}
@@ -94,6 +96,7 @@ def compress_shards(
         if memory and own[0]:
             # so that a gradient's place never changes
             undo.append(reduces_unused(group))
+    undo.append(FailedPasses(model).remove)
     return ShardCompression(comms, undo)
 
 

@@ -13,8 +13,8 @@ from gradwire.torch_private.fully_shard import (
     TimesReplicas,
     fsdp_accumulates,
     fsdp_is_hooked,
-    fsdp_reduces,
     fsdp_sums,
+    has_whole_gradients,
     offloaded_in,
     parameters_of_fsdp,
     wait_for_copy,
@@ -64,8 +64,8 @@ class ShardedGradients(GradientAccess):
     def accumulates(self, parameter: Tensor) -> bool:
         return fsdp_accumulates(self._group[parameter])
 
-    def only_accumulates(self) -> bool:
-        return not any(map(fsdp_reduces, self._groups))
+    def has_accumulated(self) -> bool:
+        return has_whole_gradients(self._groups)
 
 
 def local_of(tensor: Tensor) -> Tensor:

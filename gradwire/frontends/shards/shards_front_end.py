@@ -17,27 +17,21 @@ from gradwire.frontends.hooks.module_hooks import Hook
 from gradwire.frontends.options.choices import StepChoices
 from gradwire.frontends.options.parameters import device_of, slots_of
 from gradwire.frontends.owners import check_free, is_owned
+from gradwire.frontends.shards.failed_passes import FailedPasses
 from gradwire.frontends.shards.shard_gradients import ShardedGradients, local_of
 from gradwire.frontends.shards.sharded_models import checked_replicas, locals_of, planned_slots, reshard
 from gradwire.frontends.trained import TrainedParameters
 from gradwire.frontends.values import share_values, values_of
 from gradwire.runtime.runtime import Runtime
-from gradwire.torch_private.autograd import in_backward
 from gradwire.torch_private.compiled import named_parameters
 from gradwire.torch_private.fully_shard import (
     fsdp_groups,
-    fsdp_is_in_backward,
     is_gathered,
     only_inside_replicas,
     parameters_of_fsdp,
     without_whole_gradients,
 )
 from gradwire.transports import ProcessGroup
-
-FAILED = (
-    "a backward pass has failed, after which fully_shard leaves gradients out and adds old ones; make the model anew, "
-    "and load a checkpoint"
-)
 
 
 def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | None) -> Handle:
@@ -95,7 +89,10 @@ class ShardsFrontEnd(GradientHooks):
         self._undo = [undo for group in self._fsdp_groups if (undo := only_inside_replicas(group))]
         super().hook_in(runtime)
         self.own(self._parameters.values(), "attach()")
-        self._registered.keep(self._model.register_load_state_dict_post_hook(Hook(self._loaded)))
+        self._registered.keep(
+            self._model.register_load_state_dict_post_hook(Hook(self._loaded)),
+            FailedPasses(self._model, runtime.refuse),
+        )
 
     def unhook(self) -> None:
         attached = self._runtime is not None
@@ -124,8 +121,6 @@ class ShardsFrontEnd(GradientHooks):
 
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
         if self._runtime and torch.is_grad_enabled():
-            if fsdp_is_in_backward(module) and not in_backward():
-                self._runtime.refuse(FAILED)
             # a state was loaded, or a step begins: parameters that were replaced since have no hooks
             if self._to_check:
                 reshard(module)

@@ -48,7 +48,7 @@ def _on_axis(site: Site, name: str, axis: Transport) -> Finding:
 
 
 def _numbers(size: int, source: int, target: int = 0) -> Tensor:
-    """Bytes that depend on who sends them to whom."""
+    """Bytes that differ with sender and receiver."""
     return ((torch.arange(size) * 3 + 31 * source + 7 * target + 1) % 251).to(torch.uint8)
 
 

@@ -186,7 +186,7 @@ def _check_takes(called: str, value: Callable[..., object], arguments: Sequence[
     try:
         own = signature(value)
     except ValueError:
-        # of some that are written in C nobody knows
+        # some that are written in C have no signature
         return
     try:
         own.bind(*arguments)

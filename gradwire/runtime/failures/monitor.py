@@ -11,7 +11,7 @@ PERIOD_S, SOON_S, PAUSE_S = 1.0, 0.2, 5.0
 """How often it looks; how long the wait itself gets to fail first, which names the group (together less than the others
 wait for this rank's mark); and the delay that counts as a pause, or half the collectives' timeout if that is less."""
 LOOKS_PER_S = 4000
-"""The most often that all ranks together look, who ask one store."""
+"""The most looks of all ranks together, which ask one store."""
 WAITS_S = 2.0
 """After so long a wait may be one for a lost rank."""
 

@@ -291,7 +291,7 @@ class Steps:
         # the controller's sums first: they are part of the step
         self.control.collect()
         self.promised = True
-        # a rank takes part once it has all of the step: so who has the sum knows that all ranks have the step
+        # a rank takes part once it has all of the step: so a rank that has the sum knows that all have it
         self.pipeline.agree(partial(self.pipeline.mesh.sum, self._promise_sum))
         self.pipeline.agree(self.executor.synchronize)  # the optimizer is not to run before this is known
 

@@ -105,7 +105,7 @@ def test_a_lost_rank_is_an_error_where_waits_say_nothing(monkeypatch: pytest.Mon
 
 
 def test_a_call_that_was_under_way_raises_what_has_ended_the_job():
-    """And not what came of that on the worker, which names nobody."""
+    """And not what came of that on the worker, which names no rank."""
     with job(PLAN, SLOTS, 2) as running:
         first, second = running.runtimes
 
@@ -167,7 +167,7 @@ def test_a_stream_that_nobody_watches_is_not_waited_for_for_ever(monkeypatch: py
         worker._stream = never  # pyright: ignore[reportAttributeAccessIssue]
         (done,) = together(1, lambda rank, worker=worker, watched=watched: worker.close(watched))
         assert done is False
-    assert next(looks, None) is None, "as long as somebody watches"
+    assert next(looks, None) is None, "as long as a monitor watches"
 
 
 class Broken(Stream):

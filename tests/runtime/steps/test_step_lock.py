@@ -177,7 +177,7 @@ def test_a_job_ends_between_backward_passes():
 
 @pytest.mark.parametrize("call", ALL_TOGETHER)
 def test_after_a_backward_pass_that_failed_calls_are_made(call: Callable[[gw.Handle], object]):
-    """Nobody takes that step."""
+    """No rank takes that step."""
 
     def body(trained: Rank) -> None:
         trained.loss().backward()

@@ -1,11 +1,14 @@
-"""Whether a compressor, a memory and a communicator work together, as the three parts of a group."""
+"""What a group may be: three parts that work together, and parameters that its compressor takes."""
 
+from collections.abc import Sequence
 from dataclasses import is_dataclass
 
 from gradwire.communicators import Communicator
 from gradwire.compressors import FP32, Compressor
 from gradwire.memories import RESIDUAL, Memory, NoMemory
+from gradwire.ops.vectors import LONGEST
 from gradwire.options import check_type
+from gradwire.slots import Slot
 
 
 def check_parts(compressor: Compressor, memory: Memory, communicator: Communicator) -> None:
@@ -65,3 +68,31 @@ def dense_memory(memory: Memory) -> Memory:
             f"refuses ({error}); override its for_dense()"
         ) from error
     return beside
+
+
+def check_group(slots: Sequence[Slot], compressor: Compressor) -> None:
+    """Raises ValueError where a group's parameters are cut over different ranks, or have more elements than kernels
+    number."""
+    if other := next((slot for slot in slots if slot.cut != slots[0].cut), None):
+        raise ValueError(
+            f"the plan groups {slots[0].name!r} with {other.name!r}, which is cut over other ranks, and equal copies "
+            "of one of them would part; make a group for each"
+        )
+    total, largest = sum(slot.numel for slot in slots), max(slots, key=lambda slot: slot.numel)
+    if takes(compressor, total):
+        return
+    # one parameter by itself, or several
+    if largest.numel > LONGEST:
+        raise ValueError(
+            f"parameter {largest.name!r} has {largest.numel:,} elements, and {compressor} takes fewer than 2^31; send "
+            f'it dense, as by rules=[({largest.name!r}, gw.FP32()), ("*", ...)]'
+        )
+    raise ValueError(
+        f"the group of {largest.name!r} has {total:,} elements, and {compressor} takes fewer than 2^31; make smaller "
+        "groups, as by groups=gw.groups.of(megabytes=1024)"
+    )
+
+
+def takes(compressor: Compressor, numel: int) -> bool:
+    """Whether the compressor takes so many elements in one group."""
+    return compressor.is_cast or numel <= LONGEST
