@@ -30,8 +30,8 @@ INDEX = """# What was measured
 
 Beside published figures: {systems}. [Row by row](../published.md).
 
-But for the page about a GPU: CPUs, gloo, torch 2.13; a network namespace per rank behind `tc tbf`. Ranks and network
-share two cores. Timings vary by 10 to 20%; ratios count.
+But for the GPU's page: CPUs, gloo, torch 2.13; a network namespace per rank behind `tc tbf`. Ranks and network share
+two cores. Timings vary by 10 to 20%; ratios count.
 """
 
 

@@ -80,8 +80,8 @@ def faults_beside() -> Page:
     kill, stop = (_seconds(row for row in found["rows"] if row["fault"] == fault) for fault in ("kill", "stop"))
     parted = _systems(row for row in found["rows"] if row["fault"] == "corrupt" and not row["equal"])
     verdict = (
-        f"A kill ends {ended}; {go_on} go on after {kill} s (a stop: {stop}). A flipped bit goes unnoticed under "
-        f"{parted}."
+        f"A kill ends {ended}; {go_on} go on after {kill} s (a stop: {stop}). "
+        f"A flipped bit goes unnoticed under {parted}."
     )
     note = f"{found['ranks']} ranks, timeout {found['timeout_s']:.0f} s, stops {found['stop_s']:.0f} s."
     shown = Shown(["faults_beside"], fault_table.COLUMNS, rows, note)

@@ -42,8 +42,7 @@ def gpu() -> Page:
     return Page("gpu", "How is it on a GPU?", verdict, tables, NOTE)
 
 
-NOTE = """The row that failed met [a crash that is mended](../gpu.md#what-ran-found); the line that waited is replaced.
-Default groups are larger since."""
+NOTE = "[Both rows that were not are mended](../gpu.md#what-ran-found). Default groups are larger since."
 
 
 def _checks() -> Shown:
