@@ -280,6 +280,6 @@ def _line(points: Sequence[tuple[float, float]]) -> Affine:
     """Through measured (bytes, seconds); through the origin where all sent the same number of bytes."""
     sizes, seconds = torch.tensor(points, dtype=torch.float64, device="cpu").T
     if sizes.unique().numel() > 1:
-        return theil_sen(sizes.numpy(), seconds.numpy()).cost
+        return theil_sen(sizes.numpy(), seconds.numpy())
     nbytes, longest_s = float(sizes[0]), float(seconds.max())
     return Affine(per_unit=longest_s / nbytes) if nbytes else Affine(longest_s)

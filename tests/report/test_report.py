@@ -108,6 +108,15 @@ def test_the_training_table_compares_with_the_first_run() -> None:
     assert "MB at the interface" not in row
 
 
+def test_pictures_have_megabytes_of_the_run_and_of_a_step() -> None:
+    lines = pictures.curves(RUNS, "loss", "").axes[2].lines
+    assert [list(line.get_xdata()) for line in lines] == [[1, 2, 3, 4], [0.25, 0.5, 0.75, 1]]
+    time, size = pictures.costs(RUNS).axes
+    assert [text.get_text() for text in size.texts] == ["1.00", "0.250"]
+    (bars,) = (each for each in time.containers if hasattr(each, "has_xerr"))
+    assert [part[:, 0].tolist() for part in bars[2][0].get_segments()] == [[17.5, 32.5]] * 2
+
+
 def test_the_report_is_complete_by_itself(tmp_path: Path) -> None:
     paths = training_report.write(tmp_path, RUNS, "accuracy", FACTS)
     assert [path.name for path in paths] == ["curves.png", "costs.png", "report.html"]
@@ -229,7 +238,9 @@ def test_timings_are_pooled_over_repeats() -> None:
     assert bf16.times_nocomm == pytest.approx(20.5 / 10.5)
     assert bf16.to_json()["per_step"]["wire_bytes"] == 1e6
     assert bf16.to_json()["per_step"]["interface_bytes"] is None
-    assert [row[0] for row in text_table.timings([nocomm, bf16]).rows] == ["nocomm", "bf16"]
+    rows = text_table.timings([nocomm, bf16]).rows
+    assert [row[0] for row in rows] == ["nocomm", "bf16"]
+    assert rows[1][4:] == ["50.0", "100", "150", "200", "1000", "2.00×"]
 
 
 @pytest.mark.parametrize("factor", [None, 10.0], ids=["words alone", "windows"])
