@@ -175,6 +175,7 @@ VERDICTS = [
     ),
     (ended(0.0, 0.0), "loss", "topk: 4.00× faster than dense, held-out loss from 0 to 0."),
     (ended(0.0, -1.0), "loss", "topk: 4.00× faster than dense, held-out loss from 0 to -1.00."),
+    (ended(-2.0, -1.99), "loss", "topk: 4.00× faster than dense, held-out loss +0.5 %."),
     (ended(-2.0, -2.5), "loss", "topk: 4.00× faster than dense, held-out loss -25.0 %."),
 ]
 

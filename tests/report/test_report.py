@@ -165,6 +165,8 @@ def test_losses_of_single_batches_are_smoothed_and_shown_pale_behind() -> None:
     smooth, pale = panel.lines
     assert max(abs(smooth.get_ydata()[1:] - smooth.get_ydata()[:-1])) < 2.1
     assert list(pale.get_ydata()) == losses
+    pictures.draw_smoothed(panel, range(120), range(120), color="red")
+    assert panel.lines[2].get_ydata()[60] == 60  # no earlier, and no later
     held_out = [replace(record, held_out={"loss": record.held_out[TRAINING_LOSS]}) for record in records]
     assert len(pictures.curves([Run("topk", held_out)], "loss", "").axes[0].lines) == 1
 
@@ -256,3 +258,6 @@ def test_a_controllers_decisions_are_drawn_and_told(tmp_path: Path, factor: floa
     figures = [name for name, value in told.items() if value is not None]
     assert decisions.table(run).columns == ["step", *figures, "decision"]
     assert ("Throughput:" in decisions.note(run)) == bool(figures)
+    # the first window's figure, from the beginning
+    windows = [panel.lines[0] for panel in decisions.draw([RUNS[0], run]).axes[1:]]
+    assert [list(line.get_xdata()) for line in windows] == [[0, 2]] * len(figures)
