@@ -154,6 +154,7 @@ def ended(dense: float, other: float) -> list[Run]:
 VERDICTS = [
     (RUNS, "accuracy", "topk:0.01+residual: 4.00× faster than dense, held-out accuracy +0.0 points."),
     (RUNS, "loss", "topk:0.01+residual: 4.00× faster than dense, held-out loss +0.0 %."),
+    ([*RUNS, made_up("dgc", 1, 1e6)], "loss", "dgc: 8.00× faster than dense, held-out loss +0.0 %."),
     (RUNS[:1], "loss", "dense reached held-out loss 1.500."),
     (ended(0.00021, 0.0)[:1], "loss", "dense reached held-out loss 0.000210."),
     (RUNS[::-1], "loss", "None of 1 was faster than topk:0.01+residual."),

@@ -13,6 +13,7 @@ from gradwire.cli import main
 from gradwire.lab.jobs.bench_job import TimedSteps
 from gradwire.lab.results import TRAINING_LOSS, Record, Run, Spread, Totals, append, read_lines
 from gradwire.report import (
+    check_report,
     decisions,
     pictures,
     report_files,
@@ -23,6 +24,7 @@ from gradwire.report import (
 )
 from gradwire.report.text_table import TextTable, figure
 from gradwire.report.timing import summarize
+from gradwire.report.training_cost import TrainingCost
 from gradwire.report.training_suite_report import TrainedTask
 
 FACTS = {"task": "lm", "place": "2 ranks <over> loopback", "options": {"width": "8"}, "link": None}
@@ -106,6 +108,12 @@ def test_the_training_table_compares_with_the_first_run() -> None:
     assert row["fewer bytes"] == "4.00×"
     assert row["speed-up"] == "4.00"
     assert "MB at the interface" not in row
+
+
+def test_a_prediction_is_compared_with_what_was_played() -> None:
+    checked = [check_report.Checked("dense", 10.0, 12.5), check_report.Checked("topk", 10.0, 9.0)]
+    assert check_report.table(checked, 8, TrainingCost(3_600)).rows[0] == ["dense", "10.0", "12.5", "1.25×", "0.0125"]
+    assert check_report.verdict(checked) == "Played steps take 0.900× to 1.25× of the predicted time."
 
 
 def test_pictures_have_megabytes_of_the_run_and_of_a_step() -> None:
