@@ -128,8 +128,9 @@ OTHERS: dict[str, Any] = {"different": True, "jitter": 0.05, "slow_rank": 1.2}
 
 def test_a_cluster_is_played_from_python() -> None:
     there: dict[str, Any] = {"play": "4@10gbit", "gpus_per_host": 2, "inside": "8gbit", "latency_us": 20.0}
-    timings = gw.bench(make, [gw.TopK(0.1), "localsteps:2"], **there, **OTHERS, steps=1, repeats=1)
-    assert [timing.configuration for timing in timings] == ["nocomm", "topk:ratio=0.1", "localsteps:2"]
+    timings = gw.bench(make, [gw.ACPSGD(2), "localsteps:2"], **there, **OTHERS, steps=1, repeats=1)
+    assert [timing.configuration for timing in timings] == ["nocomm", "acpsgd:rank=2", "localsteps:2"]
+    assert [timing.steps for timing in timings] == [1, 2, 2]  # ACP-SGD sends P and Q in turn
     assert timings[1].totals.wire_bytes > timings[0].totals.wire_bytes == 0
 
 
