@@ -348,6 +348,11 @@ def test_a_curve_by_hand() -> None:
     busy_s = 2 * 2 * 7 / 8 * 1e7 / GBIT
     assert DENSE.at(8, 0.0, GBIT) == pytest.approx(0.14 + busy_s - 0.1)  # beyond the last point
     assert DENSE.at(8, 0.0, 4 * GBIT) == pytest.approx(0.1 + 0.04 / 0.05 * (busy_s / 4 - 0.05))
+    # a ring of two ranks of each host
+    pairs = replace(DENSE, carried=(replace(DENSE.carried[0], per_host=2),))
+    assert pairs.at(4, 0.0, GBIT) == pytest.approx(0.14 + busy_s - 0.1)
+    # no step is shorter for longer messages
+    assert replace(DENSE, step_s=(0.2, 0.1, 0.1)).at(8, 0.0, 4 * GBIT) == pytest.approx(0.2)
     # an all-gather: 31 payloads of others, and 32 in place of 8 are decoded
     assert SPARSE.at(32, 1e-4, GBIT) == pytest.approx(0.12 + 0.02 * 3, abs=0.03)
     assert StepCurve.from_line(json.loads(json.dumps(DENSE.to_line()))) == DENSE
@@ -529,6 +534,6 @@ def test_bytes_of_hosts_of_several_gpus_are_those_of_a_host() -> None:
 def test_a_training_costs_hours_or_money() -> None:
     timings = summarize([TimedSteps(name, 0, [ms], NOTHING) for name, ms in (("nocomm", 36.0), ("dense", 72.0))])
     for price, heading, cells in ((None, "hours", ["1.00", "2.00"]), (2.5, "cost", ["160", "320"])):
-        table = played_report.steps(timings, Cluster(64, GBIT), TrainingCost(100_000, price))
+        table = played_report.steps(timings, Cluster(64, GBIT, 8), TrainingCost(100_000, price))
         assert table.columns[-1] == f"{heading} of 100,000 steps"
         assert [row[-1] for row in table.rows] == cells

@@ -98,6 +98,11 @@ def test_spread_is_median_and_quartiles() -> None:
     assert Spread.of([7]) == Spread(7, 7, 7)
 
 
+def test_the_first_tenth_of_a_runs_steps_is_no_part_of_their_spread() -> None:
+    records = [replace(RUNS[0].last, step_ms=step_ms) for step_ms in ([100.0, 2.0, 2.0], [2.0] * 7)]
+    assert Run("dense", records).step_ms() == Spread(2, 2, 2)
+
+
 def test_the_training_table_compares_with_the_first_run() -> None:
     table = text_table.training(RUNS, "loss")
     row = dict(zip(table.columns, table.rows[1], strict=True))
