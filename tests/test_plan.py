@@ -279,14 +279,14 @@ def test_groups_are_small_where_nothing_hides_them(compressor, kind: str, megaby
 
 
 def test_groups_are_as_large_as_they_may_be():
-    slots = slots_of({name: torch.empty(size, 1 << 18, device="meta") for name, size in zip("abcd", (1, 1, 2, 1))})
+    slots = slots_of({name: torch.empty(size, 1 << 18, device="meta") for name, size in {"a": 1, "b": 1, "c": 2, "d": 1}.items()})
     plan = gw.Plan((gw.Group(tuple("abcd"), TOP_K, gw.Residual(), gw.AllGather()),))
     groups = gw.groups.of(megabytes=2).regroup(plan, slots, TOP_K).groups
     assert [group.slots for group in groups] == [("a", "b"), ("c",), ("d",)]
 
 
 def test_what_is_dense_leaves_something_of_the_budget():
-    slots = slots_of({name: torch.empty(size, 100) for name, size in zip("abc", (1, 9, 90))})
+    slots = slots_of({name: torch.empty(size, 100) for name, size in {"a": 1, "b": 9, "c": 90}.items()})
     top_k = gw.TopK(0.1)
     plan = gw.Plan((gw.Group(tuple("abc"), top_k, gw.Residual(), gw.AllGather()),))
     sparse, dense = gw.groups.partial().regroup(plan, slots, top_k).groups

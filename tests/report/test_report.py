@@ -99,8 +99,8 @@ def test_spread_is_median_and_quartiles() -> None:
 
 
 def test_the_first_tenth_of_a_runs_steps_is_no_part_of_their_spread() -> None:
-    records = [replace(RUNS[0].last, step_ms=step_ms) for step_ms in ([100.0, 2.0, 2.0], [2.0] * 7)]
-    assert Run("dense", records).step_ms() == Spread(2, 2, 2)
+    records = [replace(RUNS[0].last, step_ms=step_ms) for step_ms in ([100.0, 1.0, 2.0], [3.0, 4, 5, 6, 7, 8, 9])]
+    assert Run("dense", records).step_ms() == Spread(5, 3, 7)
 
 
 def test_the_training_table_compares_with_the_first_run() -> None:
