@@ -279,7 +279,8 @@ def test_groups_are_small_where_nothing_hides_them(compressor, kind: str, megaby
 
 
 def test_groups_are_as_large_as_they_may_be():
-    slots = slots_of({name: torch.empty(size, 1 << 18, device="meta") for name, size in {"a": 1, "b": 1, "c": 2, "d": 1}.items()})
+    sizes = {"a": 1, "b": 1, "c": 2, "d": 1}
+    slots = slots_of({name: torch.empty(size, 1 << 18, device="meta") for name, size in sizes.items()})
     plan = gw.Plan((gw.Group(tuple("abcd"), TOP_K, gw.Residual(), gw.AllGather()),))
     groups = gw.groups.of(megabytes=2).regroup(plan, slots, TOP_K).groups
     assert [group.slots for group in groups] == [("a", "b"), ("c",), ("d",)]
