@@ -259,7 +259,7 @@ def test_the_default_plan_sends_small_tensors_dense_and_last():
     ("compressor", "kind", "megabytes"),
     [
         (gw.TopK(0.01), "cpu", [8, 8, 4, 2, 1]), (gw.PowerSGD(4), "cpu", [8, 8, 4, 2, 1]),
-        (gw.QSGD(), "cpu", [1, 2, 4, 4, 4, 4, 4]),
+        (gw.QSGD(), "cpu", [1, 2, 4, 4, 4, 4, 4]), (gw.Quantized(4), "cpu", [1, 2, 4, 4, 4, 4, 4]),
         (gw.TopK(0.01), "cuda", [32, 32, 16, 8]), (gw.QSGD(), "cuda", [8, 16, 20, 20, 16]),
     ],
     ids=str,
@@ -276,6 +276,23 @@ def test_groups_are_small_where_nothing_hides_them(compressor, kind: str, megaby
     even = 4 * sum(megabytes)
     assert quarters(even) == [4 * size for size in megabytes]
     assert len(quarters(even + 1)) == len(megabytes)
+
+
+def test_groups_are_as_large_as_they_may_be():
+    sizes = {"a": 1, "b": 1, "c": 2, "d": 1}
+    slots = slots_of({name: torch.empty(size, 1 << 18, device="meta") for name, size in sizes.items()})
+    plan = gw.Plan((gw.Group(tuple("abcd"), TOP_K, gw.Residual(), gw.AllGather()),))
+    groups = gw.groups.of(megabytes=2).regroup(plan, slots, TOP_K).groups
+    assert [group.slots for group in groups] == [("a", "b"), ("c",), ("d",)]
+
+
+def test_what_is_dense_leaves_something_of_the_budget():
+    slots = slots_of({name: torch.empty(size, 100) for name, size in {"a": 1, "b": 9, "c": 90}.items()})
+    top_k = gw.TopK(0.1)
+    plan = gw.Plan((gw.Group(tuple("abc"), top_k, gw.Residual(), gw.AllGather()),))
+    sparse, dense = gw.groups.partial().regroup(plan, slots, top_k).groups
+    assert (sparse.slots, dense.slots) == (("b", "c"), ("a",))
+    assert sparse.compressor.ratio == pytest.approx(900 / 9900)
 
 
 PLAN, OTHER_SHAPE = uniform(SLOTS, TOP_K), slots_of(SMALL | {"scale": torch.empty(2)})

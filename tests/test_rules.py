@@ -1,6 +1,7 @@
 """Rules by layer: what they match, the plans that they make, and what is no rule."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from gradwire.frontends.options.parameters import slots_of
 from gradwire.frontends.summary import table
 from gradwire.notation import way_of
 from gradwire.plans import SIZES, Plan, uniform
-from gradwire.rules import Rule, matches
+from gradwire.rules import Rule, joined, matches
 from gradwire.runtime.stats import Stats
 from gradwire.slots import Slot
 
@@ -128,6 +129,14 @@ def test_where_a_rule_names_only_a_memory_the_communicator_suits_the_ranks(ranks
     for given, rest in (([("*", "quantized:8+residual")], None), ([], way_of(gw.Quantized(8), gw.Residual(), None))):
         (group,) = Planner(None, None, SIZES["cpu"], lambda: ranks).by_rules(rules_of(given, rest), slots).groups
         assert (group.memory, group.communicator) == (gw.Residual(), communicator)
+
+
+def test_groups_of_several_plans_are_sent_when_they_are_complete_in_each_plans_order():
+    slots = [Slot.of(name, torch.empty(1)) for name in "abcdef"]
+    group = gw.Group((), gw.FP32(), gw.NoMemory(), gw.AllReduce())
+    plans = [["f"], ["b", "e", "d"], ["ac"]]
+    made = [Plan(tuple(replace(group, slots=tuple(names)) for names in plan)) for plan in plans]
+    assert ["".join(group.slots) for group in joined(made, slots).groups] == ["b", "ac", "e", "d", "f"]
 
 
 def test_groups_are_cut_within_each_rule():

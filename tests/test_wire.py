@@ -1,8 +1,10 @@
 """The published formulas of what a collective sends, at four and at five ranks."""
 
 import pytest
+import torch
 
 from gradwire import wire
+from gradwire.collective import Broadcast, Message, Sum
 from gradwire.wire import Wire
 
 BYTES = 1000
@@ -22,6 +24,12 @@ BYTES = 1000
 def test_a_formula_is_the_published_one(formula, four: Wire, five: Wire):
     assert (formula(BYTES, 4), formula(BYTES, 5)) == (four, five)
     assert formula(BYTES, 1).messages == 0
+
+
+def test_collectives_count_what_their_formulas_say():
+    message = Message.plain(torch.zeros(BYTES // 4))
+    assert [Sum(message).wire_bytes(ranks) for ranks in (4, 5)] == [1500, 1600]
+    assert [Broadcast(message, 0).wire_bytes(ranks) for ranks in (4, 5)] == [750, 800]
 
 
 def test_messages_and_bytes_cost_seconds():

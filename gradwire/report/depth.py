@@ -11,8 +11,9 @@ from gradwire.compressors import Compressor
 from gradwire.construct import exported, options_of
 from gradwire.lab.catalogue import CatalogueEntry
 from gradwire.memories import Memory
-from gradwire.plans import default_communicator, default_memory, sizes_follow_from_shapes
+from gradwire.plans import Group, default_communicator, default_memory, sizes_follow_from_shapes
 from gradwire.report.text_table import TextTable, figure, times
+from gradwire.schedule.sent_bytes import wire_bytes
 from gradwire.slots import Layout, Slot
 
 WORLDS = (2, 4, 8, 64)
@@ -48,7 +49,7 @@ def sent(entry: CatalogueEntry) -> TextTable | None:
 
 
 def _sent(compressor: Compressor, way: Communicator, world: int) -> str:
-    nbytes = way.wire(compressor, _MATRIX, world).wire_bytes
+    nbytes = wire_bytes(Group((), compressor, default_memory(compressor), way), _MATRIX, world)
     dense = 2 * (world - 1) * 4 * _MATRIX.numel / world
     return f"{figure(nbytes / 1e3)} ({times(dense / nbytes)})"
 

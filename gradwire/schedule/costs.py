@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,15 +119,7 @@ class ComposedCost:
 ZERO_COST = Affine()
 
 
-class Fit(NamedTuple):
-    """A line through measured points, and the median of |measured / line - 1| as its spread."""
-
-    cost: Affine
-    spread: float
-    """Of measured points about the line, relative."""
-
-
-def theil_sen(sizes: Array, values: Array) -> Fit:
+def theil_sen(sizes: Array, values: Array) -> Affine:
     """The line whose slope is the median over all pairs of points, so that up to 29 % of them may be outliers
     (Theil 1950, Sen 1968). Raises ValueError for fewer than two different sizes."""
     x, y = np.asarray(sizes, float), np.asarray(values, float)
@@ -139,8 +131,7 @@ def theil_sen(sizes: Array, values: Array) -> Fit:
     slopes = (y[second] - y[first])[differ] / (x[second] - x[first])[differ]
     slope = max(0.0, float(np.median(slopes)))
     # a cost is never negative: not by its slope, nor at size 0
-    line = Affine(max(0.0, float(np.median(y - slope * x))), slope)
-    return Fit(line, float(np.median(np.abs(y / np.maximum(line(x), 1e-12) - 1))))
+    return Affine(max(0.0, float(np.median(y - slope * x))), slope)
 
 
 def from_data(data: dict[str, Any]) -> Affine | CostTable:

@@ -237,7 +237,7 @@ def calibrated(profile: Profile, regime: Worker, plans: Sequence[Plan], seconds:
     # what a group costs beside its compressor, in the encoding
     if groups.max() - groups.min() >= FAR_APART:
         excess_s = took_s - [timeline(profile, plan, regime).step_s for plan in plans]
-        group_s = theil_sen(groups, excess_s).cost.per_unit
+        group_s = theil_sen(groups, excess_s).per_unit
         dearer = (replace(candidate, encode=candidate.encode.plus(group_s)) for candidate in profile.candidates)
         profile = replace(profile, candidates=tuple(dearer))
     # the rest around backward

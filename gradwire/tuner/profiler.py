@@ -8,6 +8,7 @@ table, such as how often to repeat, are the same on all ranks.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, islice
 from math import inf
 from pathlib import Path
 from statistics import fmean, median
@@ -31,7 +32,7 @@ from gradwire.runtime.exchanges.plan_exchanges import exchange_of
 from gradwire.runtime.job_options import Profiler
 from gradwire.runtime.trace import Trace
 from gradwire.schedule import Affine, Candidate, CostTable, Profile, SlotTime, Timeline, theil_sen
-from gradwire.schedule.sent_bytes import wire_bytes
+from gradwire.schedule.sent_bytes import STEADY, wire_bytes
 from gradwire.slots import Slot
 from gradwire.transports import Mesh
 from gradwire.tuner import rehearsal
@@ -117,37 +118,40 @@ class ReductionTimes:
 
 def measure(way: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> ReductionTimes:
     """Reduces noise as large as the slots, as often as is possible in a quarter of a second; the medians, the same on
-    all ranks. Computing takes as long as on the slowest rank; a collective as long as on the rank that came last, for
-    the others waited for it, and as among the slowest ranks that hold the same part of the model. All ranks call this
-    together."""
+    all ranks, of steps after warm-ups, and their mean over a period. Computing takes as long as on the slowest rank; a
+    collective as long as on the rank that came last, for the others waited for it, and as among the slowest ranks that
+    hold the same part of the model. All ranks call this together."""
     # a group of these slots, and noise for its gradient
     exchange = exchange_of(replace(way, slots=tuple(slot.name for slot in slots)), slots, mesh, device)
     layout = exchange.stored.layout
     generator = torch.Generator(device).manual_seed(mesh.rank)
     noise = torch.randn(layout.numel, generator=generator, dtype=torch.float32, device=device).to(slots[0].dtype)
-    # once, to know how often fits
-    first_s = slowest([sum(_reduce(exchange, noise, mesh, device))], mesh, device)[0]
+    # a period once, to know how often fits
+    period, steps = min(way.compressor.period, MOST_REPEATS), count(STEADY)
+    first = [sum(_reduce(exchange, noise, mesh, device, step)) for step in islice(steps, period)]
+    first_s = slowest([sum(first)], mesh, device)[0]
     repeats = min(MOST_REPEATS, max(1, int(BUDGET_S / first_s)))
-    mine = [second for _ in range(repeats) for second in _reduce(exchange, noise, mesh, device)]
+    timed = islice(steps, repeats * period)
+    mine = [second for step in timed for second in _reduce(exchange, noise, mesh, device, step)]
     if not exchange.compresses:
         # another rank of the host sends
-        mine[_WIRE::4] = [inf] * repeats
+        mine[_WIRE::4] = [inf] * repeats * period
     # compute counts by the slowest rank, a collective by the one that came last
-    table = _table(mine, mesh, device).reshape(mesh.ranks, repeats, 4)
-    encode_s, decode_s = table[..., :_WIRE].amax(0).quantile(0.5, dim=0).tolist()
-    wire_s, host_s = table[mesh.same_parts, ..., _WIRE:].amin(1).amax(0).quantile(0.5, dim=0).tolist()
+    table = _table(mine, mesh, device).reshape(mesh.ranks, repeats, period, 4)
+    encode_s, decode_s = table[..., :_WIRE].amax(0).quantile(0.5, dim=0).mean(0).tolist()
+    wire_s, host_s = table[mesh.same_parts, ..., _WIRE:].amin(1).amax(0).quantile(0.5, dim=0).mean(0).tolist()
     return ReductionTimes(layout.numel, wire_bytes(way, layout, mesh.replica.world), encode_s, wire_s, decode_s, host_s)
 
 
 def _reduce(
-    exchange: GroupExchange, noise: Tensor, mesh: Mesh, device: torch.device
+    exchange: GroupExchange, noise: Tensor, mesh: Mesh, device: torch.device, step: int
 ) -> tuple[float, float, float, float]:
     """Seconds of encoding, of decoding, on the wire, and inside the host."""
     wire_s = host_s = encode_s = decode_s = 0.0
     # gradients of noise, and the exchange as in a step
     gradients = Gradients.of_vector(exchange.stored.layout, noise.clone())
     now = _now(device)
-    for op in exchange.run(GroupInput(gradients), step=0):
+    for op in exchange.run(GroupInput(gradients), step):
         started = ended = _now(device)
         if op is not None:
             mesh.run(op)
@@ -276,6 +280,6 @@ def _line(points: Sequence[tuple[float, float]]) -> Affine:
     """Through measured (bytes, seconds); through the origin where all sent the same number of bytes."""
     sizes, seconds = torch.tensor(points, dtype=torch.float64, device="cpu").T
     if sizes.unique().numel() > 1:
-        return theil_sen(sizes.numpy(), seconds.numpy()).cost
+        return theil_sen(sizes.numpy(), seconds.numpy())
     nbytes, longest_s = float(sizes[0]), float(seconds.max())
     return Affine(per_unit=longest_s / nbytes) if nbytes else Affine(longest_s)

@@ -236,7 +236,10 @@ def test_one_compressor_in_depth(capsys: pytest.CaptureFixture[str]) -> None:
     assert "https://arxiv.org/abs/1704.05021" in out
     assert "ratio=0.01" in out
     assert "residual; accepts dgcmemory, nomemory" in out
+    assert "residual: 8 bytes for each number of the gradient" in " ".join(out.split())
     assert "53.2 (78.9×)" in out  # 10,485 of 1024 x 1024 elements: 4 bytes and 8.56 bits each, one payload
+    assert main(["list", "Interleaved"]) == 0
+    assert "57.3 (73.2×)" in capsys.readouterr().out  # the mean of TopK's 53.2 and AllDimensionTopK's 61.4
 
 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

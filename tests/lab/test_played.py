@@ -129,8 +129,9 @@ OTHERS: dict[str, Any] = {"different": True, "jitter": 0.05, "slow_rank": 1.2}
 
 def test_a_cluster_is_played_from_python() -> None:
     there: dict[str, Any] = {"play": "4@10gbit", "gpus_per_host": 2, "inside": "8gbit", "latency_us": 20.0}
-    timings = gw.bench(make, [gw.TopK(0.1), "localsteps:2"], **there, **OTHERS, steps=1, repeats=1)
-    assert [timing.configuration for timing in timings] == ["nocomm", "topk:ratio=0.1", "localsteps:2"]
+    timings = gw.bench(make, [gw.ACPSGD(2), "localsteps:2"], **there, **OTHERS, steps=1, repeats=1)
+    assert [timing.configuration for timing in timings] == ["nocomm", "acpsgd:rank=2", "localsteps:2"]
+    assert [timing.steps for timing in timings] == [1, 2, 2]  # ACP-SGD sends P and Q in turn
     assert timings[1].totals.wire_bytes > timings[0].totals.wire_bytes == 0
 
 
@@ -348,6 +349,11 @@ def test_a_curve_by_hand() -> None:
     busy_s = 2 * 2 * 7 / 8 * 1e7 / GBIT
     assert DENSE.at(8, 0.0, GBIT) == pytest.approx(0.14 + busy_s - 0.1)  # beyond the last point
     assert DENSE.at(8, 0.0, 4 * GBIT) == pytest.approx(0.1 + 0.04 / 0.05 * (busy_s / 4 - 0.05))
+    # a ring of two ranks of each host
+    pairs = replace(DENSE, carried=(replace(DENSE.carried[0], per_host=2),))
+    assert pairs.at(4, 0.0, GBIT) == pytest.approx(0.14 + busy_s - 0.1)
+    # no step is shorter for longer messages
+    assert replace(DENSE, step_s=(0.2, 0.1, 0.1)).at(8, 0.0, 4 * GBIT) == pytest.approx(0.2)
     # an all-gather: 31 payloads of others, and 32 in place of 8 are decoded
     assert SPARSE.at(32, 1e-4, GBIT) == pytest.approx(0.12 + 0.02 * 3, abs=0.03)
     assert StepCurve.from_line(json.loads(json.dumps(DENSE.to_line()))) == DENSE
@@ -529,6 +535,6 @@ def test_bytes_of_hosts_of_several_gpus_are_those_of_a_host() -> None:
 def test_a_training_costs_hours_or_money() -> None:
     timings = summarize([TimedSteps(name, 0, [ms], NOTHING) for name, ms in (("nocomm", 36.0), ("dense", 72.0))])
     for price, heading, cells in ((None, "hours", ["1.00", "2.00"]), (2.5, "cost", ["160", "320"])):
-        table = played_report.steps(timings, Cluster(64, GBIT), TrainingCost(100_000, price))
+        table = played_report.steps(timings, Cluster(64, GBIT, 8), TrainingCost(100_000, price))
         assert table.columns[-1] == f"{heading} of 100,000 steps"
         assert [row[-1] for row in table.rows] == cells

@@ -143,6 +143,8 @@ def test_the_command_of_a_row_is_that_row() -> None:
         "gradwire bench acpsgd:4@25mb --model bert-base --hosts 4 --link 1gbit --layers 2 --batch 3 --size 16"
         " --steps 2 --repeats 1 --seed 0 --device cpu"
     )
+    sharded = Setup(model="lstm", ranks=8, shard=2).command("bf16", TIMING_OPTIONS)
+    assert "--hosts 4 --link loopback --shard 2" in sharded
     spec = setup.spec(["acpsgd:4@25mb"], TIMING_OPTIONS)
     assert spec.configurations == ["nocomm", "acpsgd:4@25mb"]
     assert (spec.task, spec.options) == ("published", ["model=bert-base", "layers=2", "batch=3", "size=16"])

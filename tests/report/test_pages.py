@@ -155,6 +155,7 @@ def ended(dense: float, other: float) -> list[Run]:
 VERDICTS = [
     (RUNS, "accuracy", "topk:0.01+residual: 4.00× faster than dense, held-out accuracy +0.0 points."),
     (RUNS, "loss", "topk:0.01+residual: 4.00× faster than dense, held-out loss +0.0 %."),
+    ([*RUNS, made_up("dgc", 1, 1e6)], "loss", "dgc: 8.00× faster than dense, held-out loss +0.0 %."),
     (RUNS[:1], "loss", "dense reached held-out loss 1.500."),
     (ended(0.00021, 0.0)[:1], "loss", "dense reached held-out loss 0.000210."),
     (RUNS[::-1], "loss", "None of 1 was faster than topk:0.01+residual."),
@@ -176,6 +177,7 @@ VERDICTS = [
     ),
     (ended(0.0, 0.0), "loss", "topk: 4.00× faster than dense, held-out loss from 0 to 0."),
     (ended(0.0, -1.0), "loss", "topk: 4.00× faster than dense, held-out loss from 0 to -1.00."),
+    (ended(-2.0, -1.99), "loss", "topk: 4.00× faster than dense, held-out loss +0.5 %."),
     (ended(-2.0, -2.5), "loss", "topk: 4.00× faster than dense, held-out loss -25.0 %."),
 ]
 

@@ -13,6 +13,7 @@ from gradwire.cli import main
 from gradwire.lab.jobs.bench_job import TimedSteps
 from gradwire.lab.results import TRAINING_LOSS, Record, Run, Spread, Totals, append, read_lines
 from gradwire.report import (
+    check_report,
     decisions,
     pictures,
     report_files,
@@ -23,6 +24,7 @@ from gradwire.report import (
 )
 from gradwire.report.text_table import TextTable, figure
 from gradwire.report.timing import summarize
+from gradwire.report.training_cost import TrainingCost
 from gradwire.report.training_suite_report import TrainedTask
 
 FACTS = {"task": "lm", "place": "2 ranks <over> loopback", "options": {"width": "8"}, "link": None}
@@ -96,6 +98,11 @@ def test_spread_is_median_and_quartiles() -> None:
     assert Spread.of([7]) == Spread(7, 7, 7)
 
 
+def test_the_first_tenth_of_a_runs_steps_is_no_part_of_their_spread() -> None:
+    records = [replace(RUNS[0].last, step_ms=step_ms) for step_ms in ([100.0, 1.0, 2.0], [3.0, 4, 5, 6, 7, 8, 9])]
+    assert Run("dense", records).step_ms() == Spread(5, 3, 7)
+
+
 def test_the_training_table_compares_with_the_first_run() -> None:
     table = text_table.training(RUNS, "loss")
     row = dict(zip(table.columns, table.rows[1], strict=True))
@@ -106,6 +113,21 @@ def test_the_training_table_compares_with_the_first_run() -> None:
     assert row["fewer bytes"] == "4.00×"
     assert row["speed-up"] == "4.00"
     assert "MB at the interface" not in row
+
+
+def test_a_prediction_is_compared_with_what_was_played() -> None:
+    checked = [check_report.Checked("dense", 10.0, 12.5), check_report.Checked("topk", 10.0, 9.0)]
+    assert check_report.table(checked, 8, TrainingCost(3_600)).rows[0] == ["dense", "10.0", "12.5", "1.25×", "0.0125"]
+    assert check_report.verdict(checked) == "Played steps take 0.900× to 1.25× of the predicted time."
+
+
+def test_pictures_have_megabytes_of_the_run_and_of_a_step() -> None:
+    lines = pictures.curves(RUNS, "loss", "").axes[2].lines
+    assert [list(line.get_xdata()) for line in lines] == [[1, 2, 3, 4], [0.25, 0.5, 0.75, 1]]
+    time, size = pictures.costs(RUNS).axes
+    assert [text.get_text() for text in size.texts] == ["1.00", "0.250"]
+    (bars,) = (each for each in time.containers if hasattr(each, "has_xerr"))
+    assert [part[:, 0].tolist() for part in bars[2][0].get_segments()] == [[17.5, 32.5]] * 2
 
 
 def test_the_report_is_complete_by_itself(tmp_path: Path) -> None:
@@ -156,6 +178,8 @@ def test_losses_of_single_batches_are_smoothed_and_shown_pale_behind() -> None:
     smooth, pale = panel.lines
     assert max(abs(smooth.get_ydata()[1:] - smooth.get_ydata()[:-1])) < 2.1
     assert list(pale.get_ydata()) == losses
+    pictures.draw_smoothed(panel, range(120), range(120), color="red")
+    assert panel.lines[2].get_ydata()[60] == 60  # no earlier, and no later
     held_out = [replace(record, held_out={"loss": record.held_out[TRAINING_LOSS]}) for record in records]
     assert len(pictures.curves([Run("topk", held_out)], "loss", "").axes[0].lines) == 1
 
@@ -229,7 +253,9 @@ def test_timings_are_pooled_over_repeats() -> None:
     assert bf16.times_nocomm == pytest.approx(20.5 / 10.5)
     assert bf16.to_json()["per_step"]["wire_bytes"] == 1e6
     assert bf16.to_json()["per_step"]["interface_bytes"] is None
-    assert [row[0] for row in text_table.timings([nocomm, bf16]).rows] == ["nocomm", "bf16"]
+    rows = text_table.timings([nocomm, bf16]).rows
+    assert [row[0] for row in rows] == ["nocomm", "bf16"]
+    assert rows[1][4:] == ["50.0", "100", "150", "200", "1000", "2.00×"]
 
 
 @pytest.mark.parametrize("factor", [None, 10.0], ids=["words alone", "windows"])
@@ -245,3 +271,6 @@ def test_a_controllers_decisions_are_drawn_and_told(tmp_path: Path, factor: floa
     figures = [name for name, value in told.items() if value is not None]
     assert decisions.table(run).columns == ["step", *figures, "decision"]
     assert ("Throughput:" in decisions.note(run)) == bool(figures)
+    # the first window's figure, from the beginning
+    windows = [panel.lines[0] for panel in decisions.draw([RUNS[0], run]).axes[1:]]
+    assert [list(line.get_xdata()) for line in windows] == [[0, 2]] * len(figures)

@@ -164,6 +164,20 @@ def test_an_encoder_that_stops_backward_is_exposed():
     assert (shares.compute_s, shares.codec_exposed_s, shares.idle_s) == (2, 2, 0)
 
 
+@pytest.mark.parametrize(
+    ("after", "pace"),
+    [("wire", "The wire:"), ("decode", "Encoding and decoding:"), ("wait", "Neither"), ("optimizer", "Compute:")],
+)
+def test_what_follows_compute_sets_the_pace_however_long_something_else_is_hidden(after: str, pace: str):
+    hidden = [Span(lane, 0, 1, "a", 0, 0) for lane in ("backward", "encode")]
+    sent = [Span("wire", 0, 1, "a", 0, 0, 11_500), Span("wire", 0.2, 0.4, "b", 1, 0, 500)]
+    step = Timeline((*hidden, *sent, Span(after, 1, 1.5, "b", 1, 0)))
+    words = dict(explain.explain(PLAN, step, {}).rows)
+    assert words["what sets the pace"].startswith(pace)
+    assert "1000 ms (" in words["communication"]
+    assert words["communication"].endswith(" 12.0 kB sent by each rank.")
+
+
 def test_words_say_what_the_figures_are():
     words = dict(TABLES[0][0].rows)
     assert words["step"] == (
@@ -306,3 +320,15 @@ def test_where_nothing_clearly_beats_ddp_by_itself_the_report_says_to_leave_it_a
         f"1 group of FP32() by AllReduce() took {compared} progress per second."
     ]
     assert [*plan_report.both(planned)] == ["predicted, dense by a hook", "measured, dense by a hook"]
+
+
+def test_the_verdict_of_a_plan_is_its_progress():
+    way = gw.Group((), gw.TopK(0.01), gw.Residual(), gw.AllGather())
+    candidates = (Candidate(way, Affine(), Affine(), 0.8),)
+    slots = tuple(SlotTime(name, (64, 64), 0.01) for name in NAMES)
+    profile = Profile(slots, 0.01, 0.0, candidates, over_link(candidates, 2, 1e-4, 1e9), 2, objective="step")
+    plan = gw.Plan((replace(way, slots=NAMES),))
+    planned = Planned(plan, plan, profile, {plan: Tried(0.06, 1.0)}, 2.5, PREDICTED, [])
+    assert plan_report.verdict(planned) == (
+        f"A step takes 60.0 ms with {plan.describe()}, with an efficiency of 0.800: 2.00× the progress of dense steps."
+    )

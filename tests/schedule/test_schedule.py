@@ -162,9 +162,8 @@ def test_the_line_through_points_survives_outliers():
     x = np.linspace(1, 100, 40)
     y = 3 + 0.5 * x
     y[::5] *= 10
-    cost, spread = theil_sen(x, y)
+    cost = theil_sen(x, y)
     assert cost.per_unit == pytest.approx(0.5)
     assert cost.fixed == pytest.approx(3)
-    assert spread < 1e-9
     with pytest.raises(ValueError, match="two different sizes"):
         theil_sen(np.ones(3), np.ones(3))

@@ -15,7 +15,7 @@ import gradwire as gw
 from gradwire.controllers.requests import ProfileRequest
 from gradwire.plans import uniform
 from gradwire.schedule import Profile
-from gradwire.schedule.sent_bytes import wire_bytes
+from gradwire.schedule.sent_bytes import STEADY, wire_bytes
 from gradwire.slots import Layout, Slot
 from gradwire.tuner import profiler
 from gradwire.tuner.profiler import ComputeTimes, profiler_for
@@ -88,6 +88,23 @@ def test_a_measurement_leaves_torchs_random_numbers_to_the_training():
     for way in WAYS:
         raising(together(2, lambda rank, way=way: profiler.measure(way, slots, meshes[rank], CPU)))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("compressor", [gw.ACPSGD(2, start_step=1000), gw.Interleaved(), gw.FP32()])
+def test_seconds_are_the_mean_over_a_period_once_warm_ups_are_over(
+    monkeypatch: pytest.MonkeyPatch, compressor: gw.Compressor
+):
+    """They were those of step 0 alone: of ACP-SGD's dense steps before `start_step`, of one of two interleaved."""
+
+    def reduce(exchange: Any, noise: Any, mesh: Any, device: Any, step: int) -> tuple[float, ...]:
+        assert step >= STEADY
+        return 1.0 + step % compressor.period, 4.0, 8.0 + step % compressor.period, 0.0
+
+    monkeypatch.setattr(profiler, "_reduce", reduce)
+    way = gw.Group((), compressor, gw.Residual(), gw.AllReduce() if compressor.summable else gw.AllGather())
+    times = profiler.measure(way, [Slot.of("w", torch.empty(8, 8))], gw.Mesh.of(gw.Threads.group(1)[0]), CPU)
+    more_s = (compressor.period - 1) / 2
+    assert (times.encode_s, times.decode_s, times.wire_s) == (1.0 + more_s, 4.0, 8.0 + more_s)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -215,6 +215,8 @@ def test_what_loses_too_much_is_not_even_tried():
     assert kept[None] == kept[0.2] == {gw.FP32, gw.Quantized, gw.TopK}
     assert kept[0.01] == {gw.FP32, gw.Quantized}
     assert kept[0.0] == {gw.FP32}
+    ruled = replace(job, candidates=tuple(replace(c, way=replace(c.way, rule="*")) for c in job.candidates[1:]))
+    assert compressors_of(allowed(ruled, 0.001)) == {gw.Quantized}  # a rule's best
     within = allowed(job, 0.01)
     found = search_progress(within.problem(), Worker())
     for plan in shortlist(within, found, Worker(), 10.0):

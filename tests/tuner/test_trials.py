@@ -11,6 +11,7 @@ import gradwire as gw
 from benchmarks.scheduler.noisy_choices import NOISES, SLOWER, Machine, PlayedJob, chosen_by_pairs, shuffled
 from gradwire.controllers import Observation, StepView
 from gradwire.plans import NATIVE, uniform
+from gradwire.schedule import Solution
 from gradwire.tuner import CHOOSING_STEPS, messages
 from gradwire.tuner import trials as trials_module
 from gradwire.tuner.phases import BEFORE_TRIALS, TIMED, WARM
@@ -55,6 +56,10 @@ def test_who_is_far_behind_drops_out_and_two_go_on_until_one_is_clearly_better()
     assert turns(trials) == [5, 5, 4, 1, 2]
     assert (trials.choice, trials.ratio(1, 0).pairs) == (1, 5)
     assert trials.steps > 0
+
+
+def test_what_the_search_proved_is_a_share():
+    assert messages.proved(Solution((), 1.0, 1.025)).endswith("is more than 2.5 % faster than the one searched")
 
 
 def test_a_round_for_which_just_enough_steps_are_left_is_taken():
@@ -139,6 +144,9 @@ def test_dense_stays_where_no_plan_is_clearly_better():
     run(hardly, (0.1, 0.098).__getitem__)
     assert hardly.choice == 0
     assert turns(hardly) == [5, 5]
+    # it is in force when the two meet again, though the other one ran last
+    hardly.go_on(LOOK_STEPS)
+    assert hardly.before == 0
 
 
 def test_without_dense_the_faster_of_the_last_two_wins():

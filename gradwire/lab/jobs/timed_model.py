@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from math import ceil, inf
+from math import ceil, inf, lcm
 from statistics import median
 from typing import Any
 
@@ -47,9 +47,8 @@ class TimedModel:
 
     def time(self, steps: int, warm_up: int = WARM_UP_STEPS) -> tuple[list[float], Totals]:
         """Milliseconds of each of the steps, after others that warm up, and all ranks' mean bytes and seconds."""
-        replica, every = self._replica, self._replica.every
-        # whole rounds of local steps
-        warm_up, steps = (ceil(count / every) * every for count in (warm_up, steps))
+        replica, whole = self._replica, self._whole
+        warm_up, steps = (ceil(count / whole) * whole for count in (warm_up, steps))
         step_ms: list[float] = []
         before = replica.totals(self._taken)
         for number in range(-warm_up, steps):
@@ -62,7 +61,7 @@ class TimedModel:
             self._step()
             step_ms.append(1e3 * (time.perf_counter() - start))
         totals = replica.peers.mean_of(replica.totals(self._taken) - before)
-        return over_rounds(step_ms[warm_up:], every), totals
+        return over_rounds(step_ms[warm_up:], replica.every), totals
 
     def curve(
         self, played: PlayedCluster, within_s: float, tell: Callable[[float, float], None] = lambda done, s: None
@@ -95,6 +94,13 @@ class TimedModel:
         groups = self._replica.plan.groups if self._replica.plan else ()
         elsewhere = all(type(group.communicator).__module__.partition(".")[0] == "gradwire" for group in groups)
         return StepCurve((*points,), (*points.values(),), carried, played.hosts, totals.decode_s / steps, elsewhere)
+
+    @property
+    def _whole(self) -> int:
+        """The steps of a round of local steps, and of a period of compressors whose steps differ, if it is short."""
+        groups = self._replica.plan.groups if self._replica.plan else ()
+        periods = (group.compressor.period for group in groups)
+        return self._replica.every * lcm(*(period for period in periods if period <= CURVE_STEPS))
 
     def timeline(self) -> Timeline | None:
         """The spans of one more step; None where Gradwire does not reduce every step."""
