@@ -43,8 +43,9 @@ def bench(model: dict[str, Any], compared: Compared, timed: TimingOptions, json_
         cluster, spec = setup.cluster(timed.device), setup.spec(named, timed)
     with runner(cluster) as ranks:
         # on the host where it is written, before anything is measured
-        if json_file and leads():
-            _check_can_be_written(json_file)
+        with ranks.led():
+            if json_file and leads():
+                _check_can_be_written(json_file)
         time_turns(spec, ranks, partial(_show_setup, setup, cluster, timed, json_file))
 
 
