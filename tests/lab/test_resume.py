@@ -291,7 +291,11 @@ def test_all_ranks_end_where_the_one_that_leads_refuses_a_folder(tmp_path: Path,
     script = ["-c", "import sys; from gradwire.cli import main; sys.exit(main(sys.argv[1:]))"]
     with alone_in(tmp_path):
         first, other = ended_ranks([*script, "train", *task, refused, folder], 2)
-    reason = f"another process trains in {tmp_path}" if refused == "--resume" else f"{folder} is no folder: name one for --out"
+    reason = (
+        f"another process trains in {tmp_path}"
+        if refused == "--resume"
+        else f"{folder} is no folder: name one for --out"
+    )
     assert (first.code, other.code) == (1, 1)
     assert reason in first.err.splitlines()[-1]
     assert other.err == ""
