@@ -2,12 +2,13 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import ceil
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -43,8 +44,9 @@ def bench(model: dict[str, Any], compared: Compared, timed: TimingOptions, json_
         cluster, spec = setup.cluster(timed.device), setup.spec(named, timed)
     with runner(cluster) as ranks:
         # on the host where it is written, before anything is measured
-        if json_file and leads():
-            _check_can_be_written(json_file)
+        with ranks.led():
+            if json_file and leads():
+                _check_can_be_written(json_file)
         time_turns(spec, ranks, partial(_show_setup, setup, cluster, timed, json_file))
 
 
@@ -204,6 +206,7 @@ def time_turns(
     """Times the configurations; on the process that leads, `keep` gets the samples, and words for headings where those
     are what there was before a failure."""
     samples: list[TimedSteps] = []
+    ended: list[float] = []
     try:
         with TemporaryDirectory() as folder, progress_bars() as progress:
             # ranks time; the process that leads follows their lines
@@ -220,7 +223,10 @@ def time_turns(
                         bar, completed=done + line[OF_TURN], note=spec.configurations[done % len(spec.configurations)]
                     )
                 samples.append(TimedSteps.from_line(line))
-                progress.update(bar, completed=done + 1, note=samples[-1].configuration)
+                ended.append(progress.get_time())
+                left_s = seconds_left([end - start for start, end in pairwise(ended)], spec)
+                ends = left_s and ended[-1] + left_s
+                progress.update(bar, completed=done + 1, note=samples[-1].configuration, ends=ends)
 
             ranks.run(time_steps, spec, Path(folder, "samples.jsonl"), follow)
     except BaseException:
@@ -230,6 +236,16 @@ def time_turns(
         raise
     if samples:
         keep(samples, "")
+
+
+def seconds_left(took: Sequence[float], spec: BenchSpec) -> float | None:
+    """About how many seconds are left, by those that the second turn and the later ones `took`: a turn takes as long
+    as its configuration's last one, or as the mean where that has none. None where none is done."""
+    if not took:
+        return None
+    names = len(spec.configurations)
+    last = {turn % names: seconds for turn, seconds in enumerate(took, 1)}
+    return sum(last.get(turn % names, fmean(took)) for turn in range(len(took) + 1, spec.repeats * names))
 
 
 def headed(*words: str) -> str:

@@ -4,10 +4,20 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 from gradwire.cli.run_setup import leads
 from gradwire.report import terminal
@@ -41,6 +51,16 @@ def console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=None if measured else _WIDTH_IN_FILES)
 
 
+class _TimeLeft(TimeRemainingColumn):
+    """The time until the second `ends` of a task that has one: its turns are not equally long."""
+
+    def render(self, task: Task) -> Text:
+        if not (ends := task.fields.get("ends")):
+            return super().render(task)
+        left = timedelta(seconds=max(0, int(ends - task.get_time())))
+        return Text(str(left), style="progress.remaining")
+
+
 def progress_bars() -> Progress:
     """Progress bars on standard error, each with a note, of the process that leads: others would wipe them away."""
     return Progress(
@@ -50,7 +70,7 @@ def progress_bars() -> Progress:
         TextColumn("{task.fields[note]}", markup=False),
         TimeElapsedColumn(),
         TextColumn("left"),
-        TimeRemainingColumn(),
+        _TimeLeft(),
         console=console(stderr=True),
         speed_estimate_period=3600,  # of turns that take minutes too
         disable=not leads(),

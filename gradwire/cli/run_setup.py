@@ -51,6 +51,8 @@ def run_folder(out: Path, name: str) -> Path:
     folder, number = out / stem, 1
     if not leads():
         return folder
+    if out.exists() and not out.is_dir():
+        raise OSError(f"{out} is no folder: name one for --out")
     # the first free name
     out.mkdir(parents=True, exist_ok=True)
     while True:

@@ -61,7 +61,7 @@ def find_plan(
         spec.check(gpus)
     # ranks measure; the process that leads writes and shows
     with runner(cluster) as ranks:
-        home = run_folder(out, f"plan-{spec.task}")
+        home = ranks.agreed(lambda: run_folder(out, f"plan-{spec.task}"))
         with writing_to(home):
             if planned := _plan(spec, ranks, home):
                 where = f"{played} on {this_machines(device)}" if played else cluster

@@ -1,7 +1,7 @@
 """`gradwire train` and `gradwire demo`: configurations on one task, and suites of them."""
 
 from collections.abc import Sequence
-from contextlib import chdir, nullcontext
+from contextlib import ExitStack, chdir
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ def resume(folder: Path, wanted: Wanted, others: Sequence[Any]) -> None:
 def compare(comparison: Comparison, cluster: LabCluster, out: Path) -> None:
     """Trains all configurations; writes and prints the results."""
     with runner(cluster) as ranks:
-        folder = ranks.agreed(run_folder(out, comparison.task))
+        folder = ranks.agreed(lambda: run_folder(out, comparison.task))
         with writing_to(folder):
             compare_in(folder, comparison, cluster, ranks)
 
@@ -95,7 +95,7 @@ def compare(comparison: Comparison, cluster: LabCluster, out: Path) -> None:
 def _compare_all(name: str, comparisons: list[Comparison], cluster: LabCluster, out: Path) -> None:
     """Trains task after task, each with a folder in the suite's; results are written after each."""
     with runner(cluster) as ranks:
-        folder = ranks.agreed(run_folder(out, name))
+        folder = ranks.agreed(lambda: run_folder(out, name))
         with writing_to(folder):
             _compare_in(folder, name, comparisons, cluster, ranks)
 
@@ -120,15 +120,16 @@ def compare_in(folder: Path, comparison: Comparison, cluster: LabCluster, ranks:
     """Trains the comparison's configurations; returns the runs on the process that leads. Where one fails, those before
     it are written all the same."""
     runs: list[Run] = []
-    alone = nullcontext()
-    # what --resume needs
-    if leads() and comparison.checkpoint_every:
-        folder.mkdir(parents=True, exist_ok=True)
-        keep(folder, comparison, cluster)
-        alone = alone_in(folder)
     try:
-        # one configuration after another, on the same ranks
-        with alone, progress_bars() as progress:
+        with ExitStack() as held:
+            # what --resume needs
+            with ranks.led():
+                if leads() and comparison.checkpoint_every:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    keep(folder, comparison, cluster)
+                    held.enter_context(alone_in(folder))
+            # one configuration after another, on the same ranks
+            progress = held.enter_context(progress_bars())
             for configuration, spec in comparison.specs(folder):
                 run = _train(configuration, spec, comparison.course.steps, ranks, progress)
                 if leads():
@@ -148,13 +149,15 @@ def _report(comparison: Comparison, cluster: LabCluster, folder: Path, runs: lis
 
 def _train(configuration: Configuration, spec: TrainSpec, steps: int, ranks: Runner, progress: Progress) -> Run:
     run, home = Run(configuration.text), Path(spec.home)
-    # other ranks follow nothing
+    # after a resume the metrics that were kept come first
+    with ranks.led():
+        if leads():
+            home.mkdir(parents=True, exist_ok=True)
+            run.records += records_kept(home)
+    # other ranks follow nothing; the process that leads writes metrics, and shows the loss
     if not leads():
         ranks.run(train_rank, spec, home, lambda line: None)
         return run
-    # the process that leads writes metrics, and shows the loss; after a resume those that were kept come first
-    home.mkdir(parents=True, exist_ok=True)
-    run.records += records_kept(home)
     bar = progress.add_task(run.configuration, total=steps, note="starting")
     with Scalars(home, run.last.step if run.records else 0) as scalars:
 

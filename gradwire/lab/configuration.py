@@ -91,14 +91,13 @@ class Configuration:
         return self.local.inner_steps if self.local else 1
 
     @property
-    def first_round(self) -> int:
-        """The number of the step after which the first round's mean is in the parameters: a round's steps and the
-        delay; 1 without local steps."""
-        return self.every + (self.local.delay if self.local else 0)
+    def delay(self) -> int:
+        """The steps that the mean of a round comes after it; 0 without local steps."""
+        return self.local.delay if self.local else 0
 
-    def ends_round(self, step: int) -> bool:
-        """Whether a round's mean is in the parameters since this step; without local steps always."""
-        return step >= self.first_round and (step - self.first_round) % self.every == 0
+    def has_mean(self, step: int) -> bool:
+        """Whether the mean of a round comes to the parameters with this step; of every step without local ones."""
+        return step > self.delay and (step - self.delay) % self.every == 0
 
     @property
     def slug(self) -> str:

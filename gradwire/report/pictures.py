@@ -1,4 +1,5 @@
-"""Pictures of training runs, in colours that colour-blind readers can tell apart (Okabe and Ito 2008)."""
+"""Pictures of training runs, in colours that colour-blind readers can tell apart, with a contrast of 3 or more on
+white, and on the dark paper of a page, which inverts them."""
 
 from collections.abc import Callable, Sequence
 from math import isfinite
@@ -15,7 +16,7 @@ from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from gradwire.lab.results import TRAINING_LOSS, Record, Run, Spread, shown
 from gradwire.report.text_table import diverged, figure
 
-COLOURS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+COLOURS = ("#000000", "#0544A7", "#C98303", "#248056", "#A385A5", "#3E97E8", "#9F2301")
 NARROW = 4.4
 """Inches across, for a phone: letters stay readable."""
 _MARKERS = "osD^vPX"

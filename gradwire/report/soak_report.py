@@ -29,7 +29,8 @@ _SHOWN = "Seconds until all ranks went on against when the fault came, a colour 
 def verdict(came: Soaked) -> str:
     """The outcome in a sentence."""
     held = "every law held" if not came.broken else f"{len(came.broken)} times a law did not hold"
-    return f"{len(came.faults)} faults in {came.seconds / 60:.1f} minutes and {came.steps} steps: {held}."
+    faults = "1 fault" if len(came.faults) == 1 else f"{len(came.faults)} faults"
+    return f"{faults} in {came.seconds / 60:.1f} minutes and {came.steps} steps: {held}."
 
 
 def table(came: Soaked) -> TextTable:

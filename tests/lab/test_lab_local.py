@@ -64,33 +64,30 @@ def test_a_training_ends_with_a_round() -> None:
         Comparison(configurations=parse_all(texts), task="digits", options=["width=4"], ranks=2, recipe=recipe)
 
     trained(40, "dense", "localsteps:20+quantized:4", "localsteps:8")
-    trained(65, "localsteps:30,delay=5", "dense")
+    trained(60, "localsteps:30,delay=5", "localsteps:30", "dense")
     for steps, text, right in (
         (39, "localsteps:20+quantized:4", 40), (41, "localsteps:20", 60), (300, "localsteps", 500),
-        (30, "localsteps:30,delay=5", 35), (60, "localsteps:30,delay=5", 65),
+        (65, "localsteps:30,delay=5", 90),
     ):  # fmt: skip
         message = f"after {steps} steps the last round of {text} is not over: give --steps {right}"
         with pytest.raises(ValueError, match=re.escape(message)):
             trained(steps, "dense", text)
     with pytest.raises(ValueError, match="give --steps 120"):
-        trained(100, "localsteps:40", "localsteps:30")
-    with pytest.raises(ValueError, match="give --steps 93"):
-        trained(40, "localsteps:30,delay=3", "localsteps:40,delay=13", "localsteps:10,delay=3")
-    with pytest.raises(
-        ValueError, match="rounds of localsteps:30 and of localsteps:20,delay=5 never end at the same step"
-    ):
-        trained(60, "localsteps:20,delay=5", "localsteps:30")
+        trained(100, "localsteps:40", "localsteps:30,delay=5")
 
 
-def test_local_steps_are_evaluated_where_a_round_ends(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Between, replicas share what they shared when the last one ended."""
-    texts = ["dense", "localsteps:8,delay=2"]
-    assert main(["train", *texts, "--task", "digits", "--set", "width=4", "--steps", "18", "--out", str(tmp_path)]) == 0
+def test_local_steps_are_evaluated_where_a_mean_has_come(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Between, replicas share what they shared before; a mean that is late in the end is waited for."""
+    texts = ["dense", "localsteps:8,delay=2", "localsteps:16", "localsteps:16,delay=5"]
+    assert main(["train", *texts, "--task", "digits", "--set", "width=4", "--steps", "16", "--out", str(tmp_path)]) == 0
     (folder,) = tmp_path.iterdir()
-    names = ("dense", "localsteps-8-delay=2")
-    dense, local = ([line["step"] for line in records(folder, name) if line["held_out"]] for name in names)
-    assert dense == list(range(2, 19, 2))
-    assert local == [10, 18]
+    names = ("dense", "localsteps-8-delay=2", "localsteps-16", "localsteps-16-delay=5")
+    dense, local, prompt, late = ([line for line in records(folder, name) if line["held_out"]] for name in names)
+    assert [line["step"] for line in dense] == list(range(2, 17, 2))
+    assert [line["step"] for line in local] == [10, 16]
+    assert [line["step"] for line in late] == [16]
+    assert late[-1]["replicas"] == prompt[-1]["replicas"]
+    assert late[-1]["wire_bytes"] == prompt[-1]["wire_bytes"]
     assert "no outer step yet" not in capfd.readouterr().err
 
 

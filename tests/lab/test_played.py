@@ -16,9 +16,10 @@ from matplotlib.figure import Figure
 
 import gradwire as gw
 from gradwire.cli import main, scheduler_commands
+from gradwire.cli.bench_command import seconds_left
 from gradwire.lab.built_in_profiles import profile as published
 from gradwire.lab.curve import Carried, StepCurve
-from gradwire.lab.jobs.bench_job import OF_TURN, TimedSteps
+from gradwire.lab.jobs.bench_job import OF_TURN, BenchSpec, TimedSteps
 from gradwire.lab.jobs.timed_model import curve_s
 from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.lab.launch.runner import _Launcher
@@ -478,6 +479,16 @@ def test_a_long_run_says_at_once_how_long_it_takes(
     command = ["bench", "dense", "--play", "8@1gbit", "--model", f"{__file__}:make", "--out", str(tmp_path)]
     assert main(command) == 0
     assert "this takes about 15 minutes, 5 with --repeats 1" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_time_that_is_left_knows_slow_configurations() -> None:
+    """All turns counted equally long: with one of 50 seconds among short ones it was far too long, then too short."""
+    spec = BenchSpec(task="digits", options=[], configurations=["nocomm", "dense", "slow"], steps=1, repeats=2)
+    assert seconds_left([], spec) is None
+    assert seconds_left([2.0], spec) == 2 + 2 + 2 + 2
+    assert seconds_left([2.0, 50.0], spec) == 26 + 2 + 50
+    assert seconds_left([2.0, 50.0, 1.0], spec) == 2 + 50
+    assert seconds_left([2.0, 50.0, 1.0, 3.0, 60.0], spec) == 0
 
 
 def test_a_turn_of_local_steps_takes_whole_rounds() -> None:

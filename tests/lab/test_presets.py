@@ -65,16 +65,16 @@ class Stopped(Exception): pass
 step = job._Training._step
 left = [0]
 
-def counted(training, batch):
+def counted(training, *batch):
     if left[0] == 0:
         raise Stopped
     left[0] -= 1
-    step(training, batch)
+    step(training, *batch)
 job._Training._step = counted
 
 folder, small = Path(sys.argv[1]), json.loads(sys.argv[2])
 with runner(LabCluster(2)) as ranks:
-    assert ranks.agreed(Path("/of-rank", os.environ["RANK"])) == Path("/of-rank/0")
+    assert ranks.agreed(lambda: Path("/of-rank", os.environ["RANK"])) == Path("/of-rank/0")
     for name, (files, options) in small.items():
         training = preset(name).on(files)
         training = training.altered(options=options, configurations=training.configurations[1:2], epochs=2)

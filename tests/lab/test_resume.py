@@ -1,11 +1,12 @@
 """Interrupted trainings: what they go on to is what an uninterrupted one reaches, to the last bit."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import time
-from contextlib import chdir, suppress
+from contextlib import chdir, nullcontext, suppress
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -19,6 +20,7 @@ import gradwire as gw
 from gradwire import atomic_file
 from gradwire.cli import main, train_command
 from gradwire.lab.configuration import parse_all
+from gradwire.lab.experiments import resumable
 from gradwire.lab.experiments.comparison import Comparison
 from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.experiments.resumable import FILE, METRICS, alone_in, keep, kept, records_kept
@@ -28,6 +30,7 @@ from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launch import launch
 from gradwire.lab.results import Record, Totals, append, read_lines
 from gradwire.report.scalars import Scalars
+from tests.support.ranks import ended_ranks
 from tests.support.small_files import write_ptb
 from tests.support.warm import program
 
@@ -53,11 +56,11 @@ step = job._Training._step
 def run(spec, peers, stop_after=None):
     lines, done = [], []
     own.begin_anew()  # as in a new process
-    def counted(training, batch):
+    def counted(training, *batch):
         if len(done) == stop_after:
             raise Stopped
         done.append(batch)
-        step(training, batch)
+        step(training, *batch)
     job._Training._step = counted
     try:
         job.train(spec, peers, lines.append)
@@ -263,6 +266,39 @@ def test_a_run_that_trains_is_not_resumed_beside_itself(tmp_path: Path, capsys: 
     assert f"another process trains in {tmp_path}: wait until it ends, or end it" in capsys.readouterr().err
     with alone_in(tmp_path):
         pass
+
+
+@pytest.mark.parametrize(("code", "goes_on"), [(errno.ENOLCK, True), (errno.EOPNOTSUPP, True), (errno.EIO, False)])
+def test_only_a_file_system_without_locks_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, goes_on: bool
+) -> None:
+    keep(tmp_path, compared("dense"), LabCluster(2))
+
+    def refuse(file: object, operation: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(resumable, "flock", refuse)
+    with nullcontext() if goes_on else pytest.raises(OSError, match="Input/output error"), alone_in(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("refused", ["--resume", "--out"])
+def test_all_ranks_end_where_the_one_that_leads_refuses_a_folder(tmp_path: Path, refused: str) -> None:
+    """The others trained on by themselves, or had a traceback of a lost connection, until torchrun ended them."""
+    keep(tmp_path, replace(compared("dense"), checkpoint_every=1), LabCluster(2))
+    folder = str(tmp_path if refused == "--resume" else tmp_path / FILE)
+    task = [] if refused == "--resume" else ["dense", "--task", "digits", "--steps", "2"]
+    script = ["-c", "import sys; from gradwire.cli import main; sys.exit(main(sys.argv[1:]))"]
+    with alone_in(tmp_path):
+        first, other = ended_ranks([*script, "train", *task, refused, folder], 2)
+    reason = (
+        f"another process trains in {tmp_path}"
+        if refused == "--resume"
+        else f"{folder} is no folder: name one for --out"
+    )
+    assert (first.code, other.code) == (1, 1)
+    assert reason in first.err.splitlines()[-1]
+    assert other.err == ""
 
 
 def test_records_are_whole_while_later_ones_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

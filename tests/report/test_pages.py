@@ -1,7 +1,7 @@
 """Reports in a browser: nothing sticks out at 1280 and 400 pixels, light and dark, and the first sentence says it."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from gradwire.report import (
     training_suite_report,
     verdict,
 )
+from gradwire.report.pictures import COLOURS
 from gradwire.report.timing import Timing
 from gradwire.schedule.cluster import Cluster
 from gradwire.schedule.simulate import simulate
@@ -110,6 +111,7 @@ def test_nothing_sticks_out(tab: Page, written: dict[str, Path], name: str, widt
     assert tab.value("document.documentElement.scrollWidth") <= width
     assert tab.value(STICKING_OUT) == []
     assert tab.value(HIDDEN) == 0
+    assert tab.value("document.querySelector('link[rel=icon]').href.startsWith('data:')")
     assert tab.complaints() == []
 
 
@@ -121,6 +123,26 @@ def test_pages_are_as_dark_as_the_reader_asks(tab: Page, written: dict[str, Path
         ink = [int(part) for part in re.findall(r"\d+", tab.value("getComputedStyle(document.body).color"))]
         assert (sum(paper) < sum(ink)) == dark
         assert abs(sum(paper) - sum(ink)) > 450
+
+
+def test_lines_have_a_contrast_of_3_in_light_and_in_dark(tab: Page, written: dict[str, Path]) -> None:
+    tab.open(written["training"], dark=True)
+    paper = tab.value("getComputedStyle(document.body).backgroundColor")
+    dark = luminance(int(part) for part in re.findall(r"\d+", paper))
+    for colour in COLOURS:
+        red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+        assert 1.05 / (luminance((red, green, blue)) + 0.05) >= 3, colour
+        # as in the page: invert(1) hue-rotate(180deg)
+        r, g, b = 255 - red, 255 - green, 255 - blue
+        turned = -0.574 * r + 1.43 * g + 0.144 * b, 0.426 * r + 0.43 * g + 0.144 * b, 0.426 * r + 1.43 * g - 0.856 * b
+        assert (luminance(turned) + 0.05) / (dark + 0.05) >= 3, colour
+
+
+def luminance(rgb: Iterable[float]) -> float:
+    """By WCAG 2, of numbers up to 255."""
+    parts = [min(1.0, max(0.0, part / 255)) for part in rgb]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
-from math import lcm
+from math import ceil, lcm
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,9 +30,9 @@ class Comparison:
     reached elsewhere.
 
     Raises ValueError for what would fail on `ranks` ranks: a task that cannot be made or has too little data, an
-    optimizer that does not have what the recipe says, or would count momentum twice, local steps whose last mean does
-    not come in time, or whose rounds never end where those of others do, `nocomm`, which does not train, and torch's
-    hooks with shards, or with checkpoints that would lack their state.
+    optimizer that does not have what the recipe says, or would count momentum twice, local steps whose last round does
+    not end, `nocomm`, which does not train, and torch's hooks with shards, or with checkpoints that would lack their
+    state.
     """
 
     configurations: list[Configuration]
@@ -157,21 +157,13 @@ def circumstances(*clusters: LabCluster) -> dict[str, object]:
 
 
 def _check_rounds(configurations: Sequence[Configuration], steps: int) -> None:
-    """Raises ValueError for local steps whose last round would not end, or whose last mean would not come. Evaluated
-    are the parameters that replicas share; they would lack what was trained since."""
-    unended = next((each.text for each in configurations if not each.ends_round(steps)), None)
-    if unended is None:
-        return
-    # the next length that suits all: of one configuration after the other, in periods that suit those before
-    right, period = max(steps, *(each.first_round for each in configurations)), 1
-    for each in configurations:
-        lengths = range(right, right + period * each.every, period)
-        ending = next(filter(each.ends_round, lengths), None)
-        if ending is None:
-            others = ", ".join(other.text for other in configurations if other.local and other != each)
-            raise ValueError(f"rounds of {each.text} and of {others} never end at the same step: train them one by one")
-        right, period = ending, lcm(period, each.every)
-    raise ValueError(f"after {steps} steps the last round of {unended} is not over: give --steps {right}")
+    """Raises ValueError for local steps whose last round would not end: the parameters that replicas share, which are
+    evaluated, would lack what was trained since."""
+    unended = next((each.text for each in configurations if steps % each.every), None)
+    if unended is not None:
+        period = lcm(*(each.every for each in configurations))
+        right = ceil(steps / period) * period
+        raise ValueError(f"after {steps} steps the last round of {unended} is not over: give --steps {right}")
 
 
 def _check_momentum(configurations: Sequence[Configuration], optimizer: str, options: Mapping[str, Any]) -> None:

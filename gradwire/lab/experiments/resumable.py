@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import ENOLCK, ENOSYS, EOPNOTSUPP
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from gradwire.lab.results import Record, read_lines
 
 FILE = "comparison.json"
 METRICS = "metrics.jsonl"
+_WITHOUT_LOCKS = (ENOLCK, ENOSYS, EOPNOTSUPP)
+"""The errors of a file system that has no locks."""
 
 
 def keep(folder: Path, comparison: Comparison, cluster: LabCluster) -> None:
@@ -36,9 +39,9 @@ def alone_in(folder: Path) -> Iterator[None]:
             flock(held, LOCK_EX | LOCK_NB)
         except BlockingIOError as error:
             raise OSError(f"another process trains in {folder}: wait until it ends, or end it") from error
-        except OSError:
-            # this file system has no locks
-            pass
+        except OSError as error:
+            if error.errno not in _WITHOUT_LOCKS:
+                raise
         yield
 
 

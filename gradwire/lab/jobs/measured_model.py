@@ -111,6 +111,12 @@ class MeasuredModel:
         self.handle = self._local_steps.handle
         return self._local_steps
 
+    def take_last_mean(self) -> None:
+        """Takes over the mean of the last round, which may be on its way, in steps in which no replica moves."""
+        if self._local_steps:
+            for _ in range(self._configuration.delay):
+                self._local_steps.skip()
+
     def shared(self) -> AbstractContextManager[None]:
         """Context in which parameters are those that all replicas share, after local steps those of the last round."""
         return self._local_steps.shared_parameters() if self._local_steps else nullcontext()

@@ -75,28 +75,33 @@ class _Training:
         batches = self.task.batches(self.peers.rank, self.peers.world, self.spec.seed, start)
         batches = self._resume(start, batches) if start else batches
         for number, batch in enumerate(islice(batches, self.course.steps - start), start + 1):
-            self._step(batch)
+            last = number == self.course.steps
+            self._step(batch, last)
             # about 50 records, about half of them with held-out figures
             evaluated = self._evaluated(number)
             if evaluated or self.course.recorded(number):
-                record = self.meter.record(number, last=number == self.course.steps)
+                record = self.meter.record(number, last=last)
                 held_out = self._evaluate(record.loss) if evaluated else None
                 log(replace(record, held_out=held_out).to_line())
             if self.course.kept(number, self.spec.checkpoint_every):
                 self._keep(number)
 
-    def _step(self, batch: Any) -> None:
+    def _step(self, batch: Any, last: bool) -> None:
         with self.meter.step():
             self.meter.loss += self.replica.backward(self.task, batch)
             self.replica.step(self.optimizer, self.spec.recipe.clip)
             self.schedule.step()
             self.optimizer.zero_grad()
+            if last:
+                self.replica.take_last_mean()
 
     def _evaluated(self, number: int) -> bool:
-        """Whether the model is evaluated after step `number`. Local steps are evaluated where a round's mean has come:
-        until then the shared parameters are those of the round before."""
+        """Whether the model is evaluated after step `number`. Local steps are where a round's mean has come, and at the
+        end: until then the shared parameters are those of the round before."""
+        if number == self.course.steps:
+            return True
         round_ = range(number - self.configuration.every + 1, number + 1)
-        return self.configuration.ends_round(number) and any(map(self.course.evaluated, round_))
+        return self.configuration.has_mean(number) and any(map(self.course.evaluated, round_))
 
     def _evaluate(self, training_loss: float) -> dict[str, float]:
         """Held-out figures, of which every rank computes a part, after epochs on the whole held-out set; the training

@@ -1,5 +1,6 @@
 """Runners of jobs: on ranks that are started for each job, or on the ranks that this process is one of."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,9 +36,15 @@ class Runner(ABC):
         """Runs `job` on every rank. What rank 0 logs goes into the file `lines` and to `follow`, which rank 0 calls, or
         the process that started the ranks. Raises RankFailed, or what the job raises."""
 
-    def agreed(self, folder: Path) -> Path:
-        """The leading process's folder: ranks that were started beforehand may have chosen others."""
-        return folder
+    @contextmanager
+    def led(self) -> Iterator[None]:
+        """Context of what the process that leads does by itself before the ranks run a job: where it fails, all ranks
+        that were started beforehand end."""
+        yield
+
+    def agreed(self, make: Callable[[], Path]) -> Path:
+        """A folder that the process that leads makes: ranks that were started beforehand may have chosen others."""
+        return make()
 
 
 @contextmanager
@@ -68,7 +75,20 @@ class _Joined(Runner):
         own.begin_anew()
         job(spec, self.peers, log if self.peers.rank == 0 else lambda line: None)
 
-    def agreed(self, folder: Path) -> Path:
+    @contextmanager
+    def led(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            self.peers.text_of_first("failed")
+            raise
+        # rank 0 says why
+        if self.peers.text_of_first(""):
+            sys.exit(1)
+
+    def agreed(self, make: Callable[[], Path]) -> Path:
+        with self.led():
+            folder = make()
         return Path(self.peers.text_of_first(str(folder)))
 
 
