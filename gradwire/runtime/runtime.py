@@ -81,10 +81,10 @@ class Runtime:
         self._executor = Executor(device)
         self._executor.fail = failing.fail
         watch = Monitor(self.mesh, self._executor) if mesh.needs_polling else None
-        # what each thread has of a step, and the end of the job
+        # what each thread has of a step; the job's end, which a finalizer holds: nothing in it leads back to the job
         control = self._make_parts()
-        paused_s, collector = watch.paused_s if watch else lambda _: 0.0, self._collector
-        self._failure = FailureVerdict(self.mesh, self.hosts, collector.step_s, paused_s, collector.status)
+        paused_s, progress = watch.paused_s if watch else lambda _: 0.0, weakref.ref(self._collector)
+        self._failure = FailureVerdict(self.mesh, self.hosts, paused_s, progress)
         self._end = forked.finalize(self, close_all, self._failure, watch, self._executor, self.mesh, own_mesh)
         forked.register(failing)
         self._hand_on_calls()

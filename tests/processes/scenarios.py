@@ -1696,10 +1696,15 @@ def what_is_not_used_any_more_is_gone() -> None:
     ddp = DistributedDataParallel(network())
     handle = gw.attach(ddp, gw.TopK(0.1))
     train(ddp, 2)
-    kept = weakref.ref(handle._runtime)
-    del ddp, handle
+    kept = [weakref.ref(handle._runtime)]
+    for number in range(2):
+        module = network()
+        optimizer = optimizers_of(module)[number]()
+        train(module, 2, optimizer=optimizer)
+        kept.append(weakref.ref(optimizer.handle._runtime))
+    del ddp, handle, module, optimizer
     assert left_behind() == before
-    assert kept() is None
+    assert [each() for each in kept] == [None, None, None]
     ddp = DistributedDataParallel(network())
     ratio = 0.1 + 0.1 * dist.get_rank()
     refused(ValueError, "differ in plan", lambda: gw.attach(ddp, gw.TopK(ratio)))

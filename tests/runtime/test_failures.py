@@ -61,7 +61,7 @@ def ending_of(
         rank=rank, ranks=ranks, store=store, timeout_s=timeout_s, gives_up_s=timeout_s, needs_polling=True,
         abort=abort or (lambda reason: None), silent=silent,
     )  # fmt: skip
-    return FailureVerdict(mesh, lambda: HOSTS if ranks == 3 else [], lambda: 0.0, lambda within_s: paused_s)
+    return FailureVerdict(mesh, lambda: HOSTS if ranks == 3 else [], lambda within_s: paused_s, lambda: None)
 
 
 def marked(store: Store, ranks: Collection[int]) -> None:

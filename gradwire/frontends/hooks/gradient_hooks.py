@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, replicated_specs
 from gradwire.frontends.front_end import FrontEnd
 from gradwire.frontends.hooks.gradient_access import GradientAccess, Submitted
-from gradwire.frontends.hooks.module_hooks import ByModel, Hook, RegisteredHooks
+from gradwire.frontends.hooks.module_hooks import ByModel, Hook, RegisteredHooks, weakly
 from gradwire.frontends.owners import check_alone, own
 from gradwire.frontends.paused import Accumulated, paused
 from gradwire.frontends.trained import TrainedParameters
@@ -73,7 +73,9 @@ class GradientHooks(FrontEnd):
         self.hook_forward(runtime)
         self._registered.keep(*self._places.hook_in(self._parameters.values()))
         slots: dict[Tensor, int] = {self._parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
-        self._registered.on_gradients(slots, lambda slot: partial(self._gradient_ready, slot))
+        # the model's own hooks hold this
+        ready = weakly(self._gradient_ready)
+        self._registered.on_gradients(slots, lambda slot: partial(ready, slot))
 
     def hook_forward(self, runtime: Runtime) -> None:
         """Forward passes are seen from now on, which give up a step whose backward pass failed."""

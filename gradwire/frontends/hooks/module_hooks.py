@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,18 @@ class CheckHook(Hook):
 
     def __call__(self, *arguments: Any) -> Any:
         return None if torch.compiler.is_compiling() and not in_ddp() else super().__call__(*arguments)
+
+
+def weakly(method: MethodType) -> Callable[..., None]:
+    """A method that does nothing once its object is gone. Torch hides what hooks on parameters hold from the garbage
+    collector, so these hold no object that holds the parameters."""
+    of, call = ref(method.__self__), method.__func__
+
+    def called(*arguments: Any) -> None:
+        if (this := of()) is not None:
+            call(this, *arguments)
+
+    return called
 
 
 @contextmanager

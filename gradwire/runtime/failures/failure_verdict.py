@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic, sleep
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from gradwire.runtime.failures.job_errors import ELSEWHERE, AbsentRanks, PeerFailed, RankLeft, RankStatus, rank_at
 from gradwire.transports import Mesh
@@ -44,12 +44,22 @@ class Verdict(NamedTuple):
     """The ranks without a mark."""
 
 
+class Progress(Protocol):
+    """How far a rank is, for any thread."""
+
+    def step_s(self) -> float:
+        """Seconds of its last step."""
+        ...
+
+    def status(self) -> RankStatus: ...
+
+
 class FailureVerdict:
     """The end of one rank's job.
 
     1. A rank that fails leaves its mark, then closes its connections, which ends the collectives of all others.
     2. Each of them does the same. A rank that computes meanwhile notices at the step's end: when no mark has come for
-       the time of a step, `step_s`, all ranks that are left have one.
+       the time of a step, all ranks that are left have one.
     3. The first rank that was interrupted is the judge. It waits for the marks of all ranks but those that its monitor
        has found silent, and leaves a verdict. The others wait for the verdict alone, so each asks the store a few
        times, however many ranks there are. If it does not come, the first to have waited in vain becomes the judge.
@@ -61,14 +71,13 @@ class FailureVerdict:
     """
 
     def __init__(
-        self, mesh: Mesh, hosts: Callable[[], Sequence[str]], step_s: Callable[[], float],
-        paused_s: Callable[[float], float], status: Callable[[], RankStatus] = RankStatus,
+        self, mesh: Mesh, hosts: Callable[[], Sequence[str]], paused_s: Callable[[float], float],
+        progress: Callable[[], Progress | None],
     ) -> None:  # fmt: skip
         self._mesh = mesh
         self._hosts = hosts
-        self._step_s = step_s
         self._paused_s = paused_s
-        self._status = status
+        self._progress = progress
         self._ended = False
         self._marks = 0
         self._round = 0
@@ -145,7 +154,8 @@ class FailureVerdict:
 
     @property
     def _patience_s(self) -> float:
-        return min(self._mesh.timeout_s, OTHERS_S + self._step_s())
+        progress = self._progress()
+        return min(self._mesh.timeout_s, OTHERS_S + (progress.step_s() if progress else 0.0))
 
     def _blame(self, error: PeerFailed, mark: ExitReport) -> int:
         """Gives the error the reason on which all agree; returns how many ranks are lost."""
@@ -228,7 +238,8 @@ class FailureVerdict:
         gone = [rank for rank, mark in marks.items() if mark.detached and mark.doing != ELSEWHERE]
         if not gone:
             return None
-        return f"{self._named(gone)} has detached, or its process has ended, after {marks[gone[0]].step} steps"
+        after = f", after {steps} steps" if (steps := marks[gone[0]].step) else ""
+        return f"{self._named(gone)} has detached, or its process has ended{after}"
 
     def _paused(self, marks: Mapping[int, ExitReport], at_least_s: float = 0.0) -> str | None:
         """Blames the rank that was paused for the longest time, if for more than `at_least_s`."""
@@ -250,7 +261,8 @@ class FailureVerdict:
         return f"{self._named(late)} did not reach the exchange of step {step} within {timeout_s:.0f} s; {them} {doing}"
 
     def _mark(self) -> ExitReport:
-        step, doing, exchanged_s = self._status()
+        progress = self._progress()
+        step, doing, exchanged_s = progress.status() if progress else RankStatus()
         return ExitReport(None, False, self._paused_s(self._patience_s), False, step, doing, exchanged_s)
 
     def _named(self, ranks: Sequence[int]) -> str:
