@@ -30,8 +30,8 @@ def within_length(plan: Plan, slots: Collection[NamedTensor]) -> Plan:
 
 
 def _parts_within(numel: dict[str, int], compressor: Compressor) -> list[tuple[str, ...]]:
-    """A group's parameters, of so many elements by name, in as few parts as the compressor takes, in order; one that is
-    too long is alone."""
+    """A group's parameters, whose elements are given by name, in as few consecutive parts as the compressor takes; a
+    parameter that is too long has a part of its own."""
     parts: list[list[str]] = [[]]
     total = 0
     for name, count in numel.items():

@@ -74,8 +74,8 @@ class Rows:
             faulthandler.cancel_dump_traceback_later()
 
     def put_off(self, what: Any) -> None:
-        """Notes that what was begun is measured later: where the process ends before it is measured, it
-        is begun anew; a row "begun" says that it was."""
+        """Notes that this is ready, and measured later. Where the process ends before a further row "begun", the next
+        process begins it anew."""
         self.add("put off", what=str(what))
 
     def fail(self, what: Any, error: BaseException) -> None:

@@ -51,7 +51,7 @@ def checks() -> Page:
     errors = [100 * row["error_ms"] / row["ms"] for row in found["rows"]]
     verdict = (
         f"{median(costs):+.1f}% of a step over {found['link']} in the median, {min(costs):+.1f} to {max(costs):+.1f}, "
-        f"two standard errors at most {max(errors):.1f}."
+        f"each measured within {max(errors):.1f} points (two standard errors)."
     )
     note = f"2 ranks; `elastic=True`'s message, watch and heartbeat, `verify()` every {found['every']} steps."
     shown = Shown(["checks"], checked.COLUMNS, [checked.cells(row) for row in found["rows"]], note)

@@ -35,14 +35,14 @@ def gpu() -> Page:
     times, host = (span((steps[what][name] for what in FAST), ".2f") for name in ("of none", "host of none"))
     verdict = (
         f"24 M gradients take {', '.join(FAST)} {span((groups[what] for what in FAST), '.2f')} ms. Steps of BERT-base "
-        f"on 512 tokens, 8 ranks at 25 Gbit/s, take {times} times no communication, the host {host}; "
+        f"on 512 tokens, 8 ranks at 25 Gbit/s, take {times} times no communication, {host} times as long to launch; "
         f"torch's PowerSGD r4 {steps['torch PowerSGD r4']['of none']:.2f}, DDP {steps['DDP']['of none']:.1f}."
     )
     tables = [_checks(), _groups(found), _kernels(found), *_steps(found), _layers(found), _memory(found)]
     return Page("gpu", "How is it on a GPU?", verdict, tables, NOTE)
 
 
-NOTE = "[Both rows that were not are mended](../gpu.md#what-ran-found). Default groups are larger since."
+NOTE = 'Both rows under "not" are [mended](../gpu.md#what-ran-found) since. Default groups are larger since.'
 
 
 def _checks() -> Shown:

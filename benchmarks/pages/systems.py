@@ -119,7 +119,7 @@ def acpsgd() -> Page:
         f"{span(faster, '.2f')} times as fast as torch's PowerSGD (published 1.43 on average), "
         f"{over('ddp', '1gbit', 2)} DDP at 1 Gbit/s (published 4.06).",
         [
-            Shown([], columns, rows, "Rank 4, [small models](steps.md); published: 8 to 64 GPUs."),
+            Shown([], columns, rows, "Rank 4; models and origins in [steps](steps.md); published: 8 to 64 GPUs."),
             *on_a_gpu("acpsgd"),
         ],
         waiting("acpsgd", "gradwire bench --suite acpsgd"),

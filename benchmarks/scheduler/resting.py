@@ -21,7 +21,7 @@ STEP_S = 0.06
 
 
 class Rest(torch.autograd.Function):
-    """A layer that gives its input back, and its parameters the gradients that it is given."""
+    """A layer that returns its input and gives its parameters fixed gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward_s: float, gradients: list[Tensor], *parameters: Tensor) -> Tensor:

@@ -32,11 +32,11 @@ def save_more(name: str, key: str = "runs", **found: Any) -> None:
     now = [json.dumps(row) for row in found[key]]
     named = {row for origin in before.get("earlier", []) for row in origin.get("rows", [])}
     own = [row for row in range(len(before[key])) if row not in named]
-    earlier = list[dict[str, Any]]()
+    earlier, this_run = list[dict[str, Any]](), _run_of(_origin())
     for origin in origins(before) if before[key] else []:
-        texts = [json.dumps(before[key][row]) for row in origin.get("rows", own)]
-        kept = [now.index(text) for text in texts if text in now]
-        if kept and _run_of(origin) != _run_of(_origin()):
+        texts = {json.dumps(before[key][row]) for row in origin.get("rows", own)}
+        kept = [row for row, text in enumerate(now) if text in texts]
+        if kept and _run_of(origin) != this_run:
             earlier.append(origin | {"rows": kept})
     save(name, **found, earlier=earlier)
 
@@ -52,8 +52,8 @@ def _origin() -> dict[str, Any]:
 
 
 def origins(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Date, commit, machine and command of the run that wrote a result, and of earlier ones whose rows it has kept;
-    of these also the places of their `rows`, all others being its own."""
+    """Date, commit, machine and command of the run that wrote a result, and of earlier runs whose rows it has kept. An
+    earlier origin also has `rows`, the indices of its rows; all others are the last run's."""
     own = {key: result[key] for key in ("date", "commit", "machine", "command")}
     return [own, *result.get("earlier", [])]
 

@@ -87,7 +87,7 @@ def bench_played(
         cost = TrainingCost.of(**vars(training), device=timed.device)
     with runner(running) as ranks:
         # one rank runs, and the process that leads shows
-        folder = run_folder(out, "played")
+        folder = ranks.agreed(lambda: run_folder(out, "played"))
         with writing_to(folder):
             time_turns(spec, ranks, partial(_show_played, setup, running, folder, cost), "playing")
 
@@ -136,7 +136,7 @@ def _show_setup(
     stopped: str,
 ) -> None:
     timings = summarize(samples)
-    # whole rounds of local steps may be more
+    # whole rounds of local steps, and whole periods of compressors, may be more
     longer = {each.configuration: len(each.step_ms) for each in samples if len(each.step_ms) != timed.steps}
     rounds = "".join(f", of {name} {timed.repeats} x {steps}" for name, steps in longer.items())
     autocast = f", autocast to {timed.autocast}" if timed.autocast else ""
@@ -239,8 +239,8 @@ def time_turns(
 
 
 def seconds_left(took: Sequence[float], spec: BenchSpec) -> float | None:
-    """About how many seconds are left, by those that the second turn and the later ones `took`: a turn takes as long
-    as its configuration's last one, or as the mean where that has none. None where none is done."""
+    """About how many seconds are left; None before the second turn has ended. `took` has the seconds of the second turn
+    and of later ones. A turn is thought to last as long as the last one of its configuration, or as the mean of all."""
     if not took:
         return None
     names = len(spec.configurations)

@@ -53,7 +53,7 @@ def check(
         planned = [Configuration(each.way, plan=each.plan) for each in outcomes]
         check_plans(planned, lambda: make_task(training.task, training.options).build_model(seed))
     with runner(running) as ranks:
-        home = run_folder(out, "simulate")
+        home = ranks.agreed(lambda: run_folder(out, "simulate"))
         with writing_to(home):
             spec = _spec(training, played, [_saved(each, home) for each in outcomes], seed)
             title = f"{Path(job).stem} on {this_machines(device)}: {played}"

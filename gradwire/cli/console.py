@@ -52,7 +52,8 @@ def console(stderr: bool = False) -> Console:
 
 
 class _TimeLeft(TimeRemainingColumn):
-    """The time until the second `ends` of a task that has one: its turns are not equally long."""
+    """The time left until `ends`, a second on the task's clock, where a task has it: rich takes all turns for equally
+    long."""
 
     def render(self, task: Task) -> Text:
         if not (ends := task.fields.get("ends")):

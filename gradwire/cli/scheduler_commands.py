@@ -28,7 +28,7 @@ from gradwire.report.training_cost import TrainingCost
 from gradwire.schedule.cluster import Cluster
 from gradwire.schedule.link_costs import latency_of
 from gradwire.schedule.profile import Profile
-from gradwire.schedule.simulate import Outcome, gathered, simulate
+from gradwire.schedule.simulate import Outcome, lacks_scatter_reduce, simulate
 from gradwire.tuner.candidate_plans import check_wanted
 
 
@@ -106,7 +106,7 @@ def predict(
     hosts = f"; {play.gpus_per_host} ranks a host" if play.gpus_per_host > 1 else ""
     title = f"{Path(job).stem}, {origin}{hosts}"
     peers = max(cluster.network.peers for cluster in clusters)
-    slow = simulation_report.too_slow(gathered(measured, peers), peers)
+    slow = simulation_report.too_slow(lacks_scatter_reduce(measured, peers), peers)
     doubts = " ".join(filter(None, [doubt(measured.device, play.gpus_per_host), slow]))
     home = run_folder(out, "simulate")
     with writing_to(home):

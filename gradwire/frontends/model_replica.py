@@ -116,7 +116,7 @@ def _outside_ddp(model: nn.Module, runtime: Runtime) -> list[Callable[[], None]]
 
 
 def _inside_replica(model: nn.Module, runtime: Runtime) -> list[Callable[[], None]]:
-    """Has FSDP average inside a replica alone, and a pass after one that failed end the job."""
+    """Makes FSDP average inside a replica alone; the forward pass after a backward pass that failed ends the job."""
     undo = [undo for group in fsdp_groups(model) if (undo := only_inside_replicas(group))]
     return [*undo, FailedPasses(model, runtime.refuse).remove]
 

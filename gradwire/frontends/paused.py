@@ -8,8 +8,9 @@ from torch import Tensor
 from gradwire.runtime.runtime import Runtime
 
 NO_SKIP = (
-    "skip() takes back the last step, but the passes since then only accumulated and sent nothing; zero their "
-    "gradients instead of calling skip()"
+    "skip() takes back the last step, but the passes since then only accumulated and sent nothing; drop their "
+    "gradients instead: by zero_grad(), or after FSDP's set_requires_gradient_sync(False) by model.reset_iter_state(), "
+    "which torch 2.13 has"
 )
 
 
@@ -29,9 +30,9 @@ class Accumulated:
         self.slots.add(slot)
         self.since_step = True
 
-    def no_skip(self) -> str:
+    def no_skip(self, unseen: bool = False) -> str:
         """Why skip() is refused: passes since the last step only accumulated; "" where none did."""
-        return NO_SKIP if self.since_step else ""
+        return NO_SKIP if self.since_step or unseen else ""
 
     def check_reduced(self, runtime: Runtime, parameters: Mapping[str, Tensor]) -> None:
         """Ends the job where a slot that is not reduced any more has a gradient, which would stay this rank's own."""

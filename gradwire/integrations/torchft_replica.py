@@ -26,8 +26,9 @@ from gradwire.torch_private.fully_shard import fsdp_groups, is_fsdp
 
 def replica_of(model: nn.Module, manager: Any) -> ModelReplica:
     """A whole model on one rank, or one that fully_shard has wrapped on the ranks of torch.distributed, which are those
-    of one replica under torchft, and which refuses to go on after a backward pass that failed. Raises ValueError for a
-    whole model on several ranks, and for other ranks than the manager's."""
+    of one replica under torchft; a forward pass after a backward pass that failed raises RuntimeError.
+
+    Raises ValueError for a whole model on several ranks, and for other ranks than the manager's."""
     if is_fsdp(model):
         # torch.distributed has this replica's ranks alone
         own, managed = (dist.get_rank(), dist.get_world_size()), (manager._group_rank, manager._group_world_size)
@@ -36,11 +37,12 @@ def replica_of(model: nn.Module, manager: Any) -> ModelReplica:
                 f"this is rank {own[0]} of {own[1]} in torch.distributed, and rank {managed[0]} of {managed[1]} to the "
                 "manager; give both those of the replica: Manager(rank=..., world_size=...)"
             )
-        FailedPasses(model)
         # one replica here: torchft joins the others to it
         kind = device_of(parameters_of(model)[0]).type
         mesh = init_device_mesh(kind, (1, dist.get_world_size()), mesh_dim_names=("replicate", "shard"))
-        return model_replica.replica_of(model, mesh, None)
+        replica = model_replica.replica_of(model, mesh, None)
+        FailedPasses(model)
+        return replica
     if manager._group_world_size > 1:
         raise ValueError(
             f"a replica of {manager._group_world_size} ranks holds its model in shards; call fully_shard(model) first, "

@@ -92,11 +92,11 @@ class Configuration:
 
     @property
     def delay(self) -> int:
-        """The steps that the mean of a round comes after it; 0 without local steps."""
+        """Steps between the end of a round and the use of its mean; 0 without local steps."""
         return self.local.delay if self.local else 0
 
     def has_mean(self, step: int) -> bool:
-        """Whether the mean of a round comes to the parameters with this step; of every step without local ones."""
+        """Whether this step puts a round's mean into the parameters; without local steps every one does."""
         return step > self.delay and (step - self.delay) % self.every == 0
 
     @property

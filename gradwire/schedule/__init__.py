@@ -2,11 +2,12 @@
 
 profile, profiled, costs, sent_bytes   what was measured: slots, candidates, the network
 cluster, link_costs, simulate          the same job on other ranks, hosts and links
-problem                                what is searched: slots in order, options, and what a group is
+problem                                the search's input: slots in order, options, and what a group is
 regimes, work                          how long a step with some groups takes
 search; bounds, game, edges, labels    the plan with the shortest step
 progress                               the plan with the most progress per second
 baselines, timeline                    plans by a rule; a step's spans of time
+candidate_names                        how reports name ways to send
 """
 
 from gradwire.schedule import baselines

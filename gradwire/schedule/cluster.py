@@ -6,7 +6,7 @@ from typing import NamedTuple
 from gradwire.wire import ETHERNET
 
 MOST_RANKS, MOST_LATENCY_S = 1_000_000, 10.0
-"""Of a cluster."""
+"""The most ranks of a cluster, and the longest latency of a message."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class PeerLinks(NamedTuple):
     """The links over which compressed gradients travel."""
 
     peers: int
-    """Ranks that have one each."""
+    """Ranks that exchange compressed gradients: one of each host, or all of a single host."""
     latency_s: float
     """Of a message beside its bytes."""
     bytes_per_s: float

@@ -15,7 +15,7 @@ from gradwire.wire import Wire, depth
 _MOST_BYTES = 1e13
 """Beyond any gradient."""
 _UNIT = 1 << 40
-"""Bytes of which a collective's are shares, to the last digit of a float32."""
+"""The bytes for which costs are computed: so many that whole bytes round nothing off. Other sizes take their share."""
 
 
 def over_link(
@@ -70,7 +70,7 @@ def inside_host(cluster: Cluster, device: str) -> dict[str, Affine | CostTable]:
 
 
 def _line(cost: Wire, unit_bytes: int, latency_s: float, bytes_per_s: float) -> Affine:
-    """The seconds of a collective against a number of bytes of which `cost` is for `unit_bytes`."""
+    """The seconds of a collective against its bytes, by its `cost` for `unit_bytes`."""
     return Affine(cost.messages * latency_s, cost.wire_bytes / unit_bytes / bytes_per_s)
 
 

@@ -142,9 +142,9 @@ def on_cluster(profile: Profile, cluster: Cluster) -> Profile:
     )
 
 
-def gathered(profile: Profile, peers: int) -> list[str]:
-    """The candidates, by name, that `attach` would send by scatter-reduce among so many peers (hosts, or ranks
-    of a single one), and that the profile has by all-gather alone."""
+def lacks_scatter_reduce(profile: Profile, peers: int) -> list[str]:
+    """Names of the candidates that the profile has by all-gather alone, and that `attach` would send by scatter-reduce
+    among so many peers: hosts, or ranks of a single host."""
     slots = layout_of([slot.shape for slot in profile.slots if slot.dim > 1]).slots
     ways = [candidate.way for candidate in profile.candidates]
     reduced = [way.compressor for way in ways if way.communicator == ScatterReduce()]

@@ -131,22 +131,20 @@ def fsdp_is_in_backward(model: Any) -> bool:
     return model._get_fsdp_state()._state_ctx.post_backward_final_callback_queued
 
 
-def reset_drops_whole_gradients(model: Any) -> Callable[[], None]:
-    """Has `reset_iter_state()` of a wrapped model drop whole gradients, as torch 2.13 says that it does: it keeps them,
-    and FSDP adds them to the next ones. Returns a function that undoes that. Before torch 2.13 there is nothing to do.
-    """
+def reset_drops_whole_gradients(model: Any) -> None:
+    """Makes `reset_iter_state()` of a wrapped model drop whole gradients, for good. torch 2.13 documents that it does,
+    but keeps them, and FSDP adds them to the next ones. Before torch 2.13 there is no such method."""
     reset = getattr(type(model), "reset_iter_state", None)
+    if not reset or "reset_iter_state" in vars(model):
+        return
 
     def reset_iter_state() -> None:
-        assert reset
         reset(model)
         for group in fsdp_groups(model):
             for parameter in group.fsdp_params:
                 _put_whole_gradients(parameter, None, None)
 
-    if reset:
-        model.reset_iter_state = reset_iter_state
-    return lambda: vars(model).pop("reset_iter_state", None)
+    model.reset_iter_state = reset_iter_state
 
 
 @contextmanager

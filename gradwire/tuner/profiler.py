@@ -40,6 +40,8 @@ from gradwire.tuner.samples import samples_of
 
 MOST_REPEATS, BUDGET_S = 9, 0.25
 """How often a measurement is repeated at most, and the seconds that it may take."""
+MOST_STEPS = 64
+"""Of a period that are measured."""
 _WIRE = 2
 """The place of the wire's seconds in `_reduce`'s."""
 
@@ -117,17 +119,17 @@ class ReductionTimes:
 
 
 def measure(way: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> ReductionTimes:
-    """Reduces noise as large as the slots, as often as is possible in a quarter of a second; the medians, the same on
-    all ranks, of steps after warm-ups, and their mean over a period. Computing takes as long as on the slowest rank; a
-    collective as long as on the rank that came last, for the others waited for it, and as among the slowest ranks that
-    hold the same part of the model. All ranks call this together."""
+    """Reduces noise as large as the slots, as often as is possible in a quarter of a second, in steps after warm-ups.
+    Each step of the compressor's period counts with its median, and the result is their mean, the same on all ranks.
+    Computing takes as long as on the slowest rank; a collective as long as on the rank that came last, for the others
+    waited for it, and as among the slowest ranks that hold the same part of the model. All ranks call this together."""
     # a group of these slots, and noise for its gradient
     exchange = exchange_of(replace(way, slots=tuple(slot.name for slot in slots)), slots, mesh, device)
     layout = exchange.stored.layout
     generator = torch.Generator(device).manual_seed(mesh.rank)
     noise = torch.randn(layout.numel, generator=generator, dtype=torch.float32, device=device).to(slots[0].dtype)
     # a period once, to know how often fits
-    period, steps = min(way.compressor.period, MOST_REPEATS), count(STEADY)
+    period, steps = min(way.compressor.period, MOST_STEPS), count(STEADY)
     first = [sum(_reduce(exchange, noise, mesh, device, step)) for step in islice(steps, period)]
     first_s = slowest([sum(first)], mesh, device)[0]
     repeats = min(MOST_REPEATS, max(1, int(BUDGET_S / first_s)))

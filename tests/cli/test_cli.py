@@ -6,6 +6,7 @@ import subprocess
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from socket import create_server, gethostname
 
 import pytest
@@ -452,7 +453,7 @@ def test_a_file_is_of_the_host_that_writes_it(monkeypatch: pytest.MonkeyPatch) -
     """A rank on a host without that folder ended, and rank 0 waited for it."""
     timed: list[object] = []
     _started(monkeypatch, RANK="1", WORLD_SIZE="2")
-    monkeypatch.setattr(bench_command, "runner", lambda cluster: nullcontext())
+    monkeypatch.setattr(bench_command, "runner", lambda cluster: nullcontext(SimpleNamespace(led=nullcontext)))
     monkeypatch.setattr(bench_command, "time_turns", lambda *job: timed.append(job))
     assert main(["bench", "dense", "--model", "tiny-resnet18", "--json", "/nowhere/a.json"]) == 0
     assert len(timed) == 1

@@ -1389,7 +1389,7 @@ def micro_batches_that_were_not_sent_are_not_skipped_by_taking_back_the_step_bef
         with handle.accumulate():
             cross_entropy(model, 1).backward()
         model.zero_grad()
-        refused(ValueError, "accumulated and sent nothing; zero their gradients instead of calling skip()", handle.skip)
+        refused(ValueError, "accumulated and sent nothing; drop their gradients", handle.skip)
         after = handle.state_dict()
         assert all(torch.equal(kept[key], after[key]) for key in kept)
         # one that is thrown away is none of them, nor is one of a step whose last pass was reduced

@@ -136,7 +136,7 @@ def test_the_report_is_complete_by_itself(tmp_path: Path) -> None:
     for path in paths[:2]:
         assert path.read_bytes().startswith(b"\x89PNG")
     page = paths[2].read_text()
-    assert page.count("data:image/svg+xml;base64,") == 4  # each for a wide screen and for a narrow one
+    assert page.count("data:image/svg+xml;base64,") == 5  # an icon, and two for each width of screen
     assert not re.search('(src|href)="(?!data:)', page)
     assert "&lt;over&gt;" in page
     assert "topk:0.01+residual" in page

@@ -35,7 +35,7 @@ from gradwire.schedule import (
 from gradwire.schedule.candidate_names import candidate_names
 from gradwire.schedule.cluster import Cluster
 from gradwire.schedule.link_costs import all_reduce, latency_of
-from gradwire.schedule.simulate import BEST, GIVEN, gathered, on_cluster, simulate
+from gradwire.schedule.simulate import BEST, GIVEN, lacks_scatter_reduce, on_cluster, simulate
 from gradwire.transports.played import SentCollective
 from gradwire.ways import CompressorWithMemory
 from gradwire.wire import ETHERNET
@@ -287,7 +287,7 @@ def test_the_steps_of_bert_large_on_an_h200_are_near_those_that_were_measured():
     (profile("resnet50"), 64, ["EFSignSGD(block=256)", "OneBit(block=4096)"]),
 ])  # fmt: skip
 def test_it_is_said_which_candidates_would_not_travel_by_all_gather(job: Profile, peers: int, named: list[str]):
-    assert gathered(job, peers) == named
+    assert lacks_scatter_reduce(job, peers) == named
     assert too_slow(named, peers).count("scatter-reduce") == len(named[:1])
 
 

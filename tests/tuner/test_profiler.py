@@ -90,7 +90,7 @@ def test_a_measurement_leaves_torchs_random_numbers_to_the_training():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("compressor", [gw.ACPSGD(2, start_step=1000), gw.Interleaved(), gw.FP32()])
+@pytest.mark.parametrize("compressor", [gw.ACPSGD(2, start_step=1000), gw.Interleaved(period=20), gw.FP32()])
 def test_seconds_are_the_mean_over_a_period_once_warm_ups_are_over(
     monkeypatch: pytest.MonkeyPatch, compressor: gw.Compressor
 ):

@@ -78,6 +78,9 @@ def measure(rows: Rows, device: Device, model: Model, ways: Sequence[Way], clust
             # an equal share of the time that is left, in which the links take turns
             until_s, parts = rows.left_s * (1 - 1 / max(1, parts)), parts - 1
             if none in trainings:
+                # what crashes from here on is not begun anew
+                for way in trainings:
+                    rows.add("begun", what=str(way))
                 with rows.attempt(f"rounds of {first} and others", most_s=max(60.0, rows.left_s)):
                     _rounds(rows, model, trainings, 0.0 if device.tiny else ROUND_S, until_s)
             trainings.clear()
@@ -112,7 +115,6 @@ def _rounds(rows: Rows, model: Model, trainings: dict[Way, Training], seconds: f
     for gbit, pairs in found.items():
         for way, training in trainings.items():
             rows.add("steps", model=model.name, gbit=gbit, what=way.what, **cells(pairs[way]), **beside(training))
-            rows.add("begun", what=str(way))
 
 
 def _round(

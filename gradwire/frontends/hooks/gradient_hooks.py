@@ -110,8 +110,7 @@ class GradientHooks(FrontEnd):
 
     def skip(self) -> None:
         if self._runtime:
-            self._accumulated.since_step |= self._places.has_accumulated()
-            self._runtime.skip(self._accumulated.no_skip())
+            self._runtime.skip(self._accumulated.no_skip(self._places.has_accumulated()))
 
     def placed(self) -> Mapping[str, ShardSpec]:
         """A replica on every rank."""

@@ -13,24 +13,24 @@ from gradwire.torch_private.fully_shard import fsdp_is_in_backward, reset_drops_
 
 FAILED = (
     "a backward pass has failed, after which fully_shard leaves gradients out and adds old ones; call "
-    "model.reset_iter_state(), which torch 2.13 has, before you go on, or make the model anew, and load a checkpoint"
+    "model.reset_iter_state() (torch 2.13) where you catch the error of backward(), before the next forward pass, or "
+    "make the model anew, and load a checkpoint"
 )
 
 
 class FailedPasses:
-    """A hook on a wrapped model, whose forward pass after a backward pass that failed calls `refuse`, if there is one,
-    and raises RuntimeError; unless `reset_iter_state()` was called, which drops what the failed pass has left."""
+    """A forward pre-hook on a wrapped model. Where the last backward pass failed, it calls `refuse`, if there is one,
+    and raises RuntimeError; not after `reset_iter_state()`, which drops what the failed pass has left."""
 
     def __init__(self, model: nn.Module, refuse: Callable[[str], Any] | None = None) -> None:
         # weak: a model keeps no job
         self._refuse = WeakMethod(refuse) if refuse else None
         self._registered = model.register_forward_pre_hook(Hook(self._forward_begins), prepend=True)
-        self._undo = reset_drops_whole_gradients(model)
+        reset_drops_whole_gradients(model)
 
     def remove(self) -> None:
-        """Looks no more."""
+        """Removes the hook."""
         self._registered.remove()
-        self._undo()
 
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
         # not where a checkpoint's forward pass is repeated in backward

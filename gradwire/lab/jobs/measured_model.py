@@ -112,7 +112,8 @@ class MeasuredModel:
         return self._local_steps
 
     def take_last_mean(self) -> None:
-        """Takes over the mean of the last round, which may be on its way, in steps in which no replica moves."""
+        """Takes over the mean of the last round, which may be on its way, in steps in which no replica moves. Fragments
+        that are due meanwhile are sent once more."""
         if self._local_steps:
             for _ in range(self._configuration.delay):
                 self._local_steps.skip()

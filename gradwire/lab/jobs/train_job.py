@@ -96,8 +96,8 @@ class _Training:
                 self.replica.take_last_mean()
 
     def _evaluated(self, number: int) -> bool:
-        """Whether the model is evaluated after step `number`. Local steps are where a round's mean has come, and at the
-        end: until then the shared parameters are those of the round before."""
+        """Whether the model is evaluated after step `number`: with local steps only where a round's mean has come, and
+        after the last step; in between, the shared parameters are those of the round before."""
         if number == self.course.steps:
             return True
         round_ = range(number - self.configuration.every + 1, number + 1)

@@ -43,7 +43,7 @@ class Runner(ABC):
         yield
 
     def agreed(self, make: Callable[[], Path]) -> Path:
-        """A folder that the process that leads makes: ranks that were started beforehand may have chosen others."""
+        """The folder that the leading process makes, on all ranks: others might choose another name."""
         return make()
 
 
