@@ -262,7 +262,7 @@ FAULTS = [
     Fault("tuner/auto.py", " or self._phase in (\"resting\", \"profile\", *COMPARING)", ""),
     Fault("tuner/candidate_plans.py", "max(each.efficiency, best.get(each.way.rule, 0.0))", "each.efficiency"),
     Fault("tuner/profiler.py", "count(STEADY)", "count(0)"),
-    Fault("tuner/profiler.py", "min(way.compressor.period, MOST_REPEATS)", "1"),
+    Fault("tuner/profiler.py", "min(way.compressor.period, MOST_STEPS)", "1"),
     # plans, groupings, bytes
     Fault("plans.py", "sent >= layout.numel // 2", "sent >= layout.numel"),
     Fault("groups.py", "                size = 4 * slot.numel\n", "                size = 0\n"),

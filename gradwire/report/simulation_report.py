@@ -94,8 +94,8 @@ def too_slow(names: Sequence[str], peers: int) -> str:
     if not names:
         return ""
     return (
-        f"This profile has {', '.join(names)} by all-gather alone. Among {peers} hosts, or ranks of one host, that sends "
-        "more than dense training, and attach() would take scatter-reduce. A profile of three ranks or more has both."
+        f"This profile has {', '.join(names)} by all-gather alone. Among {peers} hosts, or ranks of one host, that "
+        "sends more than dense training; attach() would take scatter-reduce. A profile of three ranks or more has both."
     )
 
 

@@ -6,8 +6,8 @@ import subprocess
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
 from socket import create_server, gethostname
+from types import SimpleNamespace
 
 import pytest
 import torch
