@@ -11,7 +11,7 @@ import gradwire as gw
 from benchmarks.faults.played_store import Clock, PlayedStore
 from gradwire.runtime.failures import failure_verdict, monitor
 from gradwire.runtime.failures.failure_verdict import FailureVerdict
-from gradwire.runtime.failures.job_errors import PeerFailed
+from gradwire.runtime.failures.job_errors import PeerFailed, RankStatus
 from gradwire.transports.heartbeat import Heartbeat
 
 TIMEOUT_S = 600.0
@@ -82,6 +82,7 @@ class Simulation:
             rank=transport.rank, ranks=self._ranks, store=self._store, timeout_s=TIMEOUT_S, abort=transport.abort,
             silent=silent, gives_up_s=transport.gives_up_s,
         )  # fmt: skip
+        progress: Any = SimpleNamespace(step_s=lambda: self._step_s, status=RankStatus)
         error = PeerFailed("reducing ended", why)
         blame = error.blame
 
@@ -90,7 +91,7 @@ class Simulation:
             blame(why)
 
         with patch.object(error, "blame", blamed):
-            FailureVerdict(mesh, list, lambda: self._step_s, lambda _: 0.0).end(error)
+            FailureVerdict(mesh, list, lambda _: 0.0, lambda: progress).end(error)
         self._said.add(str(error))
 
 
