@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 import gradwire as gw
 from gradwire import atomic_file
@@ -319,7 +320,9 @@ def test_records_are_whole_while_later_ones_are_removed(tmp_path: Path, monkeypa
     assert [line["step"] for line, _ in read_lines(tmp_path / METRICS)] == [5]
 
 
-def test_tensorboard_has_each_step_of_a_resumed_run_once(tmp_path: Path) -> None:
+def test_tensorboard_has_each_step_of_a_resumed_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # files of one second are read in the order of these numbers as text, in which 10 comes before 9
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     totals = Totals(1.0, 2.0, None, 0.0, 0.0, 0.0, 0.0)
     for last, steps in ((0, (5, 8)), (5, (6, 8, 9))):
         with Scalars(tmp_path, last) as scalars:
