@@ -1,4 +1,4 @@
-"""What a group may be: three parts that work together, and parameters that its compressor takes."""
+"""Checks of a group: that its three parts work together, and that its compressor takes its parameters."""
 
 from collections.abc import Sequence
 from dataclasses import is_dataclass

@@ -1,6 +1,5 @@
 """Pages about faults, as far as there are results."""
 
-from collections import defaultdict
 from collections.abc import Iterable
 from statistics import median
 from typing import Any
@@ -77,28 +76,27 @@ def faults_beside() -> Page:
     rows = fault_table.lines_of(found["rows"])
     ended = _systems(row for row in found["rows"] if row["fault"] == "kill" and not row["went_on"])
     go_on = _systems(row for row in found["rows"] if row["fault"] == "kill" and row["went_on"])
-    kill, stop = (_seconds(row for row in found["rows"] if row["fault"] == fault) for fault in ("kill", "stop"))
+    kill, stop = (
+        " and ".join(_seconds(found["rows"], fault, system) for system in go_on) for fault in ("kill", "stop")
+    )
     parted = _systems(row for row in found["rows"] if row["fault"] == "corrupt" and not row["equal"])
     verdict = (
-        f"A kill ends {ended}; {go_on} go on after {kill} s (a stop: {stop}). "
-        f"A flipped bit goes unnoticed under {parted}."
+        f"A kill ends {' and '.join(ended)}; {' and '.join(go_on)} go on after {kill} s (a stop: {stop}). "
+        f"A flipped bit goes unnoticed under {' and '.join(parted)}."
     )
     note = f"{found['ranks']} ranks, timeout {found['timeout_s']:.0f} s, stops {found['stop_s']:.0f} s."
     shown = Shown(["faults_beside"], fault_table.COLUMNS, rows, note)
     return Page("faults_beside", "What do the same faults do to others?", verdict, [shown])
 
 
-def _systems(rows: Iterable[dict[str, Any]]) -> str:
-    return " and ".join(dict.fromkeys(row["system"] for row in rows))
+def _systems(rows: Iterable[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(row["system"] for row in rows))
 
 
-def _seconds(rows: Iterable[dict[str, Any]]) -> str:
-    """The median seconds until each system went on."""
-    took: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        if row["went_on"]:
-            took[row["system"]].append(row["seconds"])
-    return " and ".join(f"{median(own):.1f}" for own in took.values())
+def _seconds(rows: Iterable[dict[str, Any]], fault: str, system: str) -> str:
+    """The median seconds after this fault until the system went on."""
+    took = [row["seconds"] for row in rows if (row["fault"], row["system"]) == (fault, system) and row["went_on"]]
+    return f"{median(took):.1f}"
 
 
 FAULTS = (

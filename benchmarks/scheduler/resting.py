@@ -6,7 +6,6 @@ equally long, their backward pass twice as long as the forward pass. Gradients a
 """
 
 import time
-from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -51,9 +50,7 @@ class Resting(nn.Module):
         return x
 
 
-def _made(
-    name: str,
-) -> tuple[nn.Module, Callable[[int, int], Iterable[Tensor]], Callable[[nn.Module, Tensor], Tensor]]:
+def _made(name: str) -> tuple[nn.Module, Any, Any]:
     """A model with the layers of the tiny model `name`, its batches and its loss."""
     like = make_task("synthetic", [f"model={name}"]).build_model(0)
     return Resting(like), lambda rank, world: repeat(torch.zeros(())), lambda model, batch: model(batch)

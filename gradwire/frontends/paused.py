@@ -31,7 +31,8 @@ class Accumulated:
         self.since_step = True
 
     def no_skip(self, unseen: bool = False) -> str:
-        """Why skip() is refused: passes since the last step only accumulated; "" where none did."""
+        """Why skip() is refused: passes since the last step only accumulated, perhaps `unseen` by hooks; "" where none
+        did."""
         return NO_SKIP if self.since_step or unseen else ""
 
     def check_reduced(self, runtime: Runtime, parameters: Mapping[str, Tensor]) -> None:

@@ -81,7 +81,7 @@ class Runtime:
         self._executor = Executor(device)
         self._executor.fail = failing.fail
         watch = Monitor(self.mesh, self._executor) if mesh.needs_polling else None
-        # what each thread has of a step; the job's end, which a finalizer holds: nothing in it leads back to the job
+        # a step's parts, by thread; then the job's end: a finalizer holds it, so no part of it refers to the job
         control = self._make_parts()
         paused_s, progress = watch.paused_s if watch else lambda _: 0.0, weakref.ref(self._collector)
         self._failure = FailureVerdict(self.mesh, self.hosts, paused_s, progress)

@@ -1,4 +1,4 @@
-"""What collectives cost over links, by the alpha-beta model: a latency for each message, and seconds for each byte."""
+"""Costs of collectives over links by the alpha-beta model: a latency for each message, and seconds for each byte."""
 
 from collections.abc import Callable, Sequence
 

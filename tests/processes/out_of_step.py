@@ -1,5 +1,5 @@
-"""What must hold where ranks make other calls than each other, come late or end: no rank hangs, none is ended from
-outside, and each hears what happened. Each scenario has ranks of its own, and groups of short timeouts.
+"""Ranks that make different calls, come late or end: no rank hangs, none has to be killed, and each gets an error that
+says what happened. Each scenario has ranks of its own, and groups of short timeouts.
 """
 
 import atexit

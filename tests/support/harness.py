@@ -76,7 +76,7 @@ def draw(slots: Sequence[Slot], world: int, seed: int, scale: float = 1.0) -> li
 
 
 def together(world: int, body: Callable[[int], Any]) -> list[Any]:
-    """What `body(rank)` returned or raised on each rank's thread; no rank may take longer than WAIT_S."""
+    """Runs `body(rank)` on a thread for each rank, for at most WAIT_S; returns each result or exception."""
     results: list[Any] = [None] * world
 
     def run(rank: int) -> None:

@@ -73,7 +73,7 @@ class GradientHooks(FrontEnd):
         self.hook_forward(runtime)
         self._registered.keep(*self._places.hook_in(self._parameters.values()))
         slots: dict[Tensor, int] = {self._parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
-        # the model's own hooks hold this
+        # weak: hooks on the model hold this front end already
         ready = weakly(self._gradient_ready)
         self._registered.on_gradients(slots, lambda slot: partial(ready, slot))
 

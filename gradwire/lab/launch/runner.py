@@ -38,8 +38,8 @@ class Runner(ABC):
 
     @contextmanager
     def led(self) -> Iterator[None]:
-        """Context of what the process that leads does by itself before the ranks run a job: where it fails, all ranks
-        that were started beforehand end."""
+        """A context for what only the leading process does before the ranks run a job. Where it raises, all ranks that
+        were started beforehand end."""
         yield
 
     def agreed(self, make: Callable[[], Path]) -> Path:
