@@ -230,7 +230,7 @@ def a_plan_is_found_though_no_forward_pass_is_seen() -> None:
     found, handle = called(lambda ddp, inputs: ddp.forward(inputs), way, CHOOSING_STEPS + 10)
     assert same_on_all_ranks(found)
     assert handle
-    assert "choosing a plan" not in handle.status(), handle.status()
+    assert "was predicted for the best" in handle.stats().account  # it may be planning anew, where steps became slower
 
 
 # What DDP reduces by itself, or cannot reduce

@@ -183,7 +183,7 @@ def the_automatic_plan_is_the_same_everywhere() -> None:
     train(module, steps, optimizer=optimizer)
     for trained, its in ((ddp, handle), (module, optimizer.handle)):
         assert same_on_all_ranks(flat(trained))
-        assert "choosing a plan" not in its.status(), its.status()
+        assert "was predicted for the best" in its.stats().account  # it may be planning anew, where steps became slower
         assert same_on_all_ranks(torch.tensor(list(sha256(its.plan.to_json().encode()).digest())))
 
 
