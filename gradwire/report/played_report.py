@@ -203,11 +203,8 @@ def steps(timings: Sequence[Timing], cluster: Cluster, cost: TrainingCost | None
     """Costs of one step of each configuration and, where it is asked for, of a training on the cluster."""
     # hosts of several GPUs send over one link
     shared = cluster.hosts > 1 and cluster.gpus_per_host > 1
-    table = text_table.timings(timings, "host" if shared else "rank")
-    if cost is None:
-        return table
-    cells = [cost.at(timing.step_ms.median, cluster.ranks) for timing in timings]
-    return text_table.with_column(table, cost.heading, cells)
+    costs = {cost.heading: lambda timing: cost.at(timing.step_ms.median, cluster.ranks)} if cost else None
+    return text_table.timings(timings, "host" if shared else "rank", costs)
 
 
 def write(
