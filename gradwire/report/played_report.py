@@ -165,7 +165,7 @@ def _shortest(times: PlayedTimes) -> str:
         return f"Only {NOCOMM} was timed."
     # the fastest, on links that were used
     name = next(name for name, step_ms in steps_ms.items() if step_ms <= AS_FAST * min(steps_ms.values()))
-    where = "inside a host" if cluster.hosts == 1 else f"at {Link(round(8 * cluster.bytes_per_s))}"
+    where = "inside a host" if cluster.hosts == 1 else f"at {Link.carrying(cluster.bytes_per_s)}"
     text = f"On {cluster.ranks} ranks {where}, {name} has the shortest step: {text_table.figure(steps_ms[name])} ms"
     beside = f"{text}, where computing on {this_machines(times.device)} takes {text_table.figure(alone_ms)}"
     others = [each for each in steps_ms if each != name]
