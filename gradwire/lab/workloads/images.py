@@ -48,10 +48,9 @@ class ImageTask(ModelOptions, DealtTask):
         super().__post_init__()
         self.check_model()
         highest = max(int(split.labels.max()) for split in self.splits)
-        if highest >= (self.outputs or self.labels):
-            raise ValueError(
-                f"{self.name} has labels 0 to {(self.outputs or self.labels) - 1}, the files hold {highest}"
-            )
+        outputs = self.outputs or self.labels
+        if highest >= outputs:
+            raise ValueError(f"{self.name} has labels 0 to {outputs - 1}, the files hold {highest}")
 
     @property
     @abstractmethod
