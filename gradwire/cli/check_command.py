@@ -8,7 +8,7 @@ from typing import Any
 
 from gradwire.cli.bench_command import headed, time_turns
 from gradwire.cli.console import console, mistakes, show
-from gradwire.cli.option_groups import Play, PricedTraining, Profiled
+from gradwire.cli.option_groups import Play, PricedTraining, ProfiledJob
 from gradwire.cli.run_setup import run_folder, writing_to
 from gradwire.cli.scheduler_commands import read_job
 from gradwire.cli.wanted import described
@@ -32,7 +32,7 @@ def check(
     job: str,
     play: Play,
     objective: Any,
-    trained: Profiled,
+    trained: ProfiledJob,
     seed: int,
     device: str,
     priced: PricedTraining,
@@ -69,7 +69,7 @@ def _spec(training: Training, played: PlaySpec, plans: list[str], seed: int) -> 
         steps=TIMED_STEPS,
         repeats=TURNS,
         seed=seed,
-        play=asdict(played),
+        play=played,
     )
 
 

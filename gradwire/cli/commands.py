@@ -9,7 +9,7 @@ import typer
 
 import gradwire
 from gradwire.cli import arguments as a
-from gradwire.cli.option_groups import Compared, Pictures, Play, PricedTraining, Profiled, RecipeChanges, with_groups
+from gradwire.cli.option_groups import Compared, Pictures, Play, PricedTraining, ProfiledJob, RecipeChanges, with_groups
 from gradwire.lab.names import TIMED_STEPS, TURNS
 
 app = typer.Typer(
@@ -135,7 +135,7 @@ def bench(
 @with_groups
 def plan(
     *,
-    trained: Profiled,
+    trained: ProfiledJob,
     hosts: a.Hosts = None,
     link: a.Rate = None,
     candidates: a.Candidates = None,
@@ -168,7 +168,7 @@ def simulate(
     objective: a.ProfilesObjective = None,
     play: Play,
     training: PricedTraining,
-    trained: Profiled,
+    trained: ProfiledJob,
     seed: a.Seed = 0,
     device: a.Device = "cpu",
     out: a.Out = Path("runs"),

@@ -36,8 +36,8 @@ class RecipeChanges:
 
 
 @dataclass(frozen=True)
-class Profiled:
-    """The training that is profiled, or was."""
+class ProfiledJob:
+    """The job that is profiled, or was."""
 
     task: a.Task = None
     model: a.OwnModel = None
@@ -74,7 +74,7 @@ class Pictures:
     svg: a.Svg = False
 
 
-GROUPS = (Compared, RecipeChanges, Profiled, Play, PricedTraining, Pictures)
+GROUPS = (Compared, RecipeChanges, ProfiledJob, Play, PricedTraining, Pictures)
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:

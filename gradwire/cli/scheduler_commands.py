@@ -4,12 +4,12 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gradwire.cli.console import console, mistakes, progress_bars, show
-from gradwire.cli.option_groups import Play, PricedTraining, Profiled
+from gradwire.cli.option_groups import Play, PricedTraining, ProfiledJob
 from gradwire.cli.run_setup import cluster_of, leads, run_folder, writing_to
 from gradwire.cli.wanted import described
 from gradwire.lab.built_in_jobs import BUILT_IN
@@ -33,7 +33,7 @@ from gradwire.tuner.candidate_plans import check_wanted
 
 
 def find_plan(
-    trained: Profiled,
+    trained: ProfiledJob,
     hosts: int | None,
     link: str | None,
     wanted: dict[str, Any],
@@ -52,8 +52,7 @@ def find_plan(
         chosen = described(**vars(trained))
         named = wanted["candidates"]
         wanted = wanted | {"candidates": candidates_of(named) if named else []}
-        there = asdict(played) if played else None
-        spec = PlanSpec(task=chosen.task, options=list(chosen.options), seed=seed, play=there, **wanted)
+        spec = PlanSpec(task=chosen.task, options=list(chosen.options), seed=seed, play=played, **wanted)
         gpus = (played.cluster if played else cluster).ranks
         spec.check(gpus)
     # ranks measure; the process that leads writes and shows
