@@ -85,7 +85,8 @@ class PlayedSpec(Spec):
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Self:
-        return cls(**plain | {"play": plain["play"] and PlaySpec.from_line(plain["play"])})
+        read: dict[str, Any] = {"play": plain["play"] and PlaySpec.from_line(plain["play"])}
+        return cls(**plain | read)
 
     def played(self) -> PlayedCluster | None:
         """The transports of that cluster."""
