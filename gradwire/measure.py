@@ -1,7 +1,6 @@
 """The command line's measurements from Python. The lab and its dependencies are imported when a function is called."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -109,8 +108,7 @@ def plan(
     check_rules(rules_by([candidate(text) for text in texts], ()), fidelity, objective)
     own = UserModel(function=named(make))
     wanted = {"candidates": texts, "fidelity": fidelity, "objective": objective}
-    wanted |= {"play": asdict(played) if played else None}
-    spec = PlanSpec(task=own.name, options=[f"function={own.function}"], seed=seed, **wanted)
+    spec = PlanSpec(task=own.name, options=[f"function={own.function}"], seed=seed, play=played, **wanted)
     cluster = LabCluster(1 if played else ranks, link_of(link), device)
     spec.check(ranks)
     return Planned.from_line(_run(job, spec, cluster)[-1]).plan

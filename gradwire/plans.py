@@ -224,12 +224,7 @@ def dense_group(names: tuple[str, ...], memory: Memory) -> Group:
 
 def default_memory(compressor: Compressor) -> Memory:
     """Residual for what is biased and can be taken out of a memory, none for the rest."""
-    try:
-        # can it be taken out of a residual?
-        Residual().check(compressor)
-    except ValueError:
-        return NoMemory()
-    return Residual() if compressor.biased else NoMemory()
+    return Residual() if compressor.biased and Residual().takes(compressor) else NoMemory()
 
 
 def default_communicator(compressor: Compressor, slots: Sequence[Slot] = (), ranks: int = 1) -> Communicator:

@@ -274,7 +274,7 @@ FAULTS = [
     Fault("lab/curve.py", "each.sent.ways(hosts * each.per_host, hosts)", "each.sent.ways(hosts, hosts)"),
     Fault("lab/results.py", "samples[len(samples) // 10 :]", "samples"),
     Fault("report/explain.py", "shares.wire_exposed_s >= max(", "shares.wire_s >= max("),
-    Fault("report/text_table.py", "_sent(timing.totals, 1e3 * timing.steps)", "_sent(timing.totals, 1e3)"),
+    Fault("report/text_table.py", "(timing.totals, 1e3 * timing.steps)", "(timing.totals, 1e3)"),
     Fault("report/pictures.py", "run.last.totals.wire_bytes / run.last.step / 1e6", "run.last.totals.wire_bytes / 1e6"),
     # integrations
     Fault("integrations/quorum_exchange.py", "step + 2 - len(states) if counts else step", "step"),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire import checkpoint
-from gradwire.collective import REPLICA, SHARD
+from gradwire.collective import SHARD
 from gradwire.compressors.multi_level import MultiLevel
 from gradwire.controllers.recompress import recompress
 from gradwire.controllers.requests import NativeRequest, ProfileRequest, Request, change_from_json, change_to_json
@@ -485,21 +485,9 @@ def test_states_that_were_not_saved_together_are_not_resharded():
         gw.reshard(early[:1], 3)
 
 
-def shards(replicas: int, parts: int) -> list[gw.Mesh]:
-    """Meshes of replicas with so many shards each, by global rank."""
-    everyone = gw.Threads.group(replicas * parts)
-    inside = [gw.Threads.group(parts) for _ in range(replicas)]
-    between = [gw.Threads.group(replicas) for _ in range(parts)]
-    return [
-        gw.Mesh({REPLICA: between[part][replica], SHARD: inside[replica][part]}, everyone[0].store)
-        for replica in range(replicas)
-        for part in range(parts)
-    ]
-
-
 def test_states_of_different_shards_are_not_added_up():
     plan = plan_for(Case(gw.TopK(0.1), gw.Residual(), gw.AllGather(), bits=0))
-    with job(plan, SLOTS, 4, transports=shards(2, 2)) as running:
+    with job(plan, SLOTS, 4, transports=hosts(2, 2, SHARD)) as running:
         running.step(draw(SLOTS, 4, 0))
         states = running.states()
     for join in (checkpoint.gather, partial(gw.reshard, world=2)):
@@ -508,7 +496,7 @@ def test_states_of_different_shards_are_not_added_up():
     assert "ranks have different shards; give dcp.save() handle.stateful()" in refusals(states[:2])[0]
     # each rank goes on from its own, also from one that does not say how many shards there are
     assert checkpoint.unpack(states[0]).about.shards == 2
-    with job(plan, SLOTS, 4, transports=shards(2, 2)) as resumed:
+    with job(plan, SLOTS, 4, transports=hosts(2, 2, SHARD)) as resumed:
         resumed.load([earlier(states[0], "shards"), *map(earlier, states[1:])])
         for own, saved in zip(resumed.states(), states, strict=True):
             assert all(torch.equal(own[key], tensor) for key, tensor in saved.items() if key != checkpoint.ABOUT)

@@ -8,8 +8,6 @@ from gradwire.lab.jobs.bench_job import TURN_S, BenchSpec
 from gradwire.lab.jobs.measured_model import MeasuredModel
 from gradwire.lab.jobs.timed_model import TimedModel
 from gradwire.lab.launch.rank_job import Log, Peers, run_rank
-from gradwire.lab.play_spec import PlaySpec
-from gradwire.lab.played_cluster import PlayedCluster
 from gradwire.lab.workloads.make_task import make_task
 
 
@@ -23,8 +21,8 @@ class BesideSpec(BenchSpec):
 
 def beside(spec: BesideSpec, peers: Peers, log: Log) -> None:
     """Times `spec.steps` steps of both kinds, `spec.repeats` times; `log` gets a line for each configuration."""
-    assert spec.play is not None
-    task, played = make_task(spec.task, spec.options), PlayedCluster(PlaySpec.from_line(spec.play), spec.seed)
+    task, played = make_task(spec.task, spec.options), spec.played()
+    assert played
     batches = [next(task.batches(peers.rank, peers.world, spec.seed))]
     kinds = {"real": peers, "played": played.peers(peers)}
     for configuration in map(parse, spec.configurations):

@@ -10,7 +10,7 @@ from gradwire.cli.completion import candidates, configurations, families, one_of
 from gradwire.cli.early import early, named
 from gradwire.importing import module_and_name
 from gradwire.lab.names import MODELS, PRESETS, SUITES, TASKS, check_device, exported_names
-from gradwire.lab.network.link import NVLINK, PCIE_3
+from gradwire.lab.network.link import NVLINK, PCIE_3, link_of
 
 _CONFIGURATION = (
     "dense, or [localsteps[:value,...]+]compressor[:value,...][+memory][+communicator], such as topk:0.01+residual; "
@@ -68,7 +68,7 @@ Name = Annotated[
 Hosts = Annotated[int | None, typer.Option(help="ranks to start, each with a link of its own; by default 2")]
 Rate = Annotated[
     str | None,
-    typer.Option("--link", help="emulated link, such as 100mbit; else loopback", callback=early(e.link)),
+    typer.Option("--link", help="emulated link, such as 100mbit; else loopback", callback=early(link_of)),
 ]
 Shard = Annotated[
     int,

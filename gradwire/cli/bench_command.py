@@ -36,10 +36,10 @@ _LONG_S = 300
 """From so many seconds on a run says how long it will take."""
 
 
-def bench(model: dict[str, Any], compared: Compared, timed: TimingOptions, json_file: Path | None) -> None:
-    """Times configurations on one model; `model` has a set-up's values, None where they are not given."""
+def bench(given: dict[str, Any], compared: Compared, timed: TimingOptions, json_file: Path | None) -> None:
+    """Times configurations in one set-up; `given` has its values, None where they are not given."""
     with mistakes():
-        setup = Setup(**model | {"ranks": ranks_of(model["ranks"], model["shard"]), "link": model["link"] or LOOPBACK})
+        setup = Setup(**given | {"ranks": ranks_of(given["ranks"], given["shard"]), "link": given["link"] or LOOPBACK})
         named = texts(compared)
         cluster, spec = setup.cluster(timed.device), setup.spec(named, timed)
     with runner(cluster) as ranks:
@@ -66,7 +66,7 @@ def _check_can_be_written(file: Path) -> None:
 
 
 def bench_played(
-    model: dict[str, Any],
+    given: dict[str, Any],
     play: Play,
     compared: Compared,
     timed: TimingOptions,
@@ -78,10 +78,10 @@ def bench_played(
     ranks, and what a training costs if that is asked for."""
     with mistakes():
         # what can be refused is refused before ranks start
-        if json_file or model["ranks"] is not None or model["link"]:
+        if json_file or given["ranks"] is not None or given["link"]:
             raise ValueError("--play says ranks and link, and writes played.json: leave --hosts, --link and --json out")
         played = PlaySpec.read(**vars(play), typed=True)
-        setup = Setup(**model | {"ranks": played.cluster.ranks, "link": LOOPBACK, "play": played})
+        setup = Setup(**given | {"ranks": played.cluster.ranks, "link": LOOPBACK, "play": played})
         named = texts(compared)
         running, spec = setup.cluster(timed.device), setup.spec(named, timed)
         cost = TrainingCost.of(**vars(training), device=timed.device)

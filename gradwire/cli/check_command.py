@@ -8,7 +8,7 @@ from typing import Any
 
 from gradwire.cli.bench_command import headed, time_turns
 from gradwire.cli.console import console, mistakes, show
-from gradwire.cli.option_groups import Play, PricedTraining
+from gradwire.cli.option_groups import Play, PricedTraining, ProfiledJob
 from gradwire.cli.run_setup import run_folder, writing_to
 from gradwire.cli.scheduler_commands import read_job
 from gradwire.cli.wanted import described
@@ -32,22 +32,21 @@ def check(
     job: str,
     play: Play,
     objective: Any,
-    trained: tuple[str | None, str | None, Path | None, list[str] | None],
+    trained: ProfiledJob,
     seed: int,
     device: str,
     priced: PricedTraining,
     out: Path,
 ) -> None:
-    """Predicts a job's steps on a cluster to play, and plays the same plans; `trained` is what was profiled: a task or
-    a function of the user's, the task's folder and options. Shows what a training costs if that is asked for."""
-    task, model, folder, options = trained
+    """Predicts a job's steps on a cluster to play, and plays the same plans. Shows what a training costs if that is
+    asked for."""
     with mistakes():
-        if not (task or model):
+        if not (trained.task or trained.model):
             raise ValueError(f"--play trains what {job} was measured on: give its --task or --model")
         profile, chosen = read_job(job, objective)
         played, cost = PlaySpec.read(**vars(play), typed=True), TrainingCost.of(**vars(priced), device=device)
         running = LabCluster(1, device=device)
-        training = described(task, model, None, folder, options or [])
+        training = described(**vars(trained))
         outcomes = list(simulate(profile, played.cluster, plan=chosen))
         # refuse before anything is played
         planned = [Configuration(each.way, plan=each.plan) for each in outcomes]
@@ -70,7 +69,7 @@ def _spec(training: Training, played: PlaySpec, plans: list[str], seed: int) -> 
         steps=TIMED_STEPS,
         repeats=TURNS,
         seed=seed,
-        play=asdict(played),
+        play=played,
     )
 
 

@@ -9,7 +9,7 @@ import typer
 
 import gradwire
 from gradwire.cli import arguments as a
-from gradwire.cli.option_groups import Compared, Pictures, Play, PricedTraining, RecipeChanges, with_groups
+from gradwire.cli.option_groups import Compared, Pictures, Play, PricedTraining, ProfiledJob, RecipeChanges, with_groups
 from gradwire.lab.names import TIMED_STEPS, TURNS
 
 app = typer.Typer(
@@ -135,16 +135,13 @@ def bench(
 @with_groups
 def plan(
     *,
-    task: a.Task = None,
-    model: a.OwnModel = None,
+    trained: ProfiledJob,
     hosts: a.Hosts = None,
     link: a.Rate = None,
     candidates: a.Candidates = None,
     fidelity: a.Fidelity = None,
     objective: a.Objective = "progress",
     rules: a.PlanRules = None,
-    options: a.TaskOptions = None,
-    folder: a.Folder = None,
     seed: a.Seed = 0,
     device: a.Device = "cpu",
     play: Play,
@@ -157,7 +154,7 @@ def plan(
     from gradwire.cli import scheduler_commands
 
     wanted = {"candidates": candidates, "fidelity": fidelity, "objective": objective, "rules": rules or []}
-    scheduler_commands.find_plan(task, model, hosts, link, wanted, options, folder, seed, device, play, training, out)
+    scheduler_commands.find_plan(trained, hosts, link, wanted, seed, device, play, training, out)
 
 
 @app.command()
@@ -171,10 +168,7 @@ def simulate(
     objective: a.ProfilesObjective = None,
     play: Play,
     training: PricedTraining,
-    task: a.Task = None,
-    model: a.OwnModel = None,
-    options: a.TaskOptions = None,
-    folder: a.Folder = None,
+    trained: ProfiledJob,
     seed: a.Seed = 0,
     device: a.Device = "cpu",
     out: a.Out = Path("runs"),
@@ -185,13 +179,12 @@ def simulate(
     from gradwire.cli import check_command, scheduler_commands
     from gradwire.cli.console import mistakes
 
-    trained = task, model, folder, options
     with mistakes():
         if play.play and pictures != Pictures():
             raise ValueError("--play draws nothing: leave --pdf and --svg out")
         if play.play and (ranks or link or every > 1):
             raise ValueError("--play says ranks and link, and plays every step: leave --ranks, --link and --every out")
-        if not play.play and any((*trained, seed, device != "cpu")):
+        if not play.play and any((*vars(trained).values(), seed, device != "cpu")):
             raise ValueError(
                 "a profile says all of a job; --task, --model, --set, --data, --seed and --device are for --play"
             )

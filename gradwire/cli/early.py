@@ -19,7 +19,7 @@ from gradwire.lab.names import (
     PLAN,
     exported_names,
 )
-from gradwire.lab.network.link import Link, link_of
+from gradwire.lab.network.link import Link
 from gradwire.report.report_files import BESIDE
 from gradwire.unknown import unknown, unknown_part
 
@@ -61,13 +61,8 @@ def beside(suffix: str) -> Callable[[bool], bool]:
     return callback
 
 
-def link(text: str) -> None:
-    """Raises ValueError for what is no link."""
-    link_of(text)
-
-
 def links(text: str) -> None:
-    """The same for several, separated by commas."""
+    """Raises ValueError for what is no link among several, separated by commas."""
     for each in text.split(","):
         Link.parse(each)
 

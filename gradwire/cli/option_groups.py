@@ -36,6 +36,16 @@ class RecipeChanges:
 
 
 @dataclass(frozen=True)
+class ProfiledJob:
+    """The job that is profiled, or was."""
+
+    task: a.Task = None
+    model: a.OwnModel = None
+    options: a.TaskOptions = None
+    folder: a.Folder = None
+
+
+@dataclass(frozen=True)
 class Play:
     """A cluster of which this machine plays one rank; the fields are the arguments of `PlaySpec.read`."""
 
@@ -64,7 +74,7 @@ class Pictures:
     svg: a.Svg = False
 
 
-GROUPS = (Compared, RecipeChanges, Play, PricedTraining, Pictures)
+GROUPS = (Compared, RecipeChanges, ProfiledJob, Play, PricedTraining, Pictures)
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:

@@ -4,12 +4,12 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gradwire.cli.console import console, mistakes, progress_bars, show
-from gradwire.cli.option_groups import Play, PricedTraining
+from gradwire.cli.option_groups import Play, PricedTraining, ProfiledJob
 from gradwire.cli.run_setup import cluster_of, leads, run_folder, writing_to
 from gradwire.cli.wanted import described
 from gradwire.lab.built_in_jobs import BUILT_IN
@@ -33,13 +33,10 @@ from gradwire.tuner.candidate_plans import check_wanted
 
 
 def find_plan(
-    task: str | None,
-    model: str | None,
+    trained: ProfiledJob,
     hosts: int | None,
     link: str | None,
     wanted: dict[str, Any],
-    options: list[str] | None,
-    folder: Path | None,
     seed: int,
     device: str,
     play: Play,
@@ -52,11 +49,10 @@ def find_plan(
         cost = TrainingCost.of(**vars(training), device=device)
         # what can be refused is refused before ranks start
         cluster, played = _where(hosts, link, device, play)
-        trained = described(task, model, None, folder, options or [])
+        chosen = described(**vars(trained))
         named = wanted["candidates"]
         wanted = wanted | {"candidates": candidates_of(named) if named else []}
-        there = asdict(played) if played else None
-        spec = PlanSpec(task=trained.task, options=list(trained.options), seed=seed, play=there, **wanted)
+        spec = PlanSpec(task=chosen.task, options=list(chosen.options), seed=seed, play=played, **wanted)
         gpus = (played.cluster if played else cluster).ranks
         spec.check(gpus)
     # ranks measure; the process that leads writes and shows

@@ -42,8 +42,5 @@ def soak(minutes: float, faults: str, hosts: int, link: str | None, seed: int, o
 
 
 def _show(came: Soaked, followed: Followed) -> None:
-    number, went_on = (
-        len(came.faults),
-        "hung" if followed.seconds is None else f"went on after {followed.seconds:.1f} s",
-    )
-    print(f"{number}. {followed.front_end}, {followed.kind} of {followed.victim}: {went_on}", flush=True)
+    went_on = "hung" if followed.seconds is None else f"went on after {followed.seconds:.1f} s"
+    print(f"{len(came.faults)}. {followed.front_end}, {followed.kind} of {followed.victim}: {went_on}", flush=True)

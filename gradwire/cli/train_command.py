@@ -67,7 +67,10 @@ def train_suite(suite: str, wanted: Wanted, hosts: int | None, link: str | None,
         wanted.check_for_suite(suite)
         rows = suite_rows(suite, wanted.folder, wanted.task, wanted.pretrained)
         comparisons = [wanted.comparison(row, cluster) for row in rows]
-    _compare_all(suite, comparisons, cluster, out)
+    with runner(cluster) as ranks:
+        folder = ranks.agreed(lambda: run_folder(out, suite))
+        with writing_to(folder):
+            _compare_all(folder, suite, comparisons, cluster, ranks)
 
 
 def resume(folder: Path, wanted: Wanted, others: Sequence[Any]) -> None:
@@ -92,18 +95,10 @@ def compare(comparison: Comparison, cluster: LabCluster, out: Path) -> None:
             compare_in(folder, comparison, cluster, ranks)
 
 
-def _compare_all(name: str, comparisons: list[Comparison], cluster: LabCluster, out: Path) -> None:
+def _compare_all(folder: Path, name: str, comparisons: list[Comparison], cluster: LabCluster, ranks: Runner) -> None:
     """Trains task after task, each with a folder in the suite's; results are written after each."""
-    with runner(cluster) as ranks:
-        folder = ranks.agreed(lambda: run_folder(out, name))
-        with writing_to(folder):
-            _compare_in(folder, name, comparisons, cluster, ranks)
-
-
-def _compare_in(folder: Path, name: str, comparisons: list[Comparison], cluster: LabCluster, ranks: Runner) -> None:
     trained: list[training_suite_report.TrainedTask] = []
     paths: list[Path] = []
-    # results are written anew after each task
     try:
         for number, comparison in enumerate(comparisons, 1):
             if runs := compare_in(folder / f"{number}-{comparison.task}", comparison, cluster, ranks):

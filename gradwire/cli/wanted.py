@@ -1,6 +1,7 @@
 """Options of `gradwire train`, as the user typed them."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,7 @@ class Wanted:
     def training(self) -> Training:
         """The training that the user names, with the options of its task."""
         options = [*(self.options or []), *([f"pretrained={self.pretrained}"] if self.pretrained else [])]
-        return described(self.task, self.model, self.preset, self.folder, options)
+        return described(self.task, self.model, options, self.folder, self.preset)
 
     def check_for_suite(self, suite: str) -> None:
         """Raises ValueError for options that a suite has by itself."""
@@ -57,7 +58,7 @@ class Wanted:
 
 
 def described(
-    task: str | None, model: str | None, preset: str | None, folder: Path | None, options: Sequence[str] = ()
+    task: str | None, model: str | None, options: Sequence[str] | None, folder: Path | None, preset: str | None = None
 ) -> Training:
     """The training that the user names: a task, a function of their own, or a preset on the files in `folder`, with
     these options of the task.
@@ -73,7 +74,7 @@ def described(
     else:
         named = Training(task=task or "lm") if model is None else Training(task=UserModel.name)
     # --model and --data are options of the task, too
-    given = [*([f"function={model}"] if model else []), *([f"folder={folder}"] if folder else []), *options]
+    given = [*([f"function={model}"] if model else []), *([f"folder={folder}"] if folder else []), *(options or [])]
     names = [option.partition("=")[0] for option in given]
     if twice := [option for option, name in zip(given, names, strict=True) if names.count(name) > 1]:
         raise ValueError(f"an option of {named.task} is given twice: {', '.join(twice)}")
@@ -83,35 +84,36 @@ def described(
 def texts(compared: Compared, others: Sequence[str] = ()) -> list[str]:
     """The configurations to compare, as text: the `others` where none is named, with the plan if there is one. Raises
     ValueError for none, and for a controller and rules that change nothing."""
-    configurations = compared.configurations or []
-    controller = compared.controller
-    rules = compared.rules or []
-    # a controller for each configuration that compresses
-    named = [_controlled(text, controller) for text in configurations]
-    if controller and named == configurations:
-        raise ValueError(f"--controller {controller} has no CONFIG that compresses: name one, such as topk:0.01")
-    plain, named = named, [_ruled(text, rules) for text in named]
-    if rules and named == plain:
-        raise ValueError(f"--rule {rules[0]} has no CONFIG that compresses: name one, such as topk:0.01")
+    named = compared.configurations or []
+    # a controller and rules for each configuration that compresses
+    if controller := compared.controller:
+        named = _each(named, lambda text: _controlled(text, controller), f"--controller {controller}", (AUTO, LOCAL))
+    if rules := compared.rules:
+        named = _each(named, lambda text: _ruled(text, rules), f"--rule {rules[0]}")
     named = [*(named or others), *([f"{PLAN}{compared.plan}"] if compared.plan else [])]
     if not named:
         raise ValueError("CONFIG is missing: name what to compare, or a --plan")
     return named
 
 
-def _controlled(text: str, controller: str | None) -> str:
-    """The configuration with this controller; unchanged for dense ones, torch's hooks, plans and local steps."""
+def _each(texts: Sequence[str], changed: Callable[[str], str], option: str, others: Sequence[str] = ()) -> list[str]:
+    """The configurations, changed but for dense ones, torch's hooks, plans and `others`, by their first word. Raises
+    ValueError, naming the `option`, where none is changed."""
+    alone = (DENSE, DDP, NOCOMM, PLAN.removesuffix(":"), *TORCH_HOOKS, *others)
+    after = [text if re.split("[:+@;]", text.lower())[0] in alone else changed(text) for text in texts]
+    if after == list(texts):
+        raise ValueError(f"{option} has no CONFIG that compresses: name one, such as topk:0.01")
+    return after
+
+
+def _controlled(text: str, controller: str) -> str:
+    """The configuration with this controller."""
     plain, semicolon, rules = text.partition(";")
     head, at, groups = plain.partition("@")
-    own = head.lower() in (DENSE, DDP, NOCOMM, AUTO) or head.lower().startswith((PLAN, LOCAL, *TORCH_HOOKS))
-    alone = controller is None or own
-    return text if alone else f"{head}+{controller}{at}{groups}{semicolon}{rules}"
+    return f"{head}+{controller}{at}{groups}{semicolon}{rules}"
 
 
 def _ruled(text: str, rules: Sequence[str]) -> str:
-    """The configuration with these rules, which come before its own; unchanged for dense ones, torch's hooks and
-    plans."""
+    """The configuration with these rules, which come before its own."""
     head, *own = text.split(";")
-    if head.lower().partition("@")[0] in (DENSE, DDP, NOCOMM) or head.lower().startswith((PLAN, *TORCH_HOOKS)):
-        return text
     return ";".join((head, *rules, *own))

@@ -18,7 +18,7 @@ from gradwire.lab.models import MODELS
 from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM, TINY
 from gradwire.lab.torch_hooks import TORCH_HOOKS
 from gradwire.lab.workloads import TASKS
-from gradwire.lab.workloads.synthetic import SIZES
+from gradwire.lab.workloads.synthetic import TINY_MODELS
 from gradwire.memories import Memory
 from gradwire.notation import own
 
@@ -77,7 +77,7 @@ def catalogue() -> dict[str, list[CatalogueEntry]]:
                 CatalogueEntry(name, f"{model.parameters / 1e6:.1f} M parameters, {model.samples()}.")
                 for name, model in MODELS.items()
             ),
-            *(CatalogueEntry(f"{TINY}{name}", f"{text} a rank.") for name, text in SIZES.items()),
+            *(CatalogueEntry(f"{TINY}{name}", f"{model.text} a rank.") for name, model in TINY_MODELS.items()),
         ],
         "Presets": [
             CatalogueEntry(name, training.summary, defaults=training.files) for name, training in PRESETS.items()

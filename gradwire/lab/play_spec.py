@@ -87,7 +87,7 @@ def _named(option: str, typed: bool) -> str:
 
 
 def _described(cluster: Cluster) -> str:
-    link, inside = (Link(round(8 * rate)) for rate in (cluster.bytes_per_s, cluster.inside_bytes_per_s))
+    link, inside = map(Link.carrying, (cluster.bytes_per_s, cluster.inside_bytes_per_s))
     if cluster.ranks <= cluster.gpus_per_host:
         return f"{cluster.ranks} ranks of one host, joined by {inside}, of which one is played"
     hosts = f"{cluster.hosts} hosts of {cluster.gpus_per_host}" if cluster.gpus_per_host > 1 else "a host each"

@@ -1,15 +1,16 @@
-"""The transports of a cluster of which one rank is played."""
+"""The transports of a cluster of which one rank is played, and the jobs that may run on one."""
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf, lcm
+from typing import Any, Self
 
 import torch
 
 from gradwire.compressors import Compressor
 from gradwire.lab.curve import StepCurve
-from gradwire.lab.launch.rank_job import Peers
+from gradwire.lab.launch.rank_job import Peers, Spec
 from gradwire.lab.play_spec import PlaySpec
 from gradwire.transports import Card, Mesh, Played
 from gradwire.transports.others import Others
@@ -74,3 +75,19 @@ class PlayedCluster:
     def set_speed(self, bytes_per_s: float | None = None) -> None:
         """Has the card send at this speed without latency, or again at its own."""
         self.card.latency_s, self.card.bytes_per_s = (0.0, bytes_per_s) if bytes_per_s else self._speed
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedSpec(Spec):
+    """A job on the ranks that run or, with `play`, on a cluster of which each of them plays one rank by itself."""
+
+    play: PlaySpec | None = None
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Self:
+        read: dict[str, Any] = {"play": plain["play"] and PlaySpec.from_line(plain["play"])}
+        return cls(**plain | read)
+
+    def played(self) -> PlayedCluster | None:
+        """The transports of that cluster."""
+        return PlayedCluster(self.play, self.seed) if self.play else None

@@ -67,6 +67,14 @@ class Memory(Options, Recordable, ABC):
                 f"{compressor} multiplies what it sends to be unbiased; use memory=NoMemory(), or rescale=False"
             )
 
+    def takes(self, compressor: Compressor) -> bool:
+        """Whether this one can keep a compressor's error."""
+        try:
+            self.check(compressor)
+        except ValueError:
+            return False
+        return True
+
     @abstractmethod
     def add(self, flat: Mapping[str, DoubleBuffer], gradient: LazySum, layout: Layout, ranks: int) -> LazySum:
         """The vector to compress: the sum of the read buffers of `flat` and of the `gradient` (n,), which is weighted

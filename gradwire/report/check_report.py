@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradwire.report.text_table import TextTable, figure, times, with_column
+from gradwire.report.text_table import Columns, TextTable, figure, times
 from gradwire.report.training_cost import TrainingCost
 
 
@@ -24,10 +24,14 @@ class Checked:
 
 def table(rows: Sequence[Checked], gpus: int, cost: TrainingCost | None = None) -> TextTable:
     """A row for each way and, where it is asked for, what a training on so many GPUs costs, as played."""
-    columns = ["sent by", "predicted, ms", "played, ms", "played over predicted"]
-    cells = [[row.way, figure(row.predicted_ms), figure(row.played_ms), times(row.ratio)] for row in rows]
-    shown = TextTable("One step", columns, cells)
-    return with_column(shown, cost.heading, [cost.at(row.played_ms, gpus) for row in rows]) if cost else shown
+    columns: Columns[Checked] = {
+        "sent by": lambda row: row.way,
+        "predicted, ms": lambda row: figure(row.predicted_ms),
+        "played, ms": lambda row: figure(row.played_ms),
+        "played over predicted": lambda row: times(row.ratio),
+        **({cost.heading: lambda row: cost.at(row.played_ms, gpus)} if cost else {}),
+    }
+    return TextTable.of("One step", rows, columns)
 
 
 def verdict(rows: Sequence[Checked]) -> str:

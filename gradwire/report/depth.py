@@ -59,14 +59,6 @@ def _others(compressor: Compressor) -> list[Communicator]:
     return [way for cls in exported(Communicator).values() if (way := cls()).takes(compressor)]
 
 
-def _goes_with(memory: Memory, compressor: Compressor) -> bool:
-    try:
-        memory.check(compressor)
-    except ValueError:
-        return False
-    return True
-
-
 def _sent_by(compressor: Compressor) -> str:
     usual = type(default_communicator(compressor)).__name__.lower()
     others = [name for way in _others(compressor) if (name := type(way).__name__.lower()) != usual]
@@ -75,7 +67,7 @@ def _sent_by(compressor: Compressor) -> str:
 
 def _memory(compressor: Compressor) -> str:
     usual = type(default_memory(compressor)).__name__.lower()
-    fitting = [name for name, cls in exported(Memory).items() if name != usual and _goes_with(cls(), compressor)]
+    fitting = [name for name, cls in exported(Memory).items() if name != usual and cls().takes(compressor)]
     return f"{usual}; accepts {', '.join(fitting)}" if fitting else usual
 
 

@@ -165,7 +165,7 @@ def _shortest(times: PlayedTimes) -> str:
         return f"Only {NOCOMM} was timed."
     # the fastest, on links that were used
     name = next(name for name, step_ms in steps_ms.items() if step_ms <= AS_FAST * min(steps_ms.values()))
-    where = "inside a host" if cluster.hosts == 1 else f"at {Link(round(8 * cluster.bytes_per_s))}"
+    where = "inside a host" if cluster.hosts == 1 else f"at {Link.carrying(cluster.bytes_per_s)}"
     text = f"On {cluster.ranks} ranks {where}, {name} has the shortest step: {text_table.figure(steps_ms[name])} ms"
     beside = f"{text}, where computing on {this_machines(times.device)} takes {text_table.figure(alone_ms)}"
     others = [each for each in steps_ms if each != name]
@@ -203,11 +203,8 @@ def steps(timings: Sequence[Timing], cluster: Cluster, cost: TrainingCost | None
     """Costs of one step of each configuration and, where it is asked for, of a training on the cluster."""
     # hosts of several GPUs send over one link
     shared = cluster.hosts > 1 and cluster.gpus_per_host > 1
-    table = text_table.timings(timings, "host" if shared else "rank")
-    if cost is None:
-        return table
-    cells = [cost.at(timing.step_ms.median, cluster.ranks) for timing in timings]
-    return text_table.with_column(table, cost.heading, cells)
+    costs = {cost.heading: lambda timing: cost.at(timing.step_ms.median, cluster.ranks)} if cost else None
+    return text_table.timings(timings, "host" if shared else "rank", costs)
 
 
 def write(

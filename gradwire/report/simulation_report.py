@@ -45,7 +45,7 @@ def table(outcomes: Sequence[Outcome], cost: TrainingCost | None = None) -> Text
     for cluster in dict.fromkeys(outcome.cluster for outcome in outcomes):
         own = {outcome.way: outcome for outcome in outcomes if outcome.cluster == cluster}
         best, *others = [f"{figure(1e3 * own[way].step_s)} ({100 * own[way].scaling_efficiency:.0f} %)" for way in ways]
-        where = [_link(cluster.bytes_per_s), str(cluster.ranks), str(cluster.hosts)]
+        where = [str(Link.carrying(cluster.bytes_per_s)), str(cluster.ranks), str(cluster.hosts)]
         costs = [cost.at(1e3 * own[way].step_s, cluster.ranks) for way in priced] if cost else []
         rows.append([*where, best, f"{own[BEST].groups}{_efficiency(own[BEST])}", *others, *costs])
     headings = {outcome.way: f"{outcome.way}{_efficiency(outcome)}" for outcome in outcomes}
@@ -85,7 +85,7 @@ def per_step_or_rounds(outcomes: Sequence[Outcome]) -> str | None:
     )
     near = f"within {times(_ENOUGH)}"
     if links:
-        return f"{text}; from {_link(links[0])} on, every step is {near} of that on all these numbers of ranks."
+        return f"{text}; from {Link.carrying(links[0])} on, every step is {near} of that on all these numbers of ranks."
     return f"{text}; on none of these links is every step {near} of that on all these numbers of ranks."
 
 
@@ -110,7 +110,7 @@ def picture(outcomes: Sequence[Outcome], title: str, narrow: bool = False) -> Fi
         for axis, link in zip(axes, links, strict=True):
             for index, way in enumerate(ways):
                 _line(axis, [o for o in outcomes if o.way == way and o.cluster.bytes_per_s == link], index)
-            axis.set_title(_link(link), fontsize=10)
+            axis.set_title(str(Link.carrying(link)), fontsize=10)
             axis.set_xlabel("ranks")
             axis.set_xscale("log", base=2)
             axis.set_xticks(sorted({outcome.cluster.ranks for outcome in outcomes}))
@@ -156,7 +156,7 @@ def _efficiency(outcome: Outcome) -> str:
 
 
 def _place(outcome: Outcome) -> str:
-    return f"{outcome.cluster.ranks} ranks at {_link(outcome.cluster.bytes_per_s)}"
+    return f"{outcome.cluster.ranks} ranks at {Link.carrying(outcome.cluster.bytes_per_s)}"
 
 
 def _line(axis: Axes, outcomes: Sequence[Outcome], index: int) -> None:
@@ -169,7 +169,3 @@ def _line(axis: Axes, outcomes: Sequence[Outcome], index: int) -> None:
         linewidth=3 if best else 1.6,
         zorder=1 if best else 2,  # others may lie exactly on it
     )
-
-
-def _link(bytes_per_s: float) -> str:
-    return str(Link(round(8 * bytes_per_s)))

@@ -16,7 +16,8 @@ from gradwire.report import page
 from gradwire.report.page import Picture
 from gradwire.report.pictures import STYLE, look, sheet
 from gradwire.report.report_files import write_json, write_text
-from gradwire.report.text_table import TextTable, figure
+from gradwire.report.text_table import Columns, TextTable, figure
+from gradwire.report.words import counted
 
 _NOTE = f"""Seconds from the end of a fault until all ranks that are there had made a step together again; after
 {PATIENCE_S:.0f} s a run counts as hanging."""
@@ -29,8 +30,7 @@ _SHOWN = "Seconds until all ranks went on against when the fault came, a colour 
 def verdict(came: Soaked) -> str:
     """The outcome in a sentence."""
     held = "every law held" if not came.broken else f"{len(came.broken)} times a law did not hold"
-    faults = "1 fault" if len(came.faults) == 1 else f"{len(came.faults)} faults"
-    return f"{faults} in {came.seconds / 60:.1f} minutes and {came.steps} steps: {held}."
+    return f"{counted(len(came.faults), 'fault')} in {came.seconds / 60:.1f} minutes and {came.steps} steps: {held}."
 
 
 def table(came: Soaked) -> TextTable:
@@ -68,16 +68,15 @@ def write(folder: Path, came: Soaked) -> list[Path]:
 
 def _each(came: Soaked) -> TextTable:
     """Every fault, in the order in which they came."""
-    rows = [
-        [figure(each.at_s), each.kind, each.front_end, each.victim, _or_none(each.seconds), each.what]
-        for each in came.faults
-    ]
-    columns = ["s", "fault", "front end", "of", "s until all went on", "reports"]
-    return TextTable("All faults", columns, rows, ["fault", "front end", "of", "reports"])
-
-
-def _or_none(seconds: float | None) -> str:
-    return "-" if seconds is None else figure(seconds)
+    columns: Columns[Followed] = {
+        "s": lambda each: figure(each.at_s),
+        "fault": lambda each: each.kind,
+        "front end": lambda each: each.front_end,
+        "of": lambda each: each.victim,
+        "s until all went on": lambda each: "-" if each.seconds is None else figure(each.seconds),
+        "reports": lambda each: each.what,
+    }
+    return TextTable.of("All faults", came.faults, columns, ["fault", "front end", "of", "reports"])
 
 
 def _timeline(came: Soaked, narrow: bool = False) -> Figure:

@@ -15,7 +15,7 @@ from gradwire.lab.names import DENSE, NOCOMM
 from gradwire.report import page
 from gradwire.report.pictures import NARROW, STYLE, draw_spreads, label
 from gradwire.report.report_files import write_json, write_picture, write_text
-from gradwire.report.text_table import TextTable, figure, times
+from gradwire.report.text_table import Columns, TextTable, figure, spread, times
 from gradwire.report.timing import Timing
 from gradwire.report.words import in_words
 
@@ -58,20 +58,23 @@ def results(rows: Sequence[SuiteRow], timings: Sequence[Timing], timed: TimingOp
     ]
 
 
-def table(name: str, results: Sequence[Result]) -> TextTable:
-    """One line for every row."""
-    columns = ["model", "M parameters", "batch", "ranks", "link", "configuration", "ms per step"]
-    columns += ["quartiles, ms", "times nocomm", "kB per rank", "fewer bytes", "cut"]
-    rows = []
-    for result in results:
-        setup, timing = result.row.setup, result.timing
-        setting = [setup.model, figure(result.parameters / 1e6), str(setup.batch), str(setup.ranks), setup.link]
-        spread, totals = timing.step_ms, timing.totals
-        # time, then bytes
-        time = [figure(spread.median), f"{figure(spread.low)} to {figure(spread.high)}", f"{timing.times_nocomm:.2f}"]
-        sent = [figure(totals.wire_bytes / timing.steps / 1e3), times(totals.ratio)]
-        rows.append([*setting, timing.configuration, *time, *sent, result.row.note])
-    return TextTable(f"Suite {name}", columns, rows, texts=("configuration", "cut"))
+def table(name: str, results: Sequence[Result], others: Columns[Result] | None = None) -> TextTable:
+    """One line for every row; `others` are columns of words."""
+    columns: Columns[Result] = {
+        "model": lambda each: each.row.setup.model,
+        "M parameters": lambda each: figure(each.parameters / 1e6),
+        "batch": lambda each: str(each.row.setup.batch),
+        "ranks": lambda each: str(each.row.setup.ranks),
+        "link": lambda each: each.row.setup.link,
+        "configuration": lambda each: each.timing.configuration,
+        **spread(lambda each: each.timing.step_ms),
+        f"times {NOCOMM}": lambda each: f"{each.timing.times_nocomm:.2f}",
+        "kB per rank": lambda each: figure(each.timing.totals.wire_bytes / each.timing.steps / 1e3),
+        "fewer bytes": lambda each: times(each.timing.totals.ratio),
+        "cut": lambda each: each.row.note,
+    }
+    more = others or {}
+    return TextTable.of(f"Suite {name}", results, {**columns, **more}, texts=("configuration", "cut", *more))
 
 
 def picture(name: str, results: Sequence[Result], narrow: bool = False) -> Figure:
@@ -102,13 +105,11 @@ def write(folder: Path, name: str, results: Sequence[Result], facts: Mapping[str
     folder.mkdir(parents=True, exist_ok=True)
     drawn = picture(name, results)
     write_picture(drawn, folder / "suite.png")
-    plain = table(name, results)
     # the page's table also has the command that measures a row again
-    rows = [[*line, result.command] for line, result in zip(plain.rows, results, strict=True)]
-    whole = TextTable(plain.title, [*plain.columns, "command"], rows, texts=[*plain.texts, "command"])
+    whole = table(name, results, {"command": lambda each: each.command})
     shown = [page.Picture("Step times", _SHOWN, drawn, picture(name, results, narrow=True))]
     report = page.render(
-        f"{plain.title}: {len(results)} rows", _verdict(results), shown, [(whole, _NOTE)], in_words(facts)
+        f"{whole.title}: {len(results)} rows", _verdict(results), shown, [(whole, _NOTE)], in_words(facts)
     )
     write_text(folder / "report.html", report)
     write_json(folder / "suite.json", {"suite": name, **facts, "rows": [result.to_json() for result in results]})

@@ -1,13 +1,18 @@
 """Tables of figures as plain text, for the terminal and the page."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from math import floor, isfinite, log10
+from typing import TypeVar
 
 from gradwire.lab.names import NOCOMM
 from gradwire.lab.results import Run, Spread, Totals, shown
 from gradwire.report.timing import Timing
 
+R = TypeVar("R")
+Columns = Mapping[str, Callable[[R], str]]
+"""Headings, each with the function that makes a row's cell below it."""
 _SPLIT = ("encode", "wire", "decode", "wait")
 
 
@@ -24,6 +29,11 @@ class TextTable:
     """Columns of words; the others are numbers."""
     keys: int = 1
     """How many columns, the first ones, name the row."""
+
+    @classmethod
+    def of(cls, title: str, rows: Iterable[R], columns: Columns[R], texts: Collection[str] = ()) -> "TextTable":
+        """A line of cells for each of `rows`, of any type; `texts` as above."""
+        return cls(title, [*columns], [[cell(row) for cell in columns.values()] for row in rows], texts)
 
 
 def figure(number: float) -> str:
@@ -49,24 +59,34 @@ def diverged(run: Run) -> bool:
     return not all(map(isfinite, (run.last.loss, *(run.last.held_out or {}).values())))
 
 
-def _spread(spread: Spread) -> list[str]:
-    return [figure(spread.median), f"{figure(spread.low)} to {figure(spread.high)}"]
+def spread(of: Callable[[R], Spread]) -> Columns[R]:
+    """Columns of a step's time."""
+    return {
+        "ms per step": lambda row: figure(of(row).median),
+        "quartiles, ms": lambda row: f"{figure(of(row).low)} to {figure(of(row).high)}",
+    }
 
 
-def _split_ms(totals: Totals, steps: int) -> list[str]:
-    """Not known without Gradwire, where all are 0."""
-    seconds = (totals.encode_s, totals.wire_s, totals.decode_s, totals.wait_s)
-    return [figure(1e3 * part / steps) if any(seconds) else "-" for part in seconds]
+def _split(of: Callable[[R], tuple[Totals, int]]) -> Columns[R]:
+    """Columns of the milliseconds per step, of totals and their steps. Not known without Gradwire, where all are 0."""
+
+    def cell(part: str, row: R) -> str:
+        totals, steps = of(row)
+        seconds = {name: getattr(totals, f"{name}_s") for name in _SPLIT}
+        return figure(1e3 * seconds[part] / steps) if any(seconds.values()) else "-"
+
+    return {part: partial(cell, part) for part in _SPLIT}
 
 
-def _sent(totals: Totals, unit: float) -> list[str]:
-    counts = [totals.wire_bytes, totals.interface_bytes]
-    return [figure(count / unit) for count in counts if count is not None]
-
-
-def _sent_columns(totals: Totals, unit: str, sender: str = "rank") -> list[str]:
-    """Of all ranks' interfaces there are counts on the emulated network alone."""
-    return [f"{unit} per {sender}", *([f"{unit} at the interface"] if totals.interface_bytes is not None else [])]
+def _sent(rows: Sequence[R], unit: str, sender: str, of: Callable[[R], tuple[Totals, float]]) -> Columns[R]:
+    """Columns of bytes, of totals and how many bytes count as one `unit`. Of all ranks' interfaces there are counts on
+    the emulated network alone."""
+    columns: dict[str, Callable[[R], str]] = {
+        f"{unit} per {sender}": lambda row: figure(of(row)[0].wire_bytes / of(row)[1])
+    }
+    if of(rows[0])[0].interface_bytes is not None:
+        columns[f"{unit} at the interface"] = lambda row: figure((of(row)[0].interface_bytes or 0.0) / of(row)[1])
+    return columns | {"fewer bytes": lambda row: times(of(row)[0].ratio)}
 
 
 def _held_out(run: Run, metric: str) -> str:
@@ -77,40 +97,33 @@ def _held_out(run: Run, metric: str) -> str:
 
 def training(runs: Sequence[Run], metric: str) -> TextTable:
     """Held-out figures, times and bytes of finished runs; speed-up is over the first."""
-    first = runs[0].last
-    columns = ["configuration", shown(metric), "s to finish", "ms per step", "quartiles, ms"]
-    columns += [*_sent_columns(first.totals, "MB"), "fewer bytes", "speed-up"]
-    rows = []
-    for run in runs:
-        last = run.last
-        sent = [*_sent(last.totals, 1e6), times(last.totals.ratio)]
-        # times, then bytes, then the speed-up over the first
-        cost = [figure(last.wall_s), *_spread(run.step_ms()), *sent, figure(first.wall_s / last.wall_s)]
-        rows.append([run.configuration, _held_out(run, metric), *cost])
-    return TextTable("Training", columns, rows)
+    columns: Columns[Run] = {
+        "configuration": lambda run: run.configuration,
+        shown(metric): lambda run: _held_out(run, metric),
+        "s to finish": lambda run: figure(run.last.wall_s),
+        **spread(Run.step_ms),
+        **_sent(runs, "MB", "rank", lambda run: (run.last.totals, 1e6)),
+        "speed-up": lambda run: figure(runs[0].last.wall_s / run.last.wall_s),
+    }
+    return TextTable.of("Training", runs, columns)
 
 
 def splits(runs: Sequence[Run]) -> TextTable:
     """Gradwire's time by encode, wire, decode and wait."""
-    rows = [[run.configuration, *_split_ms(run.last.totals, run.last.step)] for run in runs]
-    return TextTable("Milliseconds per step", ["configuration", *_SPLIT], rows)
+    columns: Columns[Run] = {"configuration": lambda run: run.configuration}
+    return TextTable.of(
+        "Milliseconds per step", runs, {**columns, **_split(lambda run: (run.last.totals, run.last.step))}
+    )
 
 
-def timings(timings: Sequence[Timing], sender: str = "rank") -> TextTable:
-    """Costs of one step of each configuration; `sender` has a link: a rank, or a host of several."""
-    columns = ["configuration", "ms per step", "quartiles, ms", f"times {NOCOMM}", *_SPLIT]
-    columns += [*_sent_columns(timings[0].totals, "kB", sender), "fewer bytes"]
-    rows = []
-    for timing in timings:
-        # times of a step, and its bytes
-        time = [*_spread(timing.step_ms), f"{timing.times_nocomm:.2f}"]
-        time += _split_ms(timing.totals, timing.steps)
-        sent = [*_sent(timing.totals, 1e3 * timing.steps), times(timing.totals.ratio)]
-        rows.append([timing.configuration, *time, *sent])
-    return TextTable("One step", columns, rows)
-
-
-def with_column(table: TextTable, heading: str, cells: Sequence[str]) -> TextTable:
-    """The table with one more column of numbers."""
-    rows = [[*row, cell] for row, cell in zip(table.rows, cells, strict=True)]
-    return replace(table, columns=[*table.columns, heading], rows=rows)
+def timings(timings: Sequence[Timing], sender: str = "rank", others: Columns[Timing] | None = None) -> TextTable:
+    """Costs of one step of each configuration, and `others`; `sender` has a link: a rank, or a host of several."""
+    columns: Columns[Timing] = {
+        "configuration": lambda timing: timing.configuration,
+        **spread(lambda timing: timing.step_ms),
+        f"times {NOCOMM}": lambda timing: f"{timing.times_nocomm:.2f}",
+        **_split(lambda timing: (timing.totals, timing.steps)),
+        **_sent(timings, "kB", sender, lambda timing: (timing.totals, 1e3 * timing.steps)),
+        **(others or {}),
+    }
+    return TextTable.of("One step", timings, columns)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -96,7 +96,7 @@ def test_planning_has_the_same_other_ranks(others: OtherRanks, waits: bool, monk
         PlayedCluster, "wait_for_slowest", lambda self, alone_s, every, step, device: waited.append((alone_s > 0, step))
     )
     options = [f"function={test_played.__file__}:make"]
-    play = asdict(replace(SPEC, others=others))
+    play = replace(SPEC, others=others)
     spec = PlanSpec(task="own", options=options, seed=0, candidates=["acpsgd:4"], play=play)
     running = Peers(0, 1, CPU, gw.SizeRecorder(world=2))
     peers, late = _played(spec, make_task("own", options), spec.controller(), running)
@@ -116,7 +116,7 @@ def test_ddp_by_itself_is_planned_and_predicted_as_it_was_measured_before_any_tr
     monkeypatch.setattr(tuner.trials, "FAR", inf)
     monkeypatch.setattr(tuner.candidate_plans, "calibrated", lambda profile, *_: replace(profile, forward_s=1e3))
     options = [f"function={test_played.__file__}:make"]
-    spec = PlanSpec(task="own", options=options, seed=0, candidates=["bf16"], play=asdict(PlaySpec.read("4@10gbit")))
+    spec = PlanSpec(task="own", options=options, seed=0, candidates=["bf16"], play=PlaySpec.read("4@10gbit"))
     lines: list[dict[str, Any]] = []
     plan(spec, Peers(0, 1, CPU, gw.SizeRecorder(world=1)), lines.append)
     planned = Planned.from_line(lines[-1])
@@ -144,7 +144,7 @@ def test_a_chosen_plan_is_shown_once_it_is_recorded(on_gpu: bool, monkeypatch: p
     monkeypatch.setattr(Handle, "trace", traced)
     monkeypatch.setattr(plan_job, "on_host", lambda device: not on_gpu)
     options = [f"function={test_played.__file__}:make"]
-    spec = PlanSpec(task="own", options=options, seed=0, candidates=["bf16"], play=asdict(SPEC))
+    spec = PlanSpec(task="own", options=options, seed=0, candidates=["bf16"], play=SPEC)
     lines: list[dict[str, Any]] = []
     plan(spec, Peers(0, 1, CPU, gw.SizeRecorder(world=1)), lines.append)
     choosing = sum("step" in line for line in lines)
@@ -161,7 +161,7 @@ def test_where_steps_are_long_few_are_made(
     step = TimedModel._step
     monkeypatch.setattr(TimedModel, "_step", lambda timed: (taken.append(timed), step(timed)))
     options = [f"function={test_played.__file__}:make"]
-    names = {"configurations": ["nocomm", "dense"], "steps": 20, "repeats": 1, "play": asdict(SPEC)}
+    names = {"configurations": ["nocomm", "dense"], "steps": 20, "repeats": 1, "play": SPEC}
     spec, lines = BenchSpec(task="own", options=options, seed=0, **names), list[dict[str, Any]]()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -196,7 +196,7 @@ def test_a_plan_is_chosen_beside_the_ranks_that_it_is_timed_beside(
         raise _Settled
 
     monkeypatch.setattr(TimedModel, "settle", settle)
-    play = asdict(replace(SPEC, others=OtherRanks(different=True, slow_rank=1.5)))
+    play = replace(SPEC, others=OtherRanks(different=True, slow_rank=1.5))
     options = [f"function={test_played.__file__}:make"]
     spec = BenchSpec(task="own", options=options, seed=0, configurations=[configuration], steps=1, repeats=1, play=play)
     with pytest.raises(_Settled):

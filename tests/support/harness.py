@@ -237,13 +237,13 @@ def job(plan: gw.Plan, slots: Sequence[Slot], world: int, **options: Any):
         running.close()
 
 
-def hosts(count: int, local: int) -> list[gw.Mesh]:
-    """Meshes of `count` hosts with `local` ranks each, by global rank."""
+def hosts(count: int, local: int, axis: str = HOST) -> list[gw.Mesh]:
+    """Meshes of `count` hosts with `local` ranks each, by global rank; with the axis SHARD, of replicas with shards."""
     everyone = gw.Threads.group(count * local)
     inside = [gw.Threads.group(local) for _ in range(count)]
     between = [gw.Threads.group(count) for _ in range(local)]
     return [
-        gw.Mesh({REPLICA: between[rank][host], HOST: inside[host][rank]}, everyone[0].store)
+        gw.Mesh({REPLICA: between[rank][host], axis: inside[host][rank]}, everyone[0].store)
         for host in range(count)
         for rank in range(local)
     ]

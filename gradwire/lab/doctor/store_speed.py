@@ -40,11 +40,12 @@ def _asked_s(store: TorchStore) -> float:
 
 
 def _latency(milliseconds: float) -> Finding:
-    return Finding("one question", milliseconds <= SLOW_MS, f"{milliseconds:.2f} ms", REMEDY * (milliseconds > SLOW_MS))
+    fast = milliseconds <= SLOW_MS
+    return Finding("one question", fast, f"{milliseconds:.2f} ms", "" if fast else REMEDY)
 
 
 def _rate(rate: float, world: int) -> Finding:
     wanted = LOOKS * world
     enough = rate >= wanted
     words = f"{rate:,.0f} a second from all ranks; the watch for lost ranks asks {wanted:,} a second at most"
-    return Finding("questions", enough, words, REMEDY * (not enough))
+    return Finding("questions", enough, words, "" if enough else REMEDY)

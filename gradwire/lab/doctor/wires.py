@@ -43,7 +43,7 @@ def _on_axis(site: Site, name: str, axis: Transport) -> Finding:
         f"latency {1e3 * small:.3g} ms, {gbit:.3g} Gbit/s from each rank (all-reduces of 4 B and {_bytes(4 * size)})"
     )
     slow = name != INSIDE and site.carrying.backend == "nccl" and gbit < SLOW_GBIT
-    return Finding(name, True, words, REMEDY * slow)
+    return Finding(name, True, words, REMEDY if slow else "")
 
 
 def _all_reduce_s(site: Site, axis: Transport, size: int) -> float:

@@ -88,11 +88,9 @@ class Setup:
         # `nocomm` first, beside which all others are shown
         texts = [NOCOMM, *(name for name in names if name != NOCOMM)]
         task, options = self._task()
-        timing: dict[str, Any] = {name: value for name, value in asdict(timed).items() if name != "device"} | {
-            "shard": self.shard,
-            "play": asdict(self.play) if self.play else None,
-        }
-        return BenchSpec(task=task, options=options, configurations=texts, **timing)
+        timing: dict[str, Any] = {name: value for name, value in asdict(timed).items() if name != "device"}
+        where: dict[str, Any] = {"shard": self.shard, "play": self.play}
+        return BenchSpec(task=task, options=options, configurations=texts, **timing, **where)
 
     def command(self, configuration: str, timed: TimingOptions) -> str:
         """The shell command that times one configuration."""

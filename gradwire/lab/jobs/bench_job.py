@@ -1,6 +1,6 @@
 """A rank's step-time job: configurations in turns, so that a drift of the machine hits them all."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
@@ -12,9 +12,8 @@ from gradwire.lab.configuration import parse
 from gradwire.lab.curve import StepCurve
 from gradwire.lab.jobs.measured_model import MeasuredModel
 from gradwire.lab.jobs.timed_model import TimedModel, curve_s
-from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank
-from gradwire.lab.play_spec import PlaySpec
-from gradwire.lab.played_cluster import PlayedCluster
+from gradwire.lab.launch.rank_job import Log, Peers, run_rank
+from gradwire.lab.played_cluster import PlayedCluster, PlayedSpec
 from gradwire.lab.results import Totals
 from gradwire.lab.workloads.make_task import make_task
 from gradwire.schedule import Timeline
@@ -29,7 +28,7 @@ turn of every configuration takes together."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchSpec(Spec):
+class BenchSpec(PlayedSpec):
     """Configurations to time on one task, `steps` steps at a time, of local steps whole rounds. Raises ValueError for
     less than one."""
 
@@ -41,8 +40,6 @@ class BenchSpec(Spec):
     """Turns of each configuration."""
     autocast: str | None = None
     """bf16 or fp16."""
-    play: Mapping[str, Any] | None = None
-    """A `PlaySpec`'s values, of whose ranks each one here plays one by itself; None where ranks are what they are."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.repeats < 1:
@@ -79,7 +76,7 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
 
     Raises RuntimeError where a configuration leaves replicas that differ."""
     task = make_task(spec.task, spec.options)
-    played = PlayedCluster(PlaySpec.from_line(spec.play), spec.seed) if spec.play else None
+    played = spec.played()
     peers = played.peers(peers) if played else peers
     # the same batches again and again, mostly one: loading data is not what is timed
     stream = task.batches(peers.rank, peers.world, spec.seed)

@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -18,9 +18,8 @@ from gradwire.frontends import Handle, attach
 from gradwire.frontends.options.given_rules import GivenRule, rules_of
 from gradwire.lab.configuration import parse
 from gradwire.lab.experiments.recipe import Recipe
-from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank
-from gradwire.lab.play_spec import PlaySpec
-from gradwire.lab.played_cluster import PlayedCluster
+from gradwire.lab.launch.rank_job import Log, Peers, run_rank
+from gradwire.lab.played_cluster import PlayedSpec
 from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.make_task import make_task
 from gradwire.lab.workloads.to_device import to_device
@@ -51,7 +50,7 @@ _ARGUMENT = re.compile(r"\w+=|([\d.]+(e-?\d+)?|\w+/[^:+]*)(\+|$)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanSpec(Spec):
+class PlanSpec(PlayedSpec):
     """A planning job; without candidates, with Auto's own. `fidelity` and `objective` are Auto's."""
 
     candidates: list[str]
@@ -59,8 +58,6 @@ class PlanSpec(Spec):
     objective: Objective = "progress"
     rules: list[str] = field(default_factory=list)
     """By layer, as PATTERN=WAY; the candidates are for the rest."""
-    play: Mapping[str, Any] | None = None
-    """A `PlaySpec`'s values, of whose ranks each one here plays one by itself; None where ranks are what they are."""
 
     def controller(self) -> Auto:
         """Finds the plan. Raises ValueError for what none can be found by."""
@@ -205,9 +202,8 @@ def _punctual(step: int, device: torch.device) -> None:
 
 def _played(spec: PlanSpec, task: Task, controller: Auto, running: Peers) -> tuple[Peers, Late]:
     """The ranks as this one sees them, and the function that waits for the slowest one."""
-    if not spec.play:
+    if not (played := spec.played()):
         return running, _punctual
-    played = PlayedCluster(PlaySpec.from_line(spec.play), spec.seed)
     peers = played.peers(running)
     played.begin(way.compressor for way in ways_by(controller.rules, peers.world))
     # how long a rank computes, where some compute longer

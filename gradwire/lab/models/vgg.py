@@ -1,4 +1,6 @@
-"""VGG as published, with its three wide layers at the end."""
+"""VGG: its convolutions, and the published model with three wide layers at the end."""
+
+from collections.abc import Iterable
 
 from torch import Tensor, nn
 
@@ -19,23 +21,31 @@ class VGG(nn.Module):
 
     def __init__(self, size: Size, *, batch_norm: bool) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
-        channels, pixels = size.channels, size.length
-        # stages of convolutions, each followed by a pooling while there is more than a pixel
-        for widening, convolutions in zip(_WIDTHS, size.stages, strict=True):
-            for _ in range(convolutions):
-                layers.append(nn.Conv2d(channels, size.width * widening, 3, padding=1))
-                channels = size.width * widening
-                layers += [*([nn.BatchNorm2d(channels)] if batch_norm else []), nn.ReLU(inplace=True)]
-            if pixels > 1:
-                layers.append(nn.MaxPool2d(2))
-                pixels //= 2
+        stages = zip((size.width * widening for widening in _WIDTHS), size.stages, strict=True)
+        layers, channels, _ = convolutions(stages, size.channels, size.length, batch_norm=batch_norm)
         self.features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(_GRID), nn.Flatten())
         self.classifier = _classifier(channels * _GRID**2, size)
         self.apply(_start)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.classifier(self.features(images))
+
+
+def convolutions(
+    stages: Iterable[tuple[int, int]], channels: int, pixels: int, *, batch_norm: bool
+) -> tuple[list[nn.Module], int, int]:
+    """The layers of stages, each of a width and a number of convolutions, and the channels and pixels along a side that
+    come out. Each ends with a 2 x 2 max pooling, left out where the image is one pixel already."""
+    layers: list[nn.Module] = []
+    for width, count in stages:
+        for _ in range(count):
+            norm = [nn.BatchNorm2d(width)] if batch_norm else []
+            layers += [nn.Conv2d(channels, width, 3, padding=1), *norm, nn.ReLU(inplace=True)]
+            channels = width
+        if pixels > 1:
+            layers.append(nn.MaxPool2d(2))
+            pixels //= 2
+    return layers, channels, pixels
 
 
 def _classifier(inputs: int, size: Size) -> nn.Sequential:

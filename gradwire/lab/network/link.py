@@ -40,6 +40,11 @@ class Link:
             raise ValueError(f"{text!r} is not a link: write a rate in kbit (from 0.008), mbit or gbit, such as 1mbit")
         return cls(bits_per_second)
 
+    @classmethod
+    def carrying(cls, bytes_per_s: float) -> Self:
+        """The link of so many bytes a second, to the nearest bit."""
+        return cls(round(8 * bytes_per_s))
+
     def __str__(self) -> str:
         unit = next((unit for unit, size in _UNITS.items() if self.bits_per_second >= size), "kbit")
         return f"{self.bits_per_second / _UNITS[unit]:.10g}{unit}"

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.frontends import Handle
@@ -27,6 +28,13 @@ def checking() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise UncheckedError(str(error)) from error
+
+
+def summed(own: Tensor) -> Tensor:
+    """The sum of all ranks' tensors, in place, for the soak's own checks."""
+    with checking():
+        dist.all_reduce(own)
+    return own
 
 
 class Orders:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire.frontends import LocalSteps
-from gradwire.lab.soak.rank_messages import checking
+from gradwire.lab.soak.rank_messages import summed
 from gradwire.lab.soak.soaked_model import FRONT_ENDS, batch, network, plan, residuals
 
 ROUNDS: tuple[dict[str, Any], ...] = (
@@ -63,10 +63,7 @@ class SoakedLocalSteps:
         return torch.cat([anchor.flatten() for anchor in self._anchors.values()])
 
     def owed(self) -> Tensor:
-        own = torch.cat([kept.flatten() for kept in residuals(self.handle, self._model).values()])
-        with checking():
-            dist.all_reduce(own)
-        return own
+        return summed(torch.cat([kept.flatten() for kept in residuals(self.handle, self._model).values()]))
 
     def state(self, saved: Path | None) -> dict[str, Any]:
         return {"local_steps": self._optimizer.stateful(saved)}
@@ -88,7 +85,5 @@ class SoakedLocalSteps:
             return
         for name, anchor in fragment.items():
             moved = (anchor - self._models[0][name]).double() / dist.get_world_size()
-            sent = before[name] + moved - now[name]
-            with checking():
-                dist.all_reduce(sent)
+            sent = summed(before[name] + moved - now[name])
             torch.testing.assert_close(sent, anchor.grad.double(), rtol=1e-3, atol=1e-5)

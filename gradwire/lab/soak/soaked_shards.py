@@ -14,7 +14,7 @@ from gradwire.checkpoint import SEPARATOR
 from gradwire.frontends import attach
 from gradwire.frontends.values import full_tensor, is_sharded
 from gradwire.lab.jobs.sharded import gather_into, mesh_of
-from gradwire.lab.soak.rank_messages import checking
+from gradwire.lab.soak.rank_messages import checking, summed
 from gradwire.lab.soak.soaked_model import FRONT_ENDS, batch, gradients, network, plan
 from gradwire.memories import RESIDUAL
 
@@ -63,7 +63,7 @@ class SoakedShards:
                 # as FSDP cuts
                 part.chunk(shards.size())[shards.get_local_rank()].copy_(kept)
             parts.append(part.flatten())
-        return _sum(torch.cat(parts))
+        return summed(torch.cat(parts))
 
     def state(self, saved: Path | None) -> dict[str, Any]:
         model, optimizer = get_state_dict(self._model, self._optimizer)
@@ -80,15 +80,9 @@ class SoakedShards:
             gather_into(self._whole, self._model)
         self._whole.zero_grad()
         nn.functional.cross_entropy(self._whole(inputs), targets).backward()
-        return _sum(gradients(self._whole)) / dist.get_world_size()
+        return summed(gradients(self._whole)) / dist.get_world_size()
 
 
 def _whole(sharded: Iterable[Tensor | None]) -> Tensor:
     with checking():
         return torch.cat([full_tensor(t).detach().flatten() for t in sharded if t is not None])
-
-
-def _sum(own: Tensor) -> Tensor:
-    with checking():
-        dist.all_reduce(own)
-    return own

@@ -17,23 +17,3 @@ TASKS: dict[str, type[Task]] = {
     )
 }  # fmt: skip
 """Every task that can be made, by name."""
-
-__all__ = [
-    "TASKS",
-    "Cifar10",
-    "Cifar100",
-    "Digits",
-    "FashionMnist",
-    "ImageFolder",
-    "LanguageModel",
-    "Masked",
-    "Mnist",
-    "PennTreebank",
-    "Published",
-    "Squad",
-    "Synthetic",
-    "Task",
-    "TextFiles",
-    "UserModel",
-    "WikiText",
-]  # fmt: skip

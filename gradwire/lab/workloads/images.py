@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -16,7 +17,6 @@ from gradwire.lab.workloads.image_folder import image_folder
 from gradwire.lab.workloads.image_set import Splits
 from gradwire.lab.workloads.named import ModelOptions
 from gradwire.lab.workloads.narrow_models import cnn, lenet, resnet18, vgg16
-from gradwire.lab.workloads.prefetch import prefetch
 from gradwire.lab.workloads.task import Batch, DealtTask
 
 _WIDTH = 16
@@ -48,10 +48,9 @@ class ImageTask(ModelOptions, DealtTask):
         super().__post_init__()
         self.check_model()
         highest = max(int(split.labels.max()) for split in self.splits)
-        if highest >= (self.outputs or self.labels):
-            raise ValueError(
-                f"{self.name} has labels 0 to {(self.outputs or self.labels) - 1}, the files hold {highest}"
-            )
+        outputs = self.outputs or self.labels
+        if highest >= outputs:
+            raise ValueError(f"{self.name} has labels 0 to {outputs - 1}, the files hold {highest}")
 
     @property
     @abstractmethod
@@ -183,4 +182,14 @@ class ImageFolder(ImageTask):
 
     def batches(self, rank: int, world: int, seed: int, start: int = 0) -> Iterator[Batch]:
         """Read while the step before is computed."""
-        return prefetch(super().batches(rank, world, seed, start))
+        return _prefetched(super().batches(rank, world, seed, start))
+
+
+def _prefetched(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The endless batches, each made on a thread while the one before is in use."""
+    with ThreadPoolExecutor(1, "prefetch") as pool:
+        coming = pool.submit(next, batches)
+        while True:
+            batch = coming.result()
+            coming = pool.submit(next, batches)
+            yield batch

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from gradwire.lab.models.vgg import convolutions
+
 
 class GPT(nn.Module):
     """Pre-norm causal transformer: tokens (batch, time <= context) to logits (batch, time, vocabulary).
@@ -40,40 +42,23 @@ class GPT(nn.Module):
         return self.head(self.norm(hidden))
 
 
-class NarrowVGG(nn.Sequential):
-    """VGG with batch normalisation: images (batch, channels, pixels, pixels) to logits (batch, classes).
-
-    `stages` lists (width, convolutions); each ends with a 2 x 2 max pooling, left out where the image is
-    one pixel already. Two hidden layers of `hidden` units follow. https://arxiv.org/abs/1409.1556
-    """
-
-    def __init__(
-        self, stages: Sequence[tuple[int, int]], hidden: int, classes: int = 10, channels: int = 3, pixels: int = 32
-    ) -> None:
-        # stages of convolutions, each half as many pixels as the one before
-        layers: list[nn.Module] = []
-        for width, convolutions in stages:
-            for _ in range(convolutions):
-                layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
-                channels = width
-            if pixels > 1:
-                layers.append(nn.MaxPool2d(2))
-                pixels //= 2
-        # the head
-        layers += [nn.Flatten(), nn.Linear(channels * pixels**2, hidden), nn.ReLU()]
-        layers += [nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, classes)]
-        super().__init__(*layers)
+def _vgg(stages: Sequence[tuple[int, int]], hidden: int, classes: int, channels: int, pixels: int) -> nn.Sequential:
+    """VGG with batch normalisation: images (batch, channels, pixels, pixels) to logits (batch, classes). Behind the
+    `stages`, as `convolutions` has them, are two layers of `hidden` units. https://arxiv.org/abs/1409.1556"""
+    layers, channels, pixels = convolutions(stages, channels, pixels, batch_norm=True)
+    head = [nn.Linear(channels * pixels**2, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), *head, nn.Linear(hidden, classes))
 
 
-def vgg16(width: int = 32, classes: int = 10, channels: int = 3, pixels: int = 32) -> NarrowVGG:
+def vgg16(width: int = 32, classes: int = 10, channels: int = 3, pixels: int = 32) -> nn.Sequential:
     """VGG-16 whose first stage has `width` channels (64 in the paper)."""
     stages = [(width, 2), (2 * width, 2), (4 * width, 3), (8 * width, 3), (8 * width, 3)]
-    return NarrowVGG(stages, 16 * width, classes, channels, pixels)
+    return _vgg(stages, 16 * width, classes, channels, pixels)
 
 
-def cnn(width: int, classes: int, channels: int, pixels: int) -> NarrowVGG:
+def cnn(width: int, classes: int, channels: int, pixels: int) -> nn.Sequential:
     """The first two stages of VGG: for small images."""
-    return NarrowVGG([(width, 2), (2 * width, 2)], 4 * width, classes, channels, pixels)
+    return _vgg([(width, 2), (2 * width, 2)], 4 * width, classes, channels, pixels)
 
 
 def lenet(width: int, classes: int, channels: int, pixels: int) -> nn.Sequential:

@@ -8,7 +8,7 @@ from torch import Generator, nn
 
 from gradwire.lab.models import MODELS, Model, Size
 from gradwire.lab.models.hub import require_transformers
-from gradwire.lab.workloads.task import Batch, RandomTask
+from gradwire.lab.workloads.task import Batch, RandomTask, random_images, random_windows
 from gradwire.unknown import unknown
 
 
@@ -61,11 +61,10 @@ class Published(RandomTask):
     def _draw(self, generator: Generator) -> Batch:
         outputs, (batch, size) = self.published.outputs, self.shape
         if self.published.data == "images":
-            images = torch.randn(batch, 3, size, size, generator=generator)
-            return images, torch.randint(outputs, (batch,), generator=generator)
-        tokens = torch.randint(outputs, (batch, size + 1), generator=generator)
+            return random_images(batch, size, outputs, generator)
+        tokens, following = random_windows(batch, size, outputs, generator)
         if self.published.data == "text":
-            return tokens[:, :-1], tokens[:, 1:]
+            return tokens, following
         # whether two sentences follow each other, beside the masked words
         belong = torch.randint(2, (batch, 1), generator=generator)
-        return tokens[:, :-1], torch.cat([tokens[:, :-1], belong], 1)
+        return tokens, torch.cat([tokens, belong], 1)

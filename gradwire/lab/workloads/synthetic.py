@@ -1,22 +1,34 @@
 """The four models of the step-time benchmark, on random data of fixed shapes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from functools import partial
+from typing import ClassVar, Literal, NamedTuple
 
-import torch
 from torch import Generator, nn
 
 from gradwire.lab.models.lstm import LSTM
 from gradwire.lab.workloads.narrow_models import GPT, resnet18, vgg16
-from gradwire.lab.workloads.task import Batch, RandomTask
+from gradwire.lab.workloads.task import Batch, RandomTask, random_images, random_windows
 
-SIZES = {
-    "vgg16": "4.1 M parameters, 8 images of 32 x 32",
-    "resnet18": "2.8 M parameters, 8 images of 32 x 32",
-    "lstm": "6.3 M parameters, 4 x 32 tokens",
-    "gpt": "5.3 M parameters, 4 x 64 tokens",
+
+class TinyModel(NamedTuple):
+    """A model of fixed size, and its data."""
+
+    text: str
+    """Its size, and a rank's samples in a step."""
+    build: Callable[[], nn.Module]
+    """Makes it."""
+    draw: Callable[[Generator], Batch]
+    """Makes a batch."""
+
+
+TINY_MODELS = {
+    "vgg16": TinyModel("4.1 M parameters, 8 images of 32 x 32", vgg16, partial(random_images, 8, 32, 10)),
+    "resnet18": TinyModel("2.8 M parameters, 8 images of 32 x 32", resnet18, partial(random_images, 8, 32, 10)),
+    "lstm": TinyModel("6.3 M parameters, 4 x 32 tokens", partial(LSTM, 2000), partial(random_windows, 4, 32, 2000)),
+    "gpt": TinyModel("5.3 M parameters, 4 x 64 tokens", partial(GPT, 4096, 64), partial(random_windows, 4, 64, 4096)),
 }
-"""Of each model, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,28 +46,11 @@ class Synthetic(RandomTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.model not in SIZES:
+        if self.model not in TINY_MODELS:
             raise ValueError(f"model must be vgg16, resnet18, lstm or gpt, got {self.model}")
 
     def _module(self) -> nn.Module:
-        match self.model:
-            case "vgg16":
-                return vgg16()
-            case "resnet18":
-                return resnet18()
-            case "lstm":
-                return LSTM(vocabulary=2000)
-            case "gpt":
-                return GPT(vocabulary=4096, context=64)
+        return TINY_MODELS[self.model].build()
 
     def _draw(self, generator: Generator) -> Batch:
-        match self.model:
-            case "vgg16" | "resnet18":
-                images = torch.randn(8, 3, 32, 32, generator=generator)
-                return images, torch.randint(10, (8,), generator=generator)
-            case "lstm":
-                tokens = torch.randint(2000, (4, 33), generator=generator)
-            case "gpt":
-                tokens = torch.randint(4096, (4, 65), generator=generator)
-        # each token is to predict the next
-        return tokens[:, :-1], tokens[:, 1:]
+        return TINY_MODELS[self.model].draw(generator)

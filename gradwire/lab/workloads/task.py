@@ -185,6 +185,18 @@ def endless(draw_epoch: Callable[[Generator], Tensor], seed: int, start: int) ->
     return islice(rows(), start, None)
 
 
+def random_images(count: int, pixels: int, classes: int, generator: Generator) -> Batch:
+    """Images (count, 3, pixels, pixels) and labels (count,)."""
+    images = torch.randn(count, 3, pixels, pixels, generator=generator)
+    return images, torch.randint(classes, (count,), generator=generator)
+
+
+def random_windows(count: int, length: int, words: int, generator: Generator) -> Batch:
+    """Tokens (count, length), and those that follow them."""
+    tokens = torch.randint(words, (count, length + 1), generator=generator)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
 class RandomTask(Task):
     """Random data of a fixed shape, for measuring step times: there is nothing to learn."""
 
