@@ -30,7 +30,8 @@ from gradwire.schedule.cluster import Cluster
 from gradwire.schedule.simulate import simulate
 from gradwire.tuner import Auto, auto, pairs, rehearsal, trials
 from gradwire.tuner.candidate_plans import allowed, efficiency_of_plan, shortlist
-from tests.support.harness import SMALL, slots_of
+from gradwire.tuner.profiler import _efficiencies
+from tests.support.harness import CPU, SMALL, raising, slots_of, together
 from tests.tuner.test_auto import automatic_job, choose
 
 SLOTS = slots_of(SMALL)
@@ -118,6 +119,15 @@ def test_of_smaller_matrices_ranks_that_count_rows_are_fewer():
     assert halved == rehearsal.efficiency(way(gw.PowerSGD(4)), stream())
     share = way(gw.PowerSGD(1 / 6))
     assert rehearsal.efficiency(share, stream(), shrunk=0.5) == rehearsal.efficiency(share, stream())
+    # the profiler's are samples of such matrices; it takes the mean of the ranks' efficiencies
+    given = [stream(), [{"w": torch.ones(64, 48)}]]
+    mine = [rehearsal.efficiency(way(gw.PowerSGD(4)), gradients) for gradients in given]
+    meshes, slots = [gw.Mesh.of(each) for each in gw.Threads.group(2)], slots_of({"w": torch.empty(128, 96)})
+    found = raising(
+        together(2, lambda rank: _efficiencies([way(gw.PowerSGD(8))], given[rank], slots, meshes[rank], CPU))
+    )
+    assert found[0] == found[1] == pytest.approx([sum(mine) / 2])
+    assert mine[0] < 0.9 < mine[1]
 
 
 def test_a_few_small_matrices_stand_for_all_gradients():
