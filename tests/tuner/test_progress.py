@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import gradwire as gw
+from gradwire.controllers import Observation
 from gradwire.controllers.gain import delay_of, efficiency_of
+from gradwire.controllers.requests import Profiled
 from gradwire.lab.built_in_profiles import profile as published
 from gradwire.memories import Residual
 from gradwire.ops.sample import ELEMENTS, MATRICES, sampled
@@ -297,6 +299,20 @@ def test_fidelity_bounds_what_may_be_lost_and_what_was_learnt_is_said(caplog: py
     assert "ms a step, efficiency" in said
     assert "dense steps a second" in controller.decisions[-1].decision
     running.close()
+
+
+def test_a_job_that_is_measured_again_takes_efficiencies_from_dense_steps_alone():
+    """Means of compressed steps are what a compressor has made of gradients."""
+    job = replace(profile(four=0.9), contention=0.25)
+    sent, dense = (Plan((replace(each.way, slots=tuple(s.name for s in job.slots)),)) for each in job.candidates[1::-1])
+    for traced, expected in ((dense, 0.9), (sent, 0.8)):
+        controller = Auto([each.way for each in job.candidates])
+        controller.begin(dense)
+        controller.measured = profile(four=0.8)
+        seen = Observation(17, 19, traced, [], 0, 2, 2, torch.zeros(3), answer=Profiled(job))
+        controller._profiled(seen, Profiled(job))
+        assert [each.efficiency for each in controller.measured.candidates] == [1.0, expected, 1.0, 1.0]
+        assert controller.regime == Worker(0.25), "the ranks share their cores as they do now"
 
 
 @pytest.mark.parametrize("fidelity", [-0.1, 1.0, 5])
