@@ -35,7 +35,7 @@ from gradwire.schedule import (
 from gradwire.schedule.candidate_names import candidate_names
 from gradwire.schedule.cluster import Cluster
 from gradwire.schedule.link_costs import all_reduce, latency_of
-from gradwire.schedule.simulate import BEST, GIVEN, lacks_scatter_reduce, on_cluster, simulate
+from gradwire.schedule.simulate import BEST, GIVEN, _inner_s, lacks_scatter_reduce, on_cluster, simulate
 from gradwire.transports.played import SentCollective
 from gradwire.ways import CompressorWithMemory
 from gradwire.wire import ETHERNET
@@ -89,6 +89,8 @@ def test_a_host_alone_has_its_bus():
     there = on_cluster(JOB, Cluster(8, 1, gpus_per_host=8, inside_bytes_per_s=1e9))
     assert (there.ranks, there.gpus_per_host, there.local) == (8, 1, {})
     assert float(there.collectives["AllGather"](np.array([1e9]))[0]) == pytest.approx(1, rel=0.01)
+    # inner steps of local steps send nothing there
+    assert _inner_s(JOB, Cluster(4, 1, gpus_per_host=8), Worker()) == pytest.approx(0.018)
 
 
 def test_hosts_sum_inside_and_one_rank_sends():
