@@ -143,6 +143,9 @@ def test_the_latency_is_the_profiles():
     # as it was measured over NCCL, a line and no table of `all_reduce`
     measured = {"AllReduce": Affine(12 * 3e-5, 1e-9), "AllGather": Affine(63 * 3e-5, 1e-9)}
     assert latency_of(replace(JOB, ranks=64, device="cuda", collectives=measured)) == pytest.approx(3e-5)
+    # what a collective takes beside its messages is not theirs: the least counts
+    slower = JOB.collectives | {"AllGather": Affine(3 * 2e-4, 1e-8)}
+    assert latency_of(replace(JOB, collectives=slower)) == pytest.approx(1e-4)
 
 
 def test_a_line_that_noise_has_cut_off_at_0_makes_no_message_free():
