@@ -230,6 +230,10 @@ FAULTS = [
     Fault("schedule/timeline.py", "Span(\"wait\", start + done, end,", "Span(\"wait\", start, end,"),
     Fault("schedule/bounds.py", "self.least_s = np.maximum(self.least_s, through_s)",
           "self.least_s = np.maximum(self.least_s, 1.1 * through_s)"),
+    Fault("schedule/bounds.py", "return min((least_slope(option.wire)", "return max((least_slope(option.wire)"),
+    Fault("schedule/bounds.py", "least_slope(part) * factor for", "least_slope(part) for"),
+    Fault("schedule/simulate.py", " or cluster.ranks <= cluster.gpus_per_host:", ":"),
+    Fault("schedule/link_costs.py", "    return min(known)", "    return max(known)"),
     # controllers
     Fault("controllers/gravac.py", "throughput = gain / summary.seconds", "throughput = gain"),
     Fault("controllers/gravac.py", "            self._factors.step_back()\n", "            pass\n"),
