@@ -12,7 +12,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.controllers import cat
-from gradwire.controllers.cat import Costs, fit, rates, share_at
+from gradwire.controllers.cat import REVISIT_STEPS, Costs, FactorStats, fit, rates, share_at
 from gradwire.controllers.gain import LEAST_ENERGY, Gain, Reading
 from tests.support.harness import Clock, Job, draw, plan_of, slots_of
 
@@ -143,6 +143,27 @@ def test_a_single_slow_step_changes_nothing():
         run(running, range(number + 3, number + 10))
     assert len(running.controllers[0].decisions) == before
     running.close()
+
+
+def test_a_step_that_takes_longer_for_its_bytes_is_not_slower():
+    """As where a group that gains too little sends everything."""
+    before = FactorStats(share=0.5, seconds=1.0, wire_bytes=1000.0, step=0)
+    assert [before.slower(1.4, 1000.0), before.slower(1.2, 1000.0), before.slower(1.4, 2000.0)] == [True, False, False]
+
+
+def test_what_was_measured_long_ago_does_not_count_and_both_ends_are_measured_again():
+    controller, now = gw.CAT(4, 64), 2 * REVISIT_STEPS
+    controller._shown = [FactorStats(0.9, 2.0, 8000.0, now - REVISIT_STEPS) for _ in controller._factors]
+    first, *_, last = controller._shown
+    last.seconds, last.wire_bytes, last.share = 1.0, 500.0, 0.2
+    assert controller._next(now, 8000.0, 500.0)[1] != "measure"
+    assert controller._next(now + 1, 8000.0, 500.0) == (0, "measure")
+    first.step = now
+    assert controller._next(now + 1, 8000.0, 500.0) == (len(controller._factors) - 1, "measure")
+    last.step, controller._shown[1].seconds = now, 100.0
+    costs, known = controller._model(now + 1, 8000.0, 500.0)
+    assert known == {1: 1, 4: 0.9, 64: 0.2}
+    assert (costs.seconds(4), costs.seconds(64)) == pytest.approx((2, 1))
 
 
 def test_steps_that_all_ranks_skip_show_nothing():

@@ -67,6 +67,14 @@ def test_factors_from_the_smallest_to_the_largest(arguments, expected):
     assert list(spaced(*arguments)) == pytest.approx(expected)
 
 
+def test_steps_in_which_all_that_it_chooses_for_is_frozen_show_nothing():
+    controller, plan = gw.GraVAC(), plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather())
+    controller.begin(plan)
+    row = torch.tensor(Observed(0, 0, 0, 0, 0, seconds=2, learning_rate=0.1, loss=1, losses=1))
+    assert controller.decide(gw.Observation(5, 7, plan, SLOTS, 0, 2, 2, row)) is None
+    assert not controller._window.rows
+
+
 @pytest.mark.parametrize(("in_force", "half"), [(100, 50.1), (79.4, 39.8), (20, 10), (15.8, 10), (10, 10)])
 def test_groups_whose_gain_is_too_small_send_half_the_factor(in_force: float, half: float):
     """Not the next smaller one, whose gain is hardly larger: what came next would be everything."""

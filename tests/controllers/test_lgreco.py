@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from math import isnan
 from statistics import fmean
 from unittest.mock import patch
@@ -14,6 +15,7 @@ import torch
 import gradwire as gw
 from gradwire import group_checks
 from gradwire.compressors import Codec, context_for
+from gradwire.controllers import StepView
 from gradwire.controllers.allocate import allocate
 from gradwire.controllers.errors import square_errors
 from gradwire.controllers.lgreco import MOST_GROUPS
@@ -133,6 +135,12 @@ def test_choices_of_several_kinds_are_each_judged_by_their_own():
     assert square_errors(x, SLOTS[0], choices) == pytest.approx(alone, rel=0.05)
 
 
+def test_shares_of_the_full_rank_stay_shares():
+    """A rank of 1 or more counts rows."""
+    ranks = [choice.rank for choice in gw.LGreCo()._choices_for(gw.PowerSGD(1 / 3))]
+    assert ranks == pytest.approx([1 / 12, 1 / 6, 1 / 4, 1 / 3, 5 / 12, 1 / 2, 2 / 3])
+
+
 def test_large_layers_are_sampled():
     x = torch.randn(1_000_003, generator=torch.Generator().manual_seed(0))
     slot = slots_of({"x": torch.empty(len(x))})[0]
@@ -233,6 +241,23 @@ def test_a_time_budget_follows_the_link():
     ratios = {group.compressor.ratio for group in running.runtimes[0].plan.groups}  # pyright: ignore
     assert ratios == {0.02 / 8}, "next to no time: the cheapest of each"
     running.close()
+
+
+def test_a_time_budget_is_what_the_link_carries_in_it_of_the_layers_that_are_chosen_for():
+    """3 MB/s since the last plan, by the bytes and seconds of each step; each rank's payload goes to three others."""
+    chosen, dense = sparse().groups
+    plan = gw.Plan((chosen, gw.Group(dense.slots, gw.FP32(), gw.NoMemory(), gw.AllReduce())))
+    lgreco, numbers = gw.LGreCo("seconds", limit=0.05), torch.zeros(16)
+    lgreco.begin(plan)
+    for sent_bytes, seconds in ((7e6, 1.0), (10e6, 2.0)):
+        lgreco.observe(StepView(0, [], int(sent_bytes), seconds), numbers)
+    lgreco._wire = numbers[-2:].tolist()
+    seen = gw.Observation(0, 2, plan, SLOTS, 0, 4, 4, torch.zeros(16))
+    assert lgreco._byte_budget(1.0, seen) == pytest.approx(0.05 * 3e6 / 3, rel=0.01)
+    for step in range(100):
+        lgreco.decide(replace(seen, taken=step, sums=torch.ones(16)))
+    assert len(lgreco.decisions) == 1
+    assert lgreco._wire[0] < 100, "the link is measured anew for the next plan"
 
 
 def test_a_new_plan_in_the_midst_of_a_look_begins_another():

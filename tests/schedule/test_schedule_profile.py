@@ -28,7 +28,8 @@ from gradwire.schedule import (
     search,
     timeline,
 )  # fmt: skip
-from gradwire.schedule.bounds import least_slope
+from gradwire.schedule.bounds import _least_wire, least_slope
+from gradwire.schedule.costs import SumCost
 from gradwire.schedule.problem import GroupChoice
 from gradwire.schedule.sent_bytes import wire_bytes
 from gradwire.slots import Layout, Slot
@@ -237,6 +238,10 @@ def test_the_bounds_count_the_bytes_of_vectors_whatever_groups_they_end_in():
     dense = profile().problem().options[0]
     # a ring of four ranks over 1.25e7 bytes per second
     assert least_slope(dense.wire) == pytest.approx(2 * 3 / 4 * 4 / 1.25e7)
+    # of two ways that carry them, the cheaper one's: a bound above the best plan's step would prove too much
+    half = replace(dense, wire=SumCost(((dense.wire, 0.5),)))
+    both = replace(profile().problem(), options=(dense, half))
+    assert _least_wire(both) == pytest.approx(least_slope(dense.wire) / 2)
 
 
 @pytest.mark.parametrize("regime", REGIMES, ids=str)

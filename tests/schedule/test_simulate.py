@@ -35,7 +35,7 @@ from gradwire.schedule import (
 from gradwire.schedule.candidate_names import candidate_names
 from gradwire.schedule.cluster import Cluster
 from gradwire.schedule.link_costs import all_reduce, latency_of
-from gradwire.schedule.simulate import BEST, GIVEN, lacks_scatter_reduce, on_cluster, simulate
+from gradwire.schedule.simulate import BEST, GIVEN, _inner_s, lacks_scatter_reduce, on_cluster, simulate
 from gradwire.transports.played import SentCollective
 from gradwire.ways import CompressorWithMemory
 from gradwire.wire import ETHERNET
@@ -89,6 +89,8 @@ def test_a_host_alone_has_its_bus():
     there = on_cluster(JOB, Cluster(8, 1, gpus_per_host=8, inside_bytes_per_s=1e9))
     assert (there.ranks, there.gpus_per_host, there.local) == (8, 1, {})
     assert float(there.collectives["AllGather"](np.array([1e9]))[0]) == pytest.approx(1, rel=0.01)
+    # inner steps of local steps send nothing there
+    assert _inner_s(JOB, Cluster(4, 1, gpus_per_host=8), Worker()) == pytest.approx(0.018)
 
 
 def test_hosts_sum_inside_and_one_rank_sends():
@@ -141,6 +143,9 @@ def test_the_latency_is_the_profiles():
     # as it was measured over NCCL, a line and no table of `all_reduce`
     measured = {"AllReduce": Affine(12 * 3e-5, 1e-9), "AllGather": Affine(63 * 3e-5, 1e-9)}
     assert latency_of(replace(JOB, ranks=64, device="cuda", collectives=measured)) == pytest.approx(3e-5)
+    # what a collective takes beside its messages is not theirs: the least counts
+    slower = JOB.collectives | {"AllGather": Affine(3 * 2e-4, 1e-8)}
+    assert latency_of(replace(JOB, collectives=slower)) == pytest.approx(1e-4)
 
 
 def test_a_line_that_noise_has_cut_off_at_0_makes_no_message_free():

@@ -38,8 +38,10 @@ class Late:
 
     def __init__(self) -> None:
         self.goes_on = threading.Event()
+        self.asked = 0
 
     def check(self, keys: list[str]) -> bool:
+        self.asked += 1
         return self.goes_on.wait(60)
 
     def get(self, key: str) -> bytes:
@@ -59,6 +61,7 @@ def test_a_store_that_was_late_is_asked_again_and_no_other_one_is_called_silent(
         for _ in range(2):
             with pytest.raises(RuntimeError, match="the store at Late does not answer"):
                 TorchStore("a", store).get("word", 0)
+        assert store.asked == 1, "the second question would wait behind the first, on one more thread"
     late.goes_on.set()
     assert wait_until(lambda: answers(TorchStore("a", late)))
     with pytest.raises(RuntimeError, match="does not answer"):

@@ -359,6 +359,20 @@ def test_what_memories_hold_is_not_sent_at_once_where_a_job_is_measured_again(is
     assert request.plan == few_groups(plan if is_faster else DENSE, SLOTS)
 
 
+@pytest.mark.parametrize("users", [False, True])
+def test_a_plan_of_the_users_is_not_compared_with_what_was_tried(users: bool):
+    """A turn of another plan would end it."""
+    other = uniform(SLOTS, gw.TopK(0.1))
+    auto = Auto([gw.TopK(0.1)])
+    auto.begin(DENSE)
+    auto._trials = Trials([DENSE, other], [1.0, 1.0], has_dense=True, steps=0, delay=2, rounds=[[0.1, 0.099]] * 9)
+    auto._phase, auto._watch = "watch", StepTimeMonitor(1.0, 400, 3000, [1.0] * (WINDOW - 1))
+    plan = uniform(SLOTS, gw.BF16()) if users else DENSE
+    seen = Observation(500, 502, plan, SLOTS, 0, 2, 2, torch.tensor([2.0, 2.0, 0.0]))
+    assert auto.decide(seen) == (None if users else other)
+    assert auto.status == ("" if users else "comparing its plan with another again")
+
+
 @pytest.mark.parametrize("later", [False, True])
 def test_a_state_that_is_loaded_while_steps_are_traced_ends_the_tracing(later: bool):
     """The state is of an earlier step, or of one after all those that were to be traced."""

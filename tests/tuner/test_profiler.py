@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Iterator
 from itertools import pairwise
 from math import inf
 from types import SimpleNamespace
@@ -12,14 +13,16 @@ import pytest
 import torch
 
 import gradwire as gw
+from gradwire.collective import HOST, REPLICA, SHARD, Collective, Message, Sum
 from gradwire.controllers.requests import ProfileRequest
 from gradwire.plans import uniform
-from gradwire.schedule import Profile
+from gradwire.schedule import Profile, Timeline
 from gradwire.schedule.sent_bytes import STEADY, wire_bytes
+from gradwire.schedule.timeline import Span
 from gradwire.slots import Layout, Slot
 from gradwire.tuner import profiler
-from gradwire.tuner.profiler import ComputeTimes, profiler_for
-from tests.support.harness import CPU, raising, together
+from gradwire.tuner.profiler import ComputeTimes, ReductionTimes, profiler_for
+from tests.support.harness import CPU, hosts, raising, together
 
 WAYS = (
     gw.Group((), gw.FP32(), gw.NoMemory(), gw.AllReduce()),
@@ -105,6 +108,60 @@ def test_seconds_are_the_mean_over_a_period_once_warm_ups_are_over(
     times = profiler.measure(way, [Slot.of("w", torch.empty(8, 8))], gw.Mesh.of(gw.Threads.group(1)[0]), CPU)
     more_s = (compressor.period - 1) / 2
     assert (times.encode_s, times.decode_s, times.wire_s) == (1.0 + more_s, 4.0, 8.0 + more_s)
+
+
+def test_encoding_ends_where_the_wire_begins_and_decoding_begins_where_it_ends(monkeypatch: pytest.MonkeyPatch):
+    """Also where the collectives of a host lie around those between hosts, as on the rank that leads a group."""
+    now, message = [0.0], Message.plain(torch.empty(1))
+
+    def run(given: Any, step: int) -> Iterator[Collective | None]:
+        for axis, computed_s in ((HOST, 1.0), (REPLICA, 2.0), (None, 0.0), (REPLICA, 4.0), (HOST, 8.0)):
+            now[0] += computed_s
+            yield Sum(message, axis) if axis else None
+        now[0] += 16.0
+
+    def carry(op: Collective) -> None:
+        now[0] += {HOST: 100.0, REPLICA: 1000.0}[op.axis]
+
+    monkeypatch.setattr(profiler, "_now", lambda device: now[0])
+    layout = Layout((Slot.of("w", torch.empty(8, 8)),))
+    exchange: Any = SimpleNamespace(stored=SimpleNamespace(layout=layout), run=run, commit=list)
+    mesh: Any = SimpleNamespace(run=carry)
+    assert profiler._reduce(exchange, torch.zeros(64), mesh, CPU, 0) == (7.0, 24.0, 2000.0, 200.0)
+
+
+@pytest.mark.parametrize(("axis", "expected"), [(HOST, (4.0, 8.0, 50.0, 5.0)), (SHARD, (4.0, 8.0, 70.0, 6.0))])
+def test_computing_takes_as_long_as_on_the_slowest_rank_and_a_collective_as_on_the_one_that_came_last(
+    axis: str, expected: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+):
+    """Of hosts, ranks 0 and 2 send for the others; of shards, ranks 0 and 2 hold one part and 1 and 3 the other."""
+    meshes = [gw.Mesh({REPLICA: mesh.replica, axis: mesh.host}, mesh.store) for mesh in hosts(2, 2)]  # pyright: ignore
+    others_s = (70.0, 80.0) if axis == SHARD else (0.0, 0.0)  # on the wire
+    took = [(1.0, 8.0, 100.0, 5.0), (1.0, 2.0, others_s[0], 6.0), (4.0, 2.0, 50.0, 9.0), (2.0, 2.0, others_s[1], 6.0)]
+    monkeypatch.setattr(profiler, "_reduce", lambda exchange, noise, mesh, device, step: took[mesh.rank])
+    slots = [Slot.of("w", torch.empty(8, 8))]
+    times = raising(together(4, lambda rank: profiler.measure(WAYS[1], slots, meshes[rank], CPU)))
+    assert [(each.encode_s, each.decode_s, each.wire_s, each.host_s) for each in times] == [expected] * 4
+
+
+def test_seconds_inside_a_host_are_those_of_its_two_collectives():
+    """By the bytes of the gradient in float32."""
+    rows = [[ReductionTimes(n, n, 0.0, 0.0, 0.0, 2e-4 + 8e-9 * n) for n in (1000, 5000, 9000)]]
+    assert sum(float(cost(np.array(4 * 7000.0))) for cost in profiler._local(rows).values()) == pytest.approx(
+        2e-4 + 8e-9 * 7000
+    )
+
+
+def test_gradients_are_ready_so_long_after_backward_began():
+    """Of a micro-batch more its second forward pass; a parameter without a gradient is ready with the last."""
+    spans = [
+        ("forward", 0.0, 1.0, ()), ("forward", 2.0, 3.0, ()), ("backward", 3.0, 5.0, ("a",)),
+        ("backward", 5.0, 9.0, ("b",)), ("backward", 9.0, 9.5, ("sparse",)), ("optimizer", 10.0, 10.5, ()),
+        ("optimizer", 11.0, 11.25, ()),
+    ]  # fmt: skip
+    step = Timeline(tuple(Span(lane, start, end, "", -1, 0, slots=slots) for lane, start, end, slots in spans))
+    times = ComputeTimes.of([step] * 3, [Slot.of(name, torch.empty(2)) for name in ("a", "b", "unused")])
+    assert times == ComputeTimes({"a": 2.0, "b": 6.0, "unused": 6.0}, 3.0, 0.75)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import gradwire as gw
+from gradwire.controllers import Observation
 from gradwire.controllers.gain import delay_of, efficiency_of
+from gradwire.controllers.requests import Profiled
 from gradwire.lab.built_in_profiles import profile as published
 from gradwire.memories import Residual
 from gradwire.ops.sample import ELEMENTS, MATRICES, sampled
@@ -30,7 +32,8 @@ from gradwire.schedule.cluster import Cluster
 from gradwire.schedule.simulate import simulate
 from gradwire.tuner import Auto, auto, pairs, rehearsal, trials
 from gradwire.tuner.candidate_plans import allowed, efficiency_of_plan, shortlist
-from tests.support.harness import SMALL, slots_of
+from gradwire.tuner.profiler import _efficiencies
+from tests.support.harness import CPU, SMALL, raising, slots_of, together
 from tests.tuner.test_auto import automatic_job, choose
 
 SLOTS = slots_of(SMALL)
@@ -118,6 +121,15 @@ def test_of_smaller_matrices_ranks_that_count_rows_are_fewer():
     assert halved == rehearsal.efficiency(way(gw.PowerSGD(4)), stream())
     share = way(gw.PowerSGD(1 / 6))
     assert rehearsal.efficiency(share, stream(), shrunk=0.5) == rehearsal.efficiency(share, stream())
+    # the profiler's are samples of such matrices; it takes the mean of the ranks' efficiencies
+    given = [stream(), [{"w": torch.ones(64, 48)}]]
+    mine = [rehearsal.efficiency(way(gw.PowerSGD(4)), gradients) for gradients in given]
+    meshes, slots = [gw.Mesh.of(each) for each in gw.Threads.group(2)], slots_of({"w": torch.empty(128, 96)})
+    found = raising(
+        together(2, lambda rank: _efficiencies([way(gw.PowerSGD(8))], given[rank], slots, meshes[rank], CPU))
+    )
+    assert found[0] == found[1] == pytest.approx([sum(mine) / 2])
+    assert mine[0] < 0.9 < mine[1]
 
 
 def test_a_few_small_matrices_stand_for_all_gradients():
@@ -287,6 +299,20 @@ def test_fidelity_bounds_what_may_be_lost_and_what_was_learnt_is_said(caplog: py
     assert "ms a step, efficiency" in said
     assert "dense steps a second" in controller.decisions[-1].decision
     running.close()
+
+
+def test_a_job_that_is_measured_again_takes_efficiencies_from_dense_steps_alone():
+    """Means of compressed steps are what a compressor has made of gradients."""
+    job = replace(profile(four=0.9), contention=0.25)
+    sent, dense = (Plan((replace(each.way, slots=tuple(s.name for s in job.slots)),)) for each in job.candidates[1::-1])
+    for traced, expected in ((dense, 0.9), (sent, 0.8)):
+        controller = Auto([each.way for each in job.candidates])
+        controller.begin(dense)
+        controller.measured = profile(four=0.8)
+        seen = Observation(17, 19, traced, [], 0, 2, 2, torch.zeros(3), answer=Profiled(job))
+        controller._profiled(seen, Profiled(job))
+        assert [each.efficiency for each in controller.measured.candidates] == [1.0, expected, 1.0, 1.0]
+        assert controller.regime == Worker(0.25), "the ranks share their cores as they do now"
 
 
 @pytest.mark.parametrize("fidelity", [-0.1, 1.0, 5])

@@ -182,7 +182,7 @@ def test_plans_that_ran_in_other_rounds_are_compared_by_those_that_they_share():
 
 
 def test_one_more_plan_meets_the_best_and_dense():
-    takes = (0.11, 0.1, 0.105, 0.09)
+    takes = (0.1, 0.102, 0.105, 0.09)
     trials = trials_of(3)
     while len(trials.rounds) < 2:
         trials.add(takes[trials.index])
@@ -204,12 +204,13 @@ def test_what_is_learnt_from_sends_as_the_profiles_candidates_do():
 
 
 def test_a_plan_that_joins_and_is_left_alone_is_told_without_dense_which_ran_before():
-    takes = [0.4, 0.1, 0.11, 0.02]
+    takes = [0.4, 0.11, 0.1, 0.02]
     trials = trials_of(3, 60)
     while len(trials.rounds) < 2 or not trials.between_rounds:
         trials.add(takes[trials.index])
     assert not trials.dense_is_left
     trials.join(PLANS[3], 1.0)
+    assert trials.alive == [2, 3]
     run(trials, takes.__getitem__)
     assert trials.alive == [3]
     said = messages.chosen(trials, predicted_s=0.08, dense_s=0.4)
