@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from itertools import groupby, pairwise
@@ -162,9 +163,8 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
         specs = {setup: setup.spec([row.configuration for row in mine], timed) for setup, mine in of.items()}
         clusters = {setup: setup.cluster(timed.device) for setup in of}
     titles = {setup: f"{number}/{len(of)} {setup.model}" for number, setup in enumerate(of, 1)}
-    folder = run_folder(out, name)
     measured: list[suites.Result] = []
-    now = ""
+    now, folder = "", None
     paths: list[Path] = []
     if rows[0].setup.link == REAL and leads():
         console().print(
@@ -172,6 +172,7 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
         )
 
     def write(**stopped: str) -> None:
+        assert folder
         where = circumstances(*(clusters[result.row.setup] for result in measured))
         paths[:] = suites.write(folder, name, measured, asdict(timed) | where | stopped)
 
@@ -182,9 +183,12 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
 
     # a folder of results, written anew after each set-up
     try:
-        with writing_to(folder):
+        with ExitStack() as told:
             for cluster, setups in groupby(of, key=clusters.__getitem__):
                 with runner(cluster) as ranks:
+                    if folder is None:
+                        folder = ranks.agreed(lambda: run_folder(out, name))
+                        told.enter_context(writing_to(folder))
                     # once for a cluster: ranks that run already can meet only once
                     for setup in setups:
                         now = titles[setup]
