@@ -112,7 +112,10 @@ Autocast = Annotated[
     str | None, typer.Option(help="bf16 or fp16: forward passes in half precision, fp16 with a scaled loss")
 ]
 CheckpointEvery = Annotated[int | None, typer.Option(help="steps, or with --epochs epochs, between checkpoints")]
-Resume = Annotated[Path | None, typer.Option(help="folder of an interrupted run with checkpoints, to go on with it; without other options")]
+Resume = Annotated[
+    Path | None,
+    typer.Option(help="folder of an interrupted run with checkpoints; give no other option"),
+]
 
 BenchModel = Annotated[
     str | None, typer.Option("--model", help=_BENCH_MODEL, autocompletion=one_of(*MODELS), callback=early(e.model))
