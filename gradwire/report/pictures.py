@@ -125,6 +125,7 @@ def costs(runs: Sequence[Run], narrow: bool = False) -> Figure:
         size.set_xlabel("MB sent per rank and step")
         for panel in (time, size):
             panel.margins(x=0.25 if narrow else 0.12)
+            panel.locator_params(axis="x", nbins=5 if narrow else 8)
         time.invert_yaxis()
     return picture
 
