@@ -1,14 +1,15 @@
 """Functions and classes of the user's, by a name with which every rank can import them."""
 
+import importlib
 import os
 import re
 import sys
 from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
-from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 from urllib.parse import quote, unquote
@@ -17,6 +18,7 @@ _PLAIN = r"\w./~-"
 """What stands for itself in the place of a part in a configuration; %20 is a space."""
 PART = rf"(?P<name>(?P<module>[%{_PLAIN}]+):(?P<cls>[A-Za-z_]\w*))(:(?P<arguments>.*))?"
 """A pattern for a part of a user's own in a configuration, such as my.module:MyCodec:0.01."""
+_NOT_THEIRS = str(Path(__file__).parent), os.path.dirname(importlib.__file__), "<frozen importlib"
 _FILES: dict[str, Path] = {}
 """By the name of a module that was imported from a file, that file."""
 
@@ -37,9 +39,10 @@ def imported(text: str) -> Callable[..., Any]:
 
 
 def module_and_name(text: str) -> tuple[str, str]:
-    """The two parts of `module:name`. Raises ValueError for text without them."""
+    """The two parts of `module:name`. Raises ValueError for text without them, and for a module that begins with a dot
+    and is no file."""
     module, _, name = text.rpartition(":")
-    if not module or not name:
+    if not module or not name or (module.startswith(".") and not module.endswith(".py")):
         raise ValueError(f"{text!r} names no function: write module:name or file.py:name, such as my.module:make")
     return module, name
 
@@ -86,9 +89,9 @@ def _module(text: str) -> ModuleType:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        return import_module(text)
-    except ImportError as error:
-        raise ValueError(f"{text} cannot be imported: {error}") from error
+        return importlib.import_module(text)
+    except Exception as error:
+        raise ValueError(f"{text} cannot be imported: {raised(error)}") from error
 
 
 @cache
@@ -105,6 +108,18 @@ def _of_file(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
-    except ImportError as error:
-        raise ValueError(f"{path} cannot be imported: {error}") from error
+    except Exception as error:
+        raise ValueError(f"{path} cannot be imported: {raised(error)}") from error
     return module
+
+
+def raised(error: Exception) -> str:
+    """What an exception in code of the user's says, and the line of theirs where it came from."""
+    if isinstance(error, ImportError | SyntaxError):
+        return str(error)
+    said = f"{type(error).__name__}: {error}"
+    frames = [each for each in extract_tb(error.__traceback__) if not each.filename.startswith(_NOT_THEIRS)]
+    if not frames:
+        return said
+    lines = [each.lineno for each in frames if each.filename == frames[0].filename]
+    return f"{said} ({Path(frames[0].filename).name}, line {lines[-1]})"

@@ -13,8 +13,8 @@ with the last tables; all that was found is in rows.jsonl, all tables are in tab
 log.txt.
 
 Every section is a process of its own, or several, with a limit to its seconds; the next one has been imported by
-then. Those that time nothing run at once. A row is written as soon as it is found. Where a process crashes or hangs, it
-begins anew behind the row that it was at. Sections are:
+then. Those that time nothing run at once. A row is written, and printed, as soon as it is found; `keep.py` keeps those
+of a run that was cut off. Where a process crashes or hangs, it begins anew behind the row that it was at. Sections are:
 
     versions  the card, and the versions of all that computes
     correct   recorded turns against computed ones, to the bit, for every row of tests/support/cases.py
@@ -50,7 +50,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 from benchmarks.gpu.processes import Process
 from benchmarks.gpu.rows import read
 from benchmarks.gpu.sections import SECTIONS
-from benchmarks.gpu.shown import Tables
+from benchmarks.gpu.shown import Tables, shown_as_they_come
 from benchmarks.shared.provenance import CALLED, command
 
 LEAST_S = 10.0
@@ -72,7 +72,7 @@ def main() -> None:
         # its share of the time that is left
         weights = [max(SECTIONS[name].seconds for name in each) for each in turns[turns.index(turn) :]]
         seconds = (end - time.monotonic()) * weights[0] / sum(weights)
-        with ThreadPoolExecutor(len(processes)) as at_once:
+        with shown_as_they_come(arguments.out), ThreadPoolExecutor(len(processes)) as at_once:
             ended = [at_once.submit(run, process, seconds, arguments) for process in processes]
         for name in turn:
             tables.show(name)

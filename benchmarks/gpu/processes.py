@@ -53,7 +53,7 @@ class Process:
         if code:
             self._write(kind="failed", what="the process", error=f"exit code {code}", at=printed[: -LAST - 1 : -1])
         elif code is None:
-            self._write(kind="failed", what="the process", error=f"killed after {seconds:.0f} s", at=[])
+            self._write(kind="failed", what="the process", error="killed when its time was over", at=[])
         return not code
 
     def leave_out(self, why: str) -> None:

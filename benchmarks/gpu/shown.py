@@ -1,13 +1,18 @@
 """The tables of all that was found, as they are printed."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from benchmarks.gpu.rows import MARKS, read
 from benchmarks.shared.tables import markdown
 
 WIDEST = 160
-"""Characters of a cell that is printed."""
+"""Characters of a cell, and of a row, that is printed."""
+LOOKS_S = 2.0
+"""Seconds from look to look for new rows."""
 
 
 class Tables:
@@ -32,6 +37,35 @@ class Tables:
         failed = sum(row["kind"] == "failed" or row.get("ok") is False for row in rows)
         right = sum(row.get("ok") is True for row in rows)
         return f"{failed} FAILED, {right} right; {sum(row['kind'] == 'left out' for row in rows)} left out"
+
+
+@contextmanager
+def shown_as_they_come(folder: Path) -> Iterator[None]:
+    """A context in which each new row is printed in a line; one with `ok` where it is not true. The output of a run
+    that is cut off has these lines alone."""
+    over = Event()
+
+    def follow(shown: int) -> None:
+        last = False
+        while not last:
+            last = over.wait(LOOKS_S)
+            rows = read(folder)
+            lines = [_line(row) for row in rows[shown:] if row["kind"] not in MARKS and row.get("ok") is not True]
+            print("".join(lines), end="", flush=True)
+            shown = len(rows)
+
+    following = Thread(target=follow, args=(len(read(folder)),), daemon=True)
+    following.start()
+    try:
+        yield
+    finally:
+        over.set()
+        following.join()
+
+
+def _line(row: dict[str, Any]) -> str:
+    cells = [f"{name} {_cell(value)}" for name, value in row.items() if name not in ("section", "kind")]
+    return f"{row['section']}: {row['kind']}: {', '.join(cells)}"[:WIDEST] + "\n"
 
 
 def _tables(rows: list[dict[str, Any]]) -> list[str]:

@@ -3,7 +3,7 @@
     python3 benchmarks/losses/at_size.py --out runs/at_size              # needs no installation: the checkout alone
     python3 benchmarks/losses/at_size.py --only dense,topk-16 --minutes 4
     python3 benchmarks/losses/at_size.py --device cpu --tiny             # tries the script itself
-    python3 benchmarks/losses/at_size.py --out runs/at_size --keep       # its result, for the pages; runs nothing
+    python3 benchmarks/losses/at_size.py --out runs/at_size --keep       # its result and table; runs nothing
 
 On the device machine, whose tool `run` takes a command and sends this checkout:
 
@@ -16,7 +16,8 @@ once, in a process each; `size/ways.py` has them.
 
 The first 30 steps, all at once, tell how many fit into the minutes: by the slowest, and the same number for all. So a
 cosine is never cut. rows.jsonl has a row of each hundred steps, and held-out losses after a third, two thirds and the
-end; log.txt what processes printed; tables.md the table.
+end, all of which are printed as they come; log.txt what processes printed; tables.md the table. Where the whole run is
+cut off, --keep keeps the configurations that had come to their end.
 """
 
 import argparse
@@ -34,6 +35,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.keep import commit_of
 from benchmarks.gpu.rows import Rows, read
+from benchmarks.gpu.shown import shown_as_they_come
 from benchmarks.losses.size.model import FULL, TINY
 from benchmarks.losses.size.process import Trained, have_written
 from benchmarks.losses.size.ranks import RANKS
@@ -68,7 +70,8 @@ def main() -> None:
         arguments.text = Path(text)
         processes = [Trained(name, 0, arguments) for name in arguments.only.split(",")]
         try:
-            train(processes, arguments, rows, end)
+            with shown_as_they_come(arguments.out):
+                train(processes, arguments, rows, end)
         finally:
             for process in processes:
                 process.kill() if process.runs else None
@@ -139,8 +142,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             cells = [beside, f"{last['training']:.4f}", f"{sent:.4f}", f"{DENSE / sent:.1f}", way.note]
         elif own:
             steps = max((row["step"] for row in own if row["kind"] == "curve"), default=0)
-            why = "; ".join(row.get("error") or row["why"] for row in own if row["kind"] in ("failed", "left out"))
-            cells = ["", "", "", "", f"no result: it ended at step {steps}, {why}"]
+            whys = [row.get("error") or row["why"] for row in own if row["kind"] in ("failed", "left out")]
+            cells = ["", "", "", "", f"no result: it ended at step {steps}, {'; '.join(whys) or 'as all was cut off'}"]
         else:
             continue
         lines.append([way.name, ", ".join(found), *cells])
@@ -149,8 +152,11 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def keep(folder: Path) -> None:
-    """Writes benchmarks/results/at_size.json from a folder, with the commit whose sources were measured."""
+    """Writes benchmarks/results/at_size.json from a folder, with the commit whose sources were measured, and prints the
+    table. Raises SystemExit where no configuration came to its end."""
     rows = read(folder)
+    if not any(row["kind"] == "losses" for row in rows):
+        raise SystemExit(f"{folder} has nothing to keep: no configuration came to its end")
     versions, text, steps = (row for row in rows if row["kind"] in ("versions", "text", "steps"))
     kinds = "losses", "held out", "curve", "ranks", "failed", "left out"
     kept = {kind: [_cells(row) for row in rows if row["kind"] == kind] for kind in kinds}
@@ -160,6 +166,7 @@ def keep(folder: Path) -> None:
         "at_size.json", commit=commit_of(versions["sources"]), machine=machine, command=called,
         text=_cells(text), steps=_cells(steps), notes=notes, **kept,
     )  # fmt: skip
+    print(table(rows))
 
 
 def _cells(row: Mapping[str, Any]) -> dict[str, Any]:

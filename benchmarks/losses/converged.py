@@ -8,7 +8,7 @@ standard library's sources with a two-layer LSTM, gradients clipped to norm 1. S
 falls to 0 along a cosine, the same for all. After each epoch the whole held-out set is evaluated. Two ranks; losses do
 not depend on the link.
 
-Writes benchmarks/results/converged.json and docs/converged.png after every seed, and prints a Markdown table. An
+Writes benchmarks/results/converged.json after every seed, and prints a Markdown table; `make benchmarks` draws it. An
 interrupted run goes on from its last epoch; remove benchmarks/results/.converged after a change of this file.
 """
 
@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from benchmarks.shared.provenance import RESULTS, ROOT, save
+from benchmarks.shared.provenance import RESULTS, save
 from benchmarks.shared.tables import markdown
 from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.experiments.resumable import METRICS, records_kept
@@ -59,7 +59,6 @@ def main() -> None:
     for seed, task in product(arguments.seeds.split(","), arguments.tasks.split(",")):
         rows += trained(task, int(seed), arguments)
         save("converged.json", link=arguments.link, hosts=arguments.hosts, rows=rows)
-        picture(rows).savefig(ROOT / "docs" / "converged.png", dpi=110)
     print(f"\n{table(rows)}")
 
 

@@ -10,8 +10,8 @@ each grows over the first twentieth of the steps and falls to a tenth along a co
 weights and batches, so that only the exchange differs. The whole held-out set is evaluated. Bytes are those that one
 rank handed to the transport, vectors, scales and flags included.
 
-Writes benchmarks/results/fidelity.json and fidelity.png after every run, and prints Markdown tables. An interrupted run
-goes on where it ended; remove the result after a change of this file.
+Writes benchmarks/results/fidelity.json after every run, and prints Markdown tables; `make benchmarks` draws it. An
+interrupted run goes on where it ended; remove the result after a change of this file.
 """
 
 import argparse
@@ -30,7 +30,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.shared.provenance import RESULTS, known_runs, save_more
+from benchmarks.shared.provenance import known_runs, save_more
 from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.rates import up_and_down
 from benchmarks.shared.tables import markdown
@@ -150,8 +150,6 @@ def job(arguments: argparse.Namespace) -> None:
         if dist.get_rank() == 0:
             print(f"{task} {seed} {name} at {lr}: {found['loss']:.4f}, {found['bytes']:.0f} bytes", end="", flush=True)
             save_more(arguments.save, ranks=RANKS, runs=results)
-            if arguments.save == FILE:
-                picture(arguments.steps, results).savefig(RESULTS / "fidelity.png", dpi=130)
 
 
 def train(text: str, task: str, seed: int, lr: float, steps: int, transport: Transport) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Writes docs/benchmarks/ from benchmarks/results/: one page per question, one per published system, and their index;
-and the picture of the site's first page.
+and the pictures of docs/.
 
     python benchmarks/pages/document.py
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2]))
 
+from benchmarks.losses import converged, fidelity
 from benchmarks.pages.fault_questions import FAULTS
 from benchmarks.pages.front import pictures
 from benchmarks.pages.page import Page
@@ -23,6 +24,11 @@ from benchmarks.shared.tables import markdown
 
 FOLDER = ROOT / "docs" / "benchmarks"
 PUBLISHED = ROOT / "docs" / "published.md"
+DRAWN = {
+    "converged.png": lambda: converged.picture(load("converged")["rows"]),
+    "fidelity.png": lambda: fidelity.picture(300, load("fidelity")["runs"]),
+}
+"""The pictures of losses in docs/."""
 
 INDEX = """# What was measured
 
@@ -39,6 +45,8 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for path, text in {**pages(), **pictures(), PUBLISHED: table.page()}.items():
         path.write_text(text)
+    for name, draw in DRAWN.items():
+        draw().savefig(ROOT / "docs" / name, dpi=130)
     if tag := last_tag():
         names = sorted(path.stem for path in RESULTS.glob("*.json"))
         print(f"not measured since {tag}:", *[name for name in names if not is_since(tag, load(name))])

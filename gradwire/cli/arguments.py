@@ -35,10 +35,10 @@ _SCHEDULE = "constant, cosine, linear, or drop:30,60 (to a tenth after 30 and 60
 _WARM_UP = "steps, or with --epochs epochs, in which the rate rises; by default 20 steps"
 _JOB = "profile.json, or a plan.json beside one, as `plan` writes them; or resnet50, resnet101, bert-base or bert-large"
 _OBJECTIVE = "step: the shortest step of the candidates alone; progress: the most progress per second"
-_INSIDE = f"what the ranks of a host are joined by; by default {NVLINK}, to `simulate` without --play {PCIE_3}"
+_INSIDE = f"link between the ranks of a host; by default {NVLINK}, as NVLink; for `simulate` without --play {PCIE_3}"
 _LATENCY = (
-    "microseconds that each message between hosts takes on top of its bytes; by default 50, to `simulate` without "
-    "--play the profile's"
+    "microseconds that each message between hosts takes on top of its bytes; by default 50; for `simulate` without "
+    "--play those of the profile"
 )
 _CANDIDATES = "separated by commas, such as bf16,topk:0.01; by default those that need no tuning"
 
@@ -112,7 +112,10 @@ Autocast = Annotated[
     str | None, typer.Option(help="bf16 or fp16: forward passes in half precision, fp16 with a scaled loss")
 ]
 CheckpointEvery = Annotated[int | None, typer.Option(help="steps, or with --epochs epochs, between checkpoints")]
-Resume = Annotated[Path | None, typer.Option(help="folder of an interrupted run with checkpoints; alone")]
+Resume = Annotated[
+    Path | None,
+    typer.Option(help="folder of an interrupted run with checkpoints; give no other option"),
+]
 
 BenchModel = Annotated[
     str | None, typer.Option("--model", help=_BENCH_MODEL, autocompletion=one_of(*MODELS), callback=early(e.model))

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from itertools import groupby, pairwise
@@ -106,16 +107,20 @@ def _show_played(
     assert setup.play
     title = headed(f"{setup.title} on {this_machines(running.device)}: {setup.play}", stopped)
     times = played_report.PlayedTimes.of(setup.play.cluster, samples, running.device)
-    console().print(f"{title}; ms per step", highlight=False, markup=False)
-    show(played_report.steps(times.timings, setup.play.cluster, cost))
-    if fastest := played_report.winners(times):
-        show(fastest)
-    console().print(played_report.verdict(times), highlight=False)
     # hosts and ranks are those that are played, which the place says
     real = ("hosts", "ranks")
     facts = {name: str(fact) for name, fact in circumstances(running).items() if name not in real and fact is not None}
     facts |= {"place": str(setup.play), "parameters": str(setup.parameters())}
-    print(*played_report.write(folder, title, times, samples, facts, cost), sep="\n")
+    # the report is written also where the output is closed, as by `head`
+    try:
+        console().print(f"{title}; ms per step", highlight=False, markup=False)
+        show(played_report.steps(times.timings, setup.play.cluster, cost))
+        if fastest := played_report.winners(times):
+            show(fastest)
+        console().print(played_report.verdict(times), highlight=False)
+    finally:
+        paths = played_report.write(folder, title, times, samples, facts, cost)
+    print(*paths, sep="\n")
 
 
 def bench_suite(name: str, cuts: dict[str, Any], timed: TimingOptions, out: Path, own: Mapping[str, object]) -> None:
@@ -143,15 +148,17 @@ def _show_setup(
     turns = f"{timed.repeats} x {timed.steps} steps{rounds}{autocast}"
     columns = "ms per step; the column wire sums messages that overlap, so it may exceed the step"
     heading = headed(f"{setup.title}, {cluster}: {turns}", stopped, columns)
-    # the heading, the table, and the same as JSON with all samples
-    console().print(heading, highlight=False, markup=False)
-    show(text_table.timings(timings))
-    if json_file:
-        facts = {"model": setup.title, "parameters": setup.parameters(), **asdict(timed)} | circumstances(cluster)
-        facts |= {"stopped": stopped} if stopped else {}
-        figures = {"timings": [t.to_json() for t in timings], "samples": [s.to_line() for s in samples]}
-        with named_if_full(json_file):
-            json_file.write_text(json.dumps(facts | figures, indent=1) + "\n")
+    # the heading, the table and, also where the output is closed, as by `head`, the same as JSON with all samples
+    try:
+        console().print(heading, highlight=False, markup=False)
+        show(text_table.timings(timings))
+    finally:
+        if json_file:
+            facts = {"model": setup.title, "parameters": setup.parameters(), **asdict(timed)} | circumstances(cluster)
+            facts |= {"stopped": stopped} if stopped else {}
+            figures = {"timings": [t.to_json() for t in timings], "samples": [s.to_line() for s in samples]}
+            with named_if_full(json_file):
+                json_file.write_text(json.dumps(facts | figures, indent=1) + "\n")
 
 
 def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path) -> None:
@@ -162,9 +169,8 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
         specs = {setup: setup.spec([row.configuration for row in mine], timed) for setup, mine in of.items()}
         clusters = {setup: setup.cluster(timed.device) for setup in of}
     titles = {setup: f"{number}/{len(of)} {setup.model}" for number, setup in enumerate(of, 1)}
-    folder = run_folder(out, name)
     measured: list[suites.Result] = []
-    now = ""
+    now, folder = "", None
     paths: list[Path] = []
     if rows[0].setup.link == REAL and leads():
         console().print(
@@ -172,6 +178,7 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
         )
 
     def write(**stopped: str) -> None:
+        assert folder
         where = circumstances(*(clusters[result.row.setup] for result in measured))
         paths[:] = suites.write(folder, name, measured, asdict(timed) | where | stopped)
 
@@ -182,9 +189,12 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
 
     # a folder of results, written anew after each set-up
     try:
-        with writing_to(folder):
+        with ExitStack() as told:
             for cluster, setups in groupby(of, key=clusters.__getitem__):
                 with runner(cluster) as ranks:
+                    if folder is None:
+                        folder = ranks.agreed(lambda: run_folder(out, name))
+                        told.enter_context(writing_to(folder))
                     # once for a cluster: ranks that run already can meet only once
                     for setup in setups:
                         now = titles[setup]

@@ -97,9 +97,12 @@ def _show(
         for (way, step_s), timing in zip(predicted, [alone, *timings], strict=False)
     ]
     title = headed(title, stopped)
-    console().print(title, highlight=False, markup=False)
-    show(check_report.table(rows, outcomes[0].cluster.ranks, cost))
-    console().print(f"{check_report.verdict(rows)} {doubt}".strip(), highlight=False)
     path = home / "check.json"
-    write_json(path, {"title": title, "rows": [asdict(row) for row in rows]})
+    # the file is written also where the output is closed, as by `head`
+    try:
+        console().print(title, highlight=False, markup=False)
+        show(check_report.table(rows, outcomes[0].cluster.ranks, cost))
+        console().print(f"{check_report.verdict(rows)} {doubt}".strip(), highlight=False)
+    finally:
+        write_json(path, {"title": title, "rows": [asdict(row) for row in rows]})
     print(path)

@@ -14,6 +14,7 @@ from gradwire.lab.names import TIMED_STEPS, TURNS
 
 app = typer.Typer(
     help="Compressed data-parallel training, compared with dense on real tasks and slow links.",
+    epilog="Begin with `gradwire bench dense powersgd:4 --link 100mbit`; `gradwire list` has all names.",
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

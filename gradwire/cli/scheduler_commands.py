@@ -107,12 +107,15 @@ def predict(
     home = run_folder(out, "simulate")
     with writing_to(home):
         outcomes = _simulated(measured, clusters, chosen, every)
-        console().print(title, highlight=False, markup=False)
-        show(simulation_report.table(outcomes, cost))
-        console().print(simulation_report.verdict(outcomes), highlight=False)
-        if sentence := simulation_report.per_step_or_rounds(outcomes):
-            console().print(sentence, highlight=False)
-        paths = simulation_report.write(home, title, outcomes, facts, cost, doubts)
+        # also where the output is closed, as by `head`
+        try:
+            console().print(title, highlight=False, markup=False)
+            show(simulation_report.table(outcomes, cost))
+            console().print(simulation_report.verdict(outcomes), highlight=False)
+            if sentence := simulation_report.per_step_or_rounds(outcomes):
+                console().print(sentence, highlight=False)
+        finally:
+            paths = simulation_report.write(home, title, outcomes, facts, cost, doubts)
         print(*filter(None, [doubts]), *paths, sep="\n")
 
 

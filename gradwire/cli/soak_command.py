@@ -34,9 +34,10 @@ def soak(minutes: float, faults: str, hosts: int, link: str | None, seed: int, o
             job.run(minutes, kinds, lambda followed: _show(job.came, followed))
         finally:
             if job.came.faults or job.came.broken:
+                paths = report.write(folder, job.came)
                 show(report.table(job.came))
                 show(report.by_front_end(job.came))
-                print(*report.write(folder, job.came), report.verdict(job.came), sep="\n")
+                print(*paths, report.verdict(job.came), sep="\n")
     if job.came.broken:
         raise typer.Exit(1)
 

@@ -138,8 +138,12 @@ def compare_in(folder: Path, comparison: Comparison, cluster: LabCluster, ranks:
 
 def _report(comparison: Comparison, cluster: LabCluster, folder: Path, runs: list[Run]) -> None:
     metric = comparison.looked_at
-    show(text_table.training(runs, metric))
-    print(*report.write(folder, runs, metric, comparison.facts() | circumstances(cluster)), sep="\n")
+    # the report is written also where the output is closed, as by `head`
+    try:
+        show(text_table.training(runs, metric))
+    finally:
+        paths = report.write(folder, runs, metric, comparison.facts() | circumstances(cluster))
+    print(*paths, sep="\n")
 
 
 def _train(configuration: Configuration, spec: TrainSpec, steps: int, ranks: Runner, progress: Progress) -> Run:

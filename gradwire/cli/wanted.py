@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 
 from gradwire.cli.option_groups import Compared, RecipeChanges
@@ -12,7 +13,7 @@ from gradwire.lab.experiments.training import Training
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.names import AUTO, DDP, DENSE, LOCAL, NOCOMM, PLAN
 from gradwire.lab.torch_hooks import TORCH_HOOKS
-from gradwire.lab.workloads import UserModel
+from gradwire.lab.workloads import TASKS, UserModel
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ def described(
     """The training that the user names: a task, a function of their own, or a preset on the files in `folder`, with
     these options of the task.
 
-    Raises ValueError for two of them, for a preset without files, and for an option that is given twice."""
+    Raises ValueError for two of them, for a preset without files, for files that the task does not read, and for an
+    option that is given twice."""
     # one of three, on files where there are some
     if sum(each is not None for each in (task, model, preset)) > 1:
         raise ValueError("a task, a --model of your own and a --preset are three things to train: give one")
@@ -73,6 +75,8 @@ def described(
         named = preset_of(preset)
     else:
         named = Training(task=task or "lm") if model is None else Training(task=UserModel.name)
+    if folder is not None and "folder" not in signature(TASKS[named.task]).parameters:
+        raise ValueError(f"{named.task} takes no --data: name a --task that reads files, such as text or images")
     # --model and --data are options of the task, too
     given = [*([f"function={model}"] if model else []), *([f"folder={folder}"] if folder else []), *(options or [])]
     names = [option.partition("=")[0] for option in given]

@@ -72,12 +72,14 @@ def label(text: str, narrow: bool, width: int = 20) -> str:
 
 
 def legend(picture: Figure, lines: Sequence[Line2D], labels: Sequence[str], narrow: bool) -> None:
-    """Below the panels, with as many columns as fit."""
+    """Below the panels, with as many columns as fit; the picture grows by its height."""
     short = [label(text, narrow, 40) for text in labels]
     longest = max(len(line) for text in short for line in text.split("\n"))
     # inches of a line's sample and of a letter
     fitting = int(picture.get_figwidth() / (0.6 + 0.085 * longest))
-    picture.legend(lines, short, loc="outside lower center", ncols=max(1, min(fitting, len(short))), frameon=False)
+    columns = max(1, min(fitting, len(short)))
+    picture.set_figheight(picture.get_figheight() + 0.22 * sum(1 + text.count("\n") for text in short) / columns)
+    picture.legend(lines, short, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def curves(runs: Sequence[Run], metric: str, title: str, narrow: bool = False) -> Figure:
@@ -123,6 +125,7 @@ def costs(runs: Sequence[Run], narrow: bool = False) -> Figure:
         size.set_xlabel("MB sent per rank and step")
         for panel in (time, size):
             panel.margins(x=0.25 if narrow else 0.12)
+            panel.locator_params(axis="x", nbins=5 if narrow else 8)
         time.invert_yaxis()
     return picture
 

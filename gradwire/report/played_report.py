@@ -11,7 +11,7 @@ from statistics import median
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from gradwire.lab.curve import StepCurve
 from gradwire.lab.jobs.bench_job import TimedSteps
@@ -197,6 +197,9 @@ def _panel(axis: Axes, times: PlayedTimes, ranks: int) -> None:
     axis.set_yscale("log")
     axis.xaxis.set_major_locator(LogLocator(numticks=8))
     axis.xaxis.set_minor_locator(NullLocator())
+    # as tables write them
+    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.yaxis.set_major_formatter(StrMethodFormatter("{x:.10g}"))
 
 
 def steps(timings: Sequence[Timing], cluster: Cluster, cost: TrainingCost | None = None) -> TextTable:

@@ -12,11 +12,11 @@ from matplotlib.ticker import NullLocator, PercentFormatter, ScalarFormatter
 
 from gradwire.lab.network.link import Link
 from gradwire.report import page
-from gradwire.report.pictures import STYLE, head, legend, look, sheet
+from gradwire.report.pictures import COLOURS, STYLE, head, label, legend, look, sheet
 from gradwire.report.report_files import write_json, write_picture, write_text
 from gradwire.report.text_table import TextTable, figure, times
 from gradwire.report.training_cost import TrainingCost
-from gradwire.schedule.simulate import BEST, Outcome
+from gradwire.schedule.simulate import BEST, GIVEN, Outcome
 
 DENSE = "FP32"
 _GROUPS = "groups of the best plan"
@@ -31,9 +31,8 @@ such a step makes less progress than a dense one, and nothing of a round hides b
 has no stragglers, no congestion and no jitter."""
 _ENOUGH = 1.1
 """Where a step that is sent each time takes no more than this many mean local ones, there is little to gain."""
-_SHOWN = (
-    "Scaling efficiency against ranks, a panel for each link, one line per way to send; figures in the table below."
-)
+_SHOWN = """Scaling efficiency against ranks, a panel for each link, one line per way to send; of one number of ranks
+alone a bar per way, with the milliseconds of a step; figures in the table below."""
 
 
 def table(outcomes: Sequence[Outcome], cost: TrainingCost | None = None) -> TextTable:
@@ -55,7 +54,8 @@ def table(outcomes: Sequence[Outcome], cost: TrainingCost | None = None) -> Text
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
-    """The clusters where the best plan gains most and least over the first way, in a sentence."""
+    """The clusters where the best plan gains most and least over the first way, and which compressors do best alone
+    where it gains most, in two sentences."""
     of = {way: [outcome for outcome in outcomes if outcome.way == way] for way in {o.way for o in outcomes}}
     first = next((outcome.way for outcome in outcomes if outcome.way != BEST and outcome.progress), None)
     if first is None:
@@ -65,7 +65,21 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     (most, where), (least, there) = max(gains, key=lambda g: g[0]), min(gains, key=lambda g: g[0])
     text = f"Beside {first}, the best plan makes {times(most)} the progress on {_place(where)}"
     text = f"{text}, with groups of {where.groups}"
-    return f"{text}; {times(least)} on {_place(there)}." if len(gains) > 1 else f"{text}."
+    text = f"{text}; {times(least)} on {_place(there)}." if len(gains) > 1 else f"{text}."
+    return f"{text} {_best_alone(outcomes, where, first)}"
+
+
+def _best_alone(outcomes: Sequence[Outcome], where: Outcome, first: str) -> str:
+    """The compressor with the most progress on a cluster, beside the `first`, and that with the shortest step, of those
+    that harm no training, in a sentence."""
+    own = {each.way: each for each in outcomes if each.cluster == where.cluster and each.every == 1}
+    alone = [each for way, each in own.items() if way not in (BEST, GIVEN) and each.progress]
+    most, shortest = max(alone, key=lambda each: each.progress), min(alone, key=lambda each: each.step_s)
+    text = f"Of one compressor alone, {most.way} makes the most progress on {_place(where)}"
+    text = f"{text}, {times(most.progress / own[first].progress)}, with steps of {figure(1e3 * most.step_s)} ms"
+    if most is shortest:
+        return f"{text}."
+    return f"{text}; {shortest.way} has the shortest step, {figure(1e3 * shortest.step_s)} ms, but makes less."
 
 
 def per_step_or_rounds(outcomes: Sequence[Outcome]) -> str | None:
@@ -100,9 +114,11 @@ def too_slow(names: Sequence[str], peers: int) -> str:
 
 
 def picture(outcomes: Sequence[Outcome], title: str, narrow: bool = False) -> Figure:
-    """Efficiency against ranks, a panel for each link."""
+    """Efficiency against ranks, a panel for each link; as bars where there is one number of ranks alone."""
     links = list(dict.fromkeys(outcome.cluster.bytes_per_s for outcome in outcomes))
     ways = list(dict.fromkeys(outcome.way for outcome in outcomes))
+    if len({outcome.cluster.ranks for outcome in outcomes}) == 1:
+        return _bars(outcomes, title, links, narrow)
     with rc_context(STYLE):
         drawn, axes = sheet(len(links), max(3.4, 7 / len(links)), 2.8 if narrow else 4.6, narrow, sharey=True)
         head(drawn, "" if narrow else title)
@@ -144,6 +160,28 @@ def write(
     # the same as data
     write_json(paths[2], {"title": title} | dict(facts) | {"outcomes": [_figures(outcome) for outcome in outcomes]})
     return paths
+
+
+def _bars(outcomes: Sequence[Outcome], title: str, links: Sequence[float], narrow: bool) -> Figure:
+    """The scaling efficiency of each way, a panel for each link, with the milliseconds of a step."""
+    ways = dict.fromkeys(outcome.way for outcome in outcomes)
+    with rc_context({**STYLE, "axes.grid.axis": "x"}):
+        height = 1.4 + (0.6 if narrow else 0.3) * len(ways)
+        drawn, axes = sheet(len(links), max(3.4, 9 / len(links)), height, narrow, sharey=True)
+        head(drawn, "" if narrow else title)
+        for axis, link in zip(axes, links, strict=True):
+            own = [outcome for outcome in outcomes if outcome.cluster.bytes_per_s == link]
+            names = [label(outcome.way, narrow) for outcome in own]
+            colours = [COLOURS[0 if outcome.way == BEST else 1] for outcome in own]
+            bars = axis.barh(names, [outcome.scaling_efficiency for outcome in own], color=colours, height=0.6)
+            axis.bar_label(bars, [f"{figure(1e3 * outcome.step_s)} ms" for outcome in own], padding=6)
+            axis.set_title(f"{_link(link)}, {own[0].cluster.ranks} ranks", fontsize=10)
+            axis.set_xlabel("scaling efficiency")
+            axis.set_xlim(0, 1.3 if narrow else 1.15)
+            axis.set_xticks([0, 0.5, 1])
+            axis.xaxis.set_major_formatter(PercentFormatter(1))
+        axes[0].invert_yaxis()
+    return drawn
 
 
 def _figures(outcome: Outcome) -> dict[str, Any]:

@@ -94,6 +94,7 @@ def test_all_train_as_many_steps_at_once_and_the_result_is_kept(
     assert dense["bytes a parameter"] > 20 * sparse["bytes a parameter"]
     assert dense["held_out"] != sparse["held_out"]
     shown = capfd.readouterr().out
+    assert "dense: held out: step 90, loss" in shown
     assert "| TopK 1/16 in 10 bits |" in shown
     assert "no result" not in shown
     # a second run would mix its rows with these
@@ -107,6 +108,18 @@ def test_all_train_as_many_steps_at_once_and_the_result_is_kept(
     assert kept["commit"] == "abcdef0"
     assert [row["step"] for row in kept["held out"] if row["section"] == "dense"] == [60, 90]
     assert kept["steps"]["steps"] == 90
+    assert "| TopK 1/16 in 10 bits |" in capfd.readouterr().out
+
+
+def test_a_run_that_was_cut_off_before_any_configuration_ended_has_nothing_to_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It was a ValueError where there was no row of the steps yet, and else a result without losses."""
+    monkeypatch.setattr(sys, "argv", ["at_size.py", "--out", str(tmp_path), "--keep"])
+    for kind in ("versions", "text", "steps", "curve"):
+        Rows(tmp_path, "dense", 60).add(kind)
+        with pytest.raises(SystemExit, match="has nothing to keep: no configuration came to its end"):
+            at_size.main()
 
 
 def test_a_row_that_another_process_is_writing_is_read_later(tmp_path: Path):
@@ -137,9 +150,10 @@ def test_what_is_late_or_has_crashed_keeps_no_other_waiting(tmp_path: Path):
 
 
 def test_a_run_that_was_cut_is_no_result():
-    rows = [{"kind": "curve", "step": 200}, {"kind": "failed", "error": "killed after 9 s"}]
-    shown = at_size.table([{"section": "acpsgd", **row} for row in rows])
-    assert "no result: it ended at step 200, killed after 9 s" in shown
+    rows = [{"kind": "curve", "step": 200}, {"kind": "failed", "error": "killed when its time was over"}]
+    for row, why in zip(rows, ["as all was cut off", "killed when its time was over"], strict=True):
+        shown = at_size.table([{"section": "acpsgd", **each} for each in (rows[0], row)])
+        assert f"no result: it ended at step 200, {why}" in shown
 
 
 def test_the_slowest_decides_on_the_number_of_steps():

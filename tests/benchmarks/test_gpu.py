@@ -25,9 +25,10 @@ from benchmarks.gpu.models import Model, model_of
 from benchmarks.gpu.rows import MARKS, Rows, read
 from benchmarks.gpu.sections import SECTIONS, steps
 from benchmarks.gpu.sections.steps import Way
-from benchmarks.gpu.shown import Tables
+from benchmarks.gpu.shown import Tables, shown_as_they_come
 from benchmarks.gpu.trainings import Times
 from benchmarks.shared.provenance import CALLED
+from gradwire.lab.network import nsenter
 from tests.support.harness import draw, job, plan_of
 from tests.support.warm import program
 
@@ -236,8 +237,26 @@ def test_a_section_that_crashes_begins_anew_as_long_as_it_gets_on(tmp_path: Path
 def test_a_section_has_less_time_where_its_imports_took_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "argv", ["sections", "native", "0", str(tmp_path), "cpu", "tiny"])
     monkeypatch.setattr(sys, "stdin", StringIO(f"{time.monotonic() + 3}\n"))
+    scripts = list[int]()
+    monkeypatch.setattr(nsenter, "die_with", scripts.append)
     runpy.run_module("benchmarks.gpu.sections", run_name="__main__")
     assert [row["kind"] for row in read(tmp_path)] == ["left out"]
+    # one that is cut off leaves nothing on the GPU
+    assert scripts == [os.getppid()]
+
+
+def test_rows_are_printed_as_they_come_but_for_those_that_are_right(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    rows = Rows(tmp_path, "cupcake", 60)
+    rows.add("set-up", gbit=10.0)
+    with shown_as_they_come(tmp_path):
+        rows.add("begun", what="dense")
+        rows.add("steps", **{"what": "dense", "of none": 1.2345})
+        rows.add("checked", ok=True)
+        rows.add("checked", ok=False)
+    assert capfd.readouterr().out.splitlines() == [
+        "cupcake: steps: what dense, of none 1.23",
+        "cupcake: checked: ok False",
+    ]
 
 
 def test_the_versions_are_kept_where_the_kernels_trial_ends_the_section(

@@ -169,6 +169,7 @@ MISTAKES = [
     (["train", "dense", "--task", "digit"], "there is no task 'digit': did you mean digits?"),
     (["train", "dense", "--task", "cifar10"], "cifar10 needs folder=FOLDER"),
     (["train", "dense", "--task", "cifar10", "--folder", "/nowhere"], "/nowhere"),
+    (["train", "dense", "--data", "/"], "lm takes no --data: name a --task that reads files, such as text or images"),
     (["train", "dense", "--set", "widht=3"], "did you mean width?"),
     (["train", "dense", "--set", "width"], "write name=value"),
     (["train", "dense", "--set", "model=bert"], "there is no model of lm named 'bert'"),

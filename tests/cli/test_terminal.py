@@ -11,15 +11,23 @@ import pytest
 from rich.console import Console
 
 import gradwire
-from gradwire.cli import main, run_setup
+from gradwire.cli import bench_command, main, run_setup, scheduler_commands, train_command
 from gradwire.cli.console import progress_bars, show
 from gradwire.lab.catalogue import catalogue
+from gradwire.lab.configuration import parse_all
+from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
+from gradwire.lab.experiments.comparison import Comparison
+from gradwire.lab.experiments.recipe import Recipe
+from gradwire.lab.jobs.bench_job import TimedSteps
+from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.rank_failed import RankFailed
+from gradwire.lab.names import NOCOMM
 from gradwire.lab.network import network
 from gradwire.report import simulation_report, terminal
 from gradwire.report.text_table import TextTable
 from gradwire.schedule.cluster import Cluster
 from gradwire.schedule.simulate import Outcome
+from tests.report.test_report import RUNS
 from tests.support.warm import program
 
 REPOSITORY = Path(__file__).parents[2]
@@ -154,6 +162,32 @@ def test_an_output_that_is_closed_is_no_error(tmp_path: Path) -> None:
         command = ["bash", "-c", f'"$0" "$1" {closed}', sys.executable, str(tmp_path / "own.py")]
         finished = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
         assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("command", ["simulate", "bench", "train"])
+def test_figures_are_kept_where_the_output_is_closed_while_they_are_shown(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Piped to `head`, the figures of hours went without a report."""
+
+    def closed(table: TextTable) -> None:
+        raise BrokenPipeError
+
+    for module in (bench_command, scheduler_commands, train_command):
+        monkeypatch.setattr(module, "show", closed)
+    if command == "simulate":
+        assert main(["simulate", "resnet50", "--ranks", "8", "--link", "25gbit", "--out", str(tmp_path)]) == 1
+    elif command == "bench":
+        setup, samples = Setup(model="tiny-resnet18", ranks=2), [TimedSteps(NOCOMM, 0, [1.0], RUNS[0].last.totals)]
+        with pytest.raises(BrokenPipeError):
+            bench_command._show_setup(setup, LabCluster(2), TimingOptions(1, 1), tmp_path / "report.json", samples, "")
+    else:
+        comparison = Comparison(
+            configurations=parse_all(["dense"]), task="digits", options=[], ranks=2, recipe=Recipe()
+        )
+        with pytest.raises(BrokenPipeError):
+            train_command._report(comparison, LabCluster(2), tmp_path, RUNS)
+    assert [*tmp_path.rglob("report.*")]
 
 
 OWN_LIST = """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.pages.document import FOLDER, pages
+from benchmarks.pages.document import DRAWN, FOLDER, pages
 from benchmarks.pages.fault_questions import FAULTS
 from benchmarks.pages.front import pictures
 from benchmarks.pages.page import Page, Shown
@@ -28,6 +28,7 @@ SCRIPTS = [
 def test_what_is_committed_is_what_the_generator_makes():
     written = [*FOLDER.glob("*.md"), *FOLDER.parent.glob("steps-*.svg")]
     assert {path: path.read_text() for path in written} == pages() | pictures(), "run `make benchmarks`"
+    assert {path.name for path in FOLDER.parent.glob("*.png")} == DRAWN.keys()
 
 
 def test_every_result_says_where_it_comes_from():

@@ -362,9 +362,15 @@ MISTAKES = {
     "one model": ("mine.py:one", "mine.py:one returns the parameters that it has returned before"),
     "one body": ("mine.py:one_body", "mine.py:one_body returns the parameters that it has returned before"),
     "package": ("mine.py:package", "mine.py:package cannot import what it needs: No module named 'nowhere'"),
+    "syntax": ("syntax.py:make", "syntax.py cannot be imported: invalid syntax (syntax.py, line 2)"),
+    "raises at once": ("at_once.py:make", "NameError: name 'nn' is not defined (at_once.py, line 2)"),
+    "dot": ("./mine:one", "'./mine:one' names no function: write module:name or file.py:name"),
+    "raises": ("mine.py:raises", "mine.py:raises fails with KeyError: 'weights' (mine.py, line 1)"),
+    "batches raise": ("mine.py:no_data", "mine.py:no_data fails with FileNotFoundError: [Errno 2] No such file"),
     "package of batches": ("mine.py:lazy", "mine.py:lazy cannot import what it needs: No module named 'nowhere'"),
 }
-MINE = """
+MINE = """def raises(): {}["weights"]
+def no_data(): return torch.nn.Linear(1, 1), lambda rank, world: open("/nowhere"), loss
 import torch
 NUMBER = 3
 def loss(model, batch): return model(batch).mean()
@@ -409,6 +415,8 @@ def test_mistakes_get_one_line(
 ) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "bad.py").write_text("import nowhere")
+    (tmp_path / "syntax.py").write_text("\ndef make(:")
+    (tmp_path / "at_once.py").write_text("\nclass Mine(nn.Module): ...")
     monkeypatch.chdir(tmp_path)
     configurations = [] if command == "plan" else ["dense"]
     assert main([command, *configurations, "--model", function]) == 2

@@ -395,6 +395,7 @@ def test_the_winner_is_named_by_link_and_ranks() -> None:
     said = "On 8 ranks at 1gbit, topk has the shortest step: 125 ms, where computing on this machine's CPU takes 90.0"
     assert played_report.verdict(times) == f"{said} and dense 340."
     panels = played_report.picture(times, "title").axes
+    assert [label.get_text() for label in panels[0].get_xticklabels()][-3:-1] == ["10", "100"]
     assert [panel.get_title() for panel in panels] == ["2 ranks", "8 ranks", "64 ranks", "1024 ranks"]
     assert all(len(panel.lines) == 3 for panel in panels)
 

@@ -283,20 +283,23 @@ def test_only_a_file_system_without_locks_has_none(
         pass
 
 
-@pytest.mark.parametrize("refused", ["--resume", "--out"])
-def test_all_ranks_end_where_the_one_that_leads_refuses_a_folder(tmp_path: Path, refused: str) -> None:
+SUITE = ["bench", "--suite", "gravac", "--model", "vgg16", "--layers", "6", "--size", "32", "--batch", "1"]
+
+
+@pytest.mark.parametrize(
+    ("command", "refused"),
+    [(["train", "--resume"], ""), (["train", "dense", "--task", "digits", "--out"], FILE), ([*SUITE, "--out"], FILE)],
+)
+def test_all_ranks_end_where_the_one_that_leads_refuses_a_folder(
+    tmp_path: Path, command: list[str], refused: str
+) -> None:
     """The others trained on by themselves, or had a traceback of a lost connection, until torchrun ended them."""
     keep(tmp_path, replace(compared("dense"), checkpoint_every=1), LabCluster(2))
-    folder = str(tmp_path if refused == "--resume" else tmp_path / FILE)
-    task = [] if refused == "--resume" else ["dense", "--task", "digits", "--steps", "2"]
+    folder = tmp_path / refused
     script = ["-c", "import sys; from gradwire.cli import main; sys.exit(main(sys.argv[1:]))"]
     with alone_in(tmp_path):
-        first, other = ended_ranks([*script, "train", *task, refused, folder], 2)
-    reason = (
-        f"another process trains in {tmp_path}"
-        if refused == "--resume"
-        else f"{folder} is no folder: name one for --out"
-    )
+        first, other = ended_ranks([*script, *command, str(folder)], 2)
+    reason = f"{folder} is no folder: name one for --out" if refused else f"another process trains in {folder}"
     assert (first.code, other.code) == (1, 1)
     assert reason in first.err.splitlines()[-1]
     assert other.err == ""

@@ -218,6 +218,21 @@ def test_what_is_fast_and_worse_is_not_praised() -> None:
     )
 
 
+def test_one_number_of_ranks_is_drawn_as_bars_and_the_best_compressor_is_named() -> None:
+    """Lines were points on each other, in a panel without height below a legend of many lines."""
+    outcomes = list(simulate(profile("resnet50"), Cluster(8, 1e9 / 8)))
+    drawn = simulation_report.picture(outcomes, "resnet50")
+    assert len(drawn.axes[0].patches) == len(outcomes)
+    said = "Of one compressor alone, DGC(ratio=0.01) makes the most progress on 8 ranks at 1gbit, 4.5"
+    assert said in simulation_report.verdict(outcomes)
+    # lines keep their panel, however many and long their names
+    many = [replace(each, way=f"{number} {each.way * 3}") for each in outcomes for number in range(3)]
+    wider = [replace(each, cluster=Cluster(16, 1e9 / 8)) for each in many]
+    drawn = simulation_report.picture([*many, *wider], "resnet50")
+    drawn.draw_without_rendering()
+    assert drawn.axes[0].get_position().height * drawn.get_figheight() > 2
+
+
 def test_the_verdict_stands_above_everything(written: dict[str, Path]) -> None:
     found = {name: re.search('class="verdict">([^<]*)<', path.read_text()) for name, path in written.items()}
     sentences = {name: match[1] for name, match in found.items() if match}

@@ -29,6 +29,7 @@ from benchmarks.losses.size.ranks import RANKS, EveryStep, Rounds
 from benchmarks.losses.size.text import HELD_OUT, TRAIN
 from benchmarks.losses.size.ways import ROUND, WAYS, Way
 from benchmarks.shared.rates import up_and_down
+from gradwire.lab.network.nsenter import die_with
 from gradwire.transports import threads
 
 RISE = 100
@@ -116,6 +117,8 @@ def evaluated_at(steps: int) -> set[int]:
 
 
 def main(name: str, out: str, text: str, kind: str, size: str, rate: str) -> None:
+    # where the script is cut off, nothing stays on the GPU
+    die_with(os.getppid())
     if WAYS[name].rounds:
         # ranks would record at the same time, on threads of one process
         os.environ["GRADWIRE_GRAPHS"] = "0"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from gradwire.importing import imported
+from gradwire.importing import imported, raised
 from gradwire.lab.random_state import RandomState, mixed, seeded
 from gradwire.lab.results import TRAINING_LOSS
 from gradwire.lab.task_error import TaskError
@@ -41,7 +41,8 @@ class UserModel(Task):
     The model is a module; batches(rank, world) an iterable of a rank's batches, begun anew where it ends; and
     loss(model, batch) the mean loss of one. A fourth, held_out(), may give batches on which the loss is shown.
 
-    Raises ValueError for what cannot be imported or is of another form, TaskError for a loss that is no number.
+    Raises ValueError for what cannot be imported or is of another form, TaskError where the function or batches raises,
+    and for a loss that is no number.
     """
 
     name: ClassVar[str] = "own"
@@ -87,8 +88,9 @@ class UserModel(Task):
             # the function's batches, made again where they are an iterator, which does not begin anew by itself
             state = RandomState(mixed(seed, epoch))
             if not begins_anew:
-                with _named(self.function), state.used():
-                    made = self._made.batches(rank, world)
+                own = self._made
+                with _failing(self.function), state.used():
+                    made = own.batches(rank, world)
                 batches = _iterable(made, "batches(rank, world)", self.function)
             if hasattr(sampler := getattr(batches, "sampler", None), "set_epoch"):
                 sampler.set_epoch(epoch)  # pyright: ignore[reportOptionalMemberAccess]
@@ -110,8 +112,9 @@ class UserModel(Task):
 
     def epoch_steps(self, world: int) -> int:
         """The length of the batches. Raises ValueError where they have none."""
-        with _named(self.function), RandomState(0).used():
-            batches = self._made.batches(0, world)
+        own = self._made
+        with _failing(self.function), RandomState(0).used():
+            batches = own.batches(0, world)
         if not hasattr(batches, "__len__"):
             raise ValueError(f"{self.function}: batches(rank, world) has no length and so no epochs: give --steps")
         return len(batches)  # pyright: ignore[reportArgumentType]
@@ -163,7 +166,7 @@ def _make(function: str) -> UserParts:
     with _named(function):
         make = imported(function)
     _check_takes(function, make, ())
-    with _named(function):
+    with _failing(function):
         made = make()
     if not isinstance(made, tuple) or len(made) not in (3, 4):
         raise ValueError(f"{function} returns {_form(made)}, not a tuple of three or four: {_CALL}")
@@ -229,3 +232,15 @@ def _named(function: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise TaskError(f"{function} cannot import what it needs: {error}") from error
+
+
+@contextmanager
+def _failing(function: str) -> Iterator[None]:
+    """As `_named`, of all that the user's function raises: in one line. The traceback of a step helps, and stays."""
+    with _named(function):
+        try:
+            yield
+        except ImportError:
+            raise
+        except Exception as error:
+            raise TaskError(f"{function} fails with {raised(error)}") from error
