@@ -30,7 +30,7 @@ from gradwire.runtime.steps.weights import weight_reader
 from gradwire.runtime.trace import Recorder
 from gradwire.runtime.worker.events import EPOCH
 from gradwire.runtime.worker.executor import Executor, Fence
-from gradwire.runtime.worker.training_thread import in_optimizer
+from gradwire.runtime.steps.rank_progress import in_optimizer
 
 _of_process: "WeakSet[GradientCollector]" = WeakSet()
 """The collectors of all jobs in this process: the training thread may wait in another job than the one that failed."""
