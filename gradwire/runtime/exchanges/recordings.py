@@ -154,7 +154,7 @@ class GroupRecordings:
     def _why_computed(self, given: GroupInput) -> str:
         """Why this step is computed even where its key is recorded; "" where it is replayed."""
         # kernels of a recording read the buffers of a whole step
-        if given.lost or given.absent:
+        if given.given_up or given.absent:
             return "a gradient was absent"
         if given.gradients is not self._exchange.stored.fixed:
             return "its gradients lie elsewhere at every step"

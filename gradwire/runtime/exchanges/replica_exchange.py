@@ -116,7 +116,7 @@ class ReplicaExchange(GroupExchange):
             self._job.encode_hook(self.context, given.copied(old, scratch, self.context.world))
         # divide before the sum, which is the mean then: in float32 where that travels, else before the cast
         gradients, whole = given.gradients, given.gradients.one_vector
-        part = torch.nan if given.lost else given.part(self.context.world)
+        part = torch.nan if given.given_up else given.part(self.context.world)
         if dtype != torch.float32:
             gradients.scale(part)
         # sum where the gradients lie, if they are one vector of the type that travels; else in a copy

@@ -236,11 +236,11 @@ class GradientCollector:
         if not self._fixed:
             self._tensors = [None] * len(self.slots)
 
-    def abandon(self) -> None:
+    def give_up(self) -> None:
         """Completes an open step with zeros, so that all ranks come to its end; none takes it."""
         # the note first, so that all ranks find the reason when the step's end says that it counts for none
         note_raised(self._steps.pipeline.mesh, self.step)
-        self._executor.post(self._steps.lose)
+        self._executor.post(self._steps.give_up)
         # then zeros for what is missing, which complete its groups: in this step alone, for no gradient lies there
         places = self._tensors.copy()
         fixed = self._fixed

@@ -3,6 +3,8 @@
     a step    lasts from its first gradient to the end of the backward pass
     a call    which all ranks make together, changes plan or state, or exchanges something. It waits until the steps
               that were begun are reduced, and none begins meanwhile; inside a backward pass it is refused on all ranks
+    give_up   ends a step whose backward pass failed. A note in the store says so to all ranks; zeros complete its
+              groups, so that no rank waits, and their flag is NaN: it counts for none, and no memory has changed
 
 A step and a call exclude each other, whichever threads they are on: each holds one lock. A call first has all ranks
 agree that they have begun the same steps, and only then waits for these. The other order would hang: one rank would
@@ -49,7 +51,7 @@ class StepLock:
     def __init__(self, collector: GradientCollector, results: StepResults, job: FirstError) -> None:
         self._collector, self._results, self._job = collector, results, job
         self._lock = Lock()
-        self._abandoned = False
+        self._given_up = False
         self._backward: weakref.ref[Callable[[], None]] | None = None
 
     def open_step(self, until_backward_ends: bool = False) -> bool:
@@ -84,10 +86,10 @@ class StepLock:
         self._job.raise_known()
         # complete the step, and wait for it outside the lock: the worker's end of a step does not take it
         with self._lock:
-            self._abandon()
-        if self._abandoned:
+            self._complete_failed()
+        if self._given_up:
             self._results.finish()
-            self._abandoned = False
+            self._given_up = False
 
     def backward_failed(self) -> bool:
         """Whether the backward pass that opened the last step is gone, and did not come to its end."""
@@ -107,7 +109,7 @@ class StepLock:
                 raise ValueError(GONE)
             # a step of this rank whose backward pass failed must end, as on the others
             if not self._in_backward:
-                self._abandon()
+                self._complete_failed()
             # all ranks compare how many steps they have begun
             agree(lambda: {**self._moment(call), **{name: str(fact) for name, fact in facts.items()}}, call)
             # only now is it safe to wait for those steps
@@ -127,7 +129,7 @@ class StepLock:
         with self._lock:
             if self._job.first is None:
                 self._moment(call)
-                self._abandon()
+                self._complete_failed()
             yield
 
     def last_call(self) -> None:
@@ -147,11 +149,11 @@ class StepLock:
             when_backward_ends(backward)
             self._backward = weakref.ref(backward)
 
-    def _abandon(self) -> None:
-        """Completes a step whose backward pass failed, with zeros."""
+    def _complete_failed(self) -> None:
+        """Gives up a step whose backward pass failed, without waiting for its end."""
         if self._collector.unfinished:
-            self._collector.abandon()
-            self._abandoned = True
+            self._collector.give_up()
+            self._given_up = True
 
     @property
     def _in_backward(self) -> bool:

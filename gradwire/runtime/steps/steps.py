@@ -89,7 +89,7 @@ class Steps:
         # of all groups; and of those in the step under way, which stay until its verdict is read
         self.exchanges, self._active = list[GroupExchange](), list[GroupExchange]()
         self._scale, self.elastic, self.voted = options.scale, options.elastic, options.voted
-        self.promised = self.over = self._lost = False
+        self.promised = self.over = self._given_up = False
         self.job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), encode_hook=control.encode_hook)
         self.recordings = Recordings(executor, lambda: control.looks)
         self.float_residuals, self.kernels = FloatResiduals(executor.device), Workspace(executor.device)
@@ -171,9 +171,9 @@ class Steps:
             self.last_counted = opened
             self._last_groups = None
 
-    def lose(self) -> None:
+    def give_up(self) -> None:
         """Marks the step that is under way, or begins next, as one that no rank takes."""
-        self._lost = True
+        self._given_up = True
 
     def begin(self, groups: Sequence[int], opened: int, weight: Scalar | None, times_sent: int | None) -> None:
         """Begins a step of these groups; `opened` is its number in `GradientCollector`. `weight` is this rank's in the
@@ -205,7 +205,7 @@ class Steps:
         if tensors is not None:
             self.executor.keep(tensors)
         gradients, residual = stored.gradients(tensors, fixed), self.float_residuals.of(group)
-        self._inputs[group] = GroupInput(gradients, absent, self._scale(), self._lost, self._weights.share, residual)
+        self._inputs[group] = GroupInput(gradients, absent, self._scale(), self._given_up, self._weights.share, residual)
         self.machine.complete(group)
         # walk the script as far as groups are there, until the step is over
         while (entry := self.machine.next()) is not None:
@@ -246,7 +246,7 @@ class Steps:
     def _end(self) -> None:
         """Ends the step when all groups are reduced: it counts for all of them, on all ranks, or for none."""
         # agree on one verdict
-        votes, self._lost = self.voted and not self._lost, False
+        votes, self._given_up = self.voted and not self._given_up, False
         self._verdict.agree(self._active)
         # find the slots that no rank used
         used = self.used.agree(self._active)
