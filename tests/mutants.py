@@ -204,7 +204,7 @@ FAULTS = [
     Fault("runtime/exchanges/row_exchange.py", "rows.sum(dtype=torch.float32) * 0", "0"),
     Fault("runtime/exchanges/row_exchange.py", "[*counts, given.given_up]", "[*counts, False]"),
     Fault("rules.py", "return value < limit if", "return value <= limit if"),
-    Fault("runtime/steps/steps.py", "            if self.over and not last:\n", "            if False:\n"),
+    Fault("runtime/steps/steps.py", "            if self.stopped and not last:\n", "            if False:\n"),
     Fault("frontends/owners.py", "    register_optimizer_step_pre_hook(_before_step)\n", "    pass\n"),
     Fault("runtime/steps/steps.py", "            exchange.commit() if whole else exchange.forget()",
           "            exchange.commit()"),

@@ -103,8 +103,8 @@ class Runtime:
         self._pipeline = Pipeline(self.mesh, recorder)
         control = ControllerRunner(options, self._active.trained, self._pipeline, executor)
         store = Store(self.slots, executor.device, options.sparse, options.rows, options.rounds)
-        self._steps = Steps(store, self._pipeline, executor, control, options)
-        self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
+        step_ended = partial(Runtime._step_ended, weakref.proxy(self))
+        self._steps = Steps(store, self._pipeline, executor, control, options, step_ended)
         # on the thread that trains
         self._states = States(self._steps, self._active, self._agreement, options)
         self._collector = GradientCollector(self._steps, self._active, executor, recorder, options, self._first_error)
@@ -216,7 +216,7 @@ class Runtime:
     def native_step_ended(self) -> int | None:
         """Counts a step that the framework has reduced by itself; returns how many follow, where that is known."""
         self._collector.native_step_ended()
-        self._steps.native_step_ended(self._collector.step)
+        self._steps.native_step_ended(self._collector.opened)
         self._pipeline.wire_bytes += self._reduced.count(())
         return self._active.native_step_ended()
 
@@ -296,5 +296,5 @@ class Runtime:
         if not self._steps.promised:
             self._active.step_ended()
         self._recorder.waited(self._steps.last_arrival)
-        self._collector.ended = self._steps.current
+        self._collector.reduced = self._steps.current
         self._results.complete()

@@ -169,7 +169,8 @@ class Rank:
         if self.number in self.loss.deaf:
             self.transport.moment, self.transport.raises = self.loss.moment, self.loss.raises
         steps = self.transport.runtime._steps
-        for moment, part, name in ("before counting", steps._verdict, "poison"), ("after counting", steps, "ended"):
+        calls = ("before counting", steps._verdict, "poison"), ("after counting", steps, "_step_ended")
+        for moment, part, name in calls:
             if self._suffers(moment):
                 setattr(part, name, partial(self._first, getattr(part, name)))
 

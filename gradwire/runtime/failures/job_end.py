@@ -33,7 +33,7 @@ def end_job(
     if steps.elastic and not steps.voted:
         run_bounded([group.abort for group in nccl_groups()], ABORT_S)
     # no step counts any more: this rank's threads that wait for a whole one get it, all others the error
-    run_bounded([steps.end], END_S)
+    run_bounded([steps.stop], END_S)
     results.fail(error)
     executor.fail_waiters(error)
 

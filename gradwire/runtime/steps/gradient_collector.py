@@ -49,7 +49,7 @@ class StepFence(NamedTuple):
     fence: Fence
     """In the worker's queue."""
     step: int
-    """The last of these steps, as `GradientCollector` counts."""
+    """The last of these steps, as `GradientCollector.opened` counts."""
 
 
 class GradientCollector:
@@ -60,9 +60,9 @@ class GradientCollector:
     be opened once all gradients of the one before have arrived.
     """
 
-    step: int
-    """Steps that were opened."""
-    ended: int
+    opened: int
+    """Steps that were opened, in this job."""
+    reduced: int
     """Of these, the steps whose means are in place."""
     groups: Sequence[int]
     """The groups of the open step."""
@@ -73,7 +73,7 @@ class GradientCollector:
         self, steps: Steps, active: ActivePlan, executor: Executor, recorder: Recorder,
         options: JobOptions, job: FirstError,
     ) -> None:  # fmt: skip
-        self.step = self.ended = 0
+        self.opened = self.reduced = 0
         self._ask_weight = weight_reader(options.weight, job)
         self._weight = None
         self._times_sent = None
@@ -139,7 +139,7 @@ class GradientCollector:
         self.arrivals.begin()
         self.groups = range(len(self._members)) if groups is None else groups
         self._holds_back = until_backward_ends
-        self.step += 1
+        self.opened += 1
         now = monotonic()
         self._step_s, self._opened_at = max(0.0, now - self._opened_at), now
         self.first_group_at, self._recorder.doing = 0.0, BETWEEN
@@ -150,7 +150,7 @@ class GradientCollector:
 
     def status(self) -> RankStatus:
         """How far this rank is; for any thread."""
-        if self.step == self.ended:
+        if self.opened == self.reduced:
             return RankStatus(self._steps.number, self._doing())
         doing = "in backward" if self.unfinished else WAITING
         return RankStatus(self._steps.number, doing, self._exchanged_s)
@@ -174,7 +174,7 @@ class GradientCollector:
     def _waits(self) -> bool:
         """Whether this rank waits in a step whose exchange began less than two timeouts ago, or has given it up."""
         lately_s = 2 * self._steps.pipeline.mesh.timeout_s
-        return self.step > self.ended and not self.unfinished and 0 < self._exchanged_s < lately_s
+        return self.opened > self.reduced and not self.unfinished and 0 < self._exchanged_s < lately_s
 
     def native_begins(self) -> None:
         """The framework reduces by itself from now on. Where gradients lay is forgotten, for it takes other memory."""
@@ -183,8 +183,8 @@ class GradientCollector:
 
     def native_step_ended(self) -> None:
         """Counts a step that the framework has reduced by itself."""
-        self.step += 1
-        self.ended, self._recorder.doing = self.step, BETWEEN
+        self.opened += 1
+        self.reduced, self._recorder.doing = self.opened, BETWEEN
 
     def submit(self, slot: int, gradient: Tensor) -> None:
         """Takes a slot's gradient, which the mean replaces in place. Raises ValueError for one that is sparse and was
@@ -225,7 +225,7 @@ class GradientCollector:
 
     def fence(self) -> StepFence:
         """A fence behind all steps that were opened so far."""
-        return StepFence(self._executor.fence(), self.step)
+        return StepFence(self._executor.fence(), self.opened)
 
     def backward_done(self) -> None:
         """Notes that the backward pass of a step can fail no more, and all its gradients are there."""
@@ -239,7 +239,7 @@ class GradientCollector:
     def give_up(self) -> None:
         """Completes an open step with zeros, so that all ranks come to its end; none takes it."""
         # the note first, so that all ranks find the reason when the step's end says that it counts for none
-        note_raised(self._steps.pipeline.mesh, self.step)
+        note_raised(self._steps.pipeline.mesh, self.opened)
         self._executor.post(self._steps.give_up)
         # then zeros for what is missing, which complete its groups: in this step alone, for no gradient lies there
         places = self._tensors.copy()
@@ -263,7 +263,7 @@ class GradientCollector:
         # the first complete group: the worker begins the step
         if not self.first_group_at:
             self.first_group_at = monotonic()
-            begin = partial(self._steps.begin, self.groups, self.step, self._weight, self._times_sent)
+            begin = partial(self._steps.begin, self.groups, self.opened, self._weight, self._times_sent)
             self._executor.post(begin)
         members, tensors = self._members[group], None
         # a sparse gradient is another tensor in each step

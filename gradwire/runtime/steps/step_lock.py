@@ -164,4 +164,4 @@ class StepLock:
         """The moment of a call, which all ranks must share. Raises ValueError inside a backward pass."""
         if self._in_backward:
             raise ValueError(f"{call} inside a backward pass; make this call when backward() has returned")
-        return {f"when they call {call}": f"after {self._collector.step} steps"}
+        return {f"when they call {call}": f"after {self._collector.opened} steps"}

@@ -29,11 +29,11 @@ class StepResults:
         """A future of `buffer`. If it `waits`, it completes when the step's means are in place; else at once."""
         future: Future[Tensor] = Future(devices=self._executor.future_devices())  # pyright: ignore[reportArgumentType]
         with self._changing:
-            self._futures.append((self._collector.step, future if waits else None, buffer))
+            self._futures.append((self._collector.opened, future if waits else None, buffer))
         if not waits:
             future.set_result(buffer)
         # the step may have ended, or the job failed, before the future was there
-        if (error := self._job.first) or (waits and self._collector.ended == self._collector.step):
+        if (error := self._job.first) or (waits and self._collector.reduced == self._collector.opened):
             self.complete() if error else self._executor.post(self.complete)
         # where it fails, only with `then` does DDP raise the error itself
         return future.then(Future.value) if waits else future
@@ -51,7 +51,7 @@ class StepResults:
         except BaseException as error:
             if error is not self._job.first:  # such as Ctrl-C
                 raise
-        last = behind.step if behind else self._collector.step
+        last = behind.step if behind else self._collector.opened
         has_all = self._job.wait_for_blame() is None or self._steps.last_counted >= last
         self._executor.order_behind(None if self._job.first else behind and behind.fence)
         return has_all
@@ -65,7 +65,7 @@ class StepResults:
         """Completes the futures of steps that have ended; where the job has failed, all, some with its error. On the
         worker, or where that has failed."""
         error = self._job.wait_for_blame()
-        self._complete(self._steps.last_counted if error else self._collector.ended, error)
+        self._complete(self._steps.last_counted if error else self._collector.reduced, error)
 
     def fail(self, error: BaseException) -> None:
         """Completes all futures: those of steps that count, and all others with the error."""

@@ -3,11 +3,11 @@
     begin       the verdict on the step before is read, if a GPU had it not ready; where ranks have weights, their sum
                 is agreed; the script begins
     complete    a group is there: entries are carried out until one waits for another group's gradients
-    _end        1. the groups' `nonfinite` is summed, also over the axes that reduce nothing: one verdict on all ranks
+    _end_step   1. the groups' `nonfinite` is summed, also over the axes that reduce nothing: one verdict on all ranks
                 2. with find_unused, one sum finds the slots that had a gradient on some rank
                 3. elastic: the controller's sums are awaited, then one sum promises that all ranks have the step
-                4. means of a step that does not count become NaN; the step is counted, or waits for a vote; `ended`
-                   completes the futures that wait for it
+                4. means of a step that does not count become NaN; the step is counted, or waits for a vote;
+                   `Runtime._step_ended` completes the futures that wait for it
     settle      the verdict is read: on a CPU at once, on a GPU when the next step begins or the state is looked at
     take_back   the user skips the step: until the next one begins, its old state is whole
     close       the step can be taken back no more; state moves to where the next plan has it
@@ -46,14 +46,17 @@ from gradwire.script import Entry
 
 
 class Steps:
-    """The steps of a job, one after another. Everything here runs on the worker, or while it is idle."""
+    """The steps of a job, one after another. Everything here runs on the worker, or while it is idle.
+
+    `number` and `counted` are saved in checkpoints, and go on from there. `current` and `last_counted` are of this job
+    alone: they number steps as `GradientCollector.opened` does."""
 
     number: int
     """All steps, including those before a resume."""
     counted: int
     """The steps that counted. Compressors' draws and periods follow it; for fragments, how often they were sent."""
     current: int
-    """The number, as in `GradientCollector.step`, of the step that the worker is in."""
+    """The step that the worker is in."""
     skipped: int
     """Steps that no rank took, since the job began."""
     skip_reason: str
@@ -67,29 +70,30 @@ class Steps:
     used: UsedSlots
     """The slots that some rank had a gradient for in the last step."""
     promised: bool
-    """This rank has confirmed that it has all of a step, and has not counted it yet."""
-    over: bool
+    """This rank has confirmed that it has all of a step, and has not counted it yet; where steps are `voted` on, until
+    the vote."""
+    stopped: bool
     """No step counts any more: the job has failed, or the rank has left."""
     last_counted: int
-    """The number, as in `GradientCollector.step`, of the last step that counted on this rank."""
-    ended: Callable[[], None]
-    """Called when a step's means are in place, before any thread that waits for them goes on."""
+    """The last step that counted on this rank."""
     changing: RLock
     """Held while a step is counted, taken back or arranged, and by other threads while they look at the state."""
 
     def __init__(
-        self, store: Store, pipeline: Pipeline, executor: Executor, control: ControllerRunner, options: JobOptions
-    ) -> None:
+        self, store: Store, pipeline: Pipeline, executor: Executor, control: ControllerRunner, options: JobOptions,
+        step_ended: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """`step_ended` is called when a step's means are in place, before any thread that waits for them goes on."""
         self.store, self.pipeline = store, pipeline
         self.executor, self.control = executor, control
         self.machine, self.changing = Machine(), RLock()
         self.number = self.counted = self.current = self.skipped = self.last_counted = self._draws_step = 0
-        self.skip_reason, self.members, self.ended = "", [], lambda: None
+        self.skip_reason, self.members, self._step_ended = "", [], step_ended
         self.last_arrival = self.moved = EPOCH
         # of all groups; and of those in the step under way, which stay until its verdict is read
         self.exchanges, self._active = list[GroupExchange](), list[GroupExchange]()
         self._scale, self.elastic, self.voted = options.scale, options.elastic, options.voted
-        self.promised = self.over = self._given_up = False
+        self.promised = self.stopped = self._given_up = False
         self.job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), encode_hook=control.encode_hook)
         self.recordings = Recordings(executor, lambda: control.looks)
         self.float_residuals, self.kernels = FloatResiduals(executor.device), Workspace(executor.device)
@@ -176,7 +180,7 @@ class Steps:
         self._given_up = True
 
     def begin(self, groups: Sequence[int], opened: int, weight: Scalar | None, times_sent: int | None) -> None:
-        """Begins a step of these groups; `opened` is its number in `GradientCollector`. `weight` is this rank's in the
+        """Begins a step of these groups; `opened` is its number. `weight` is this rank's in the
         mean, None if ranks have no weights. `times_sent` is how often the groups were sent, None if every step sends
         them."""
         # settle the step before, and arrange the plan, before anything of this one is written
@@ -211,7 +215,7 @@ class Steps:
         while (entry := self.machine.next()) is not None:
             self._carry_out(entry)
         if self.machine.end():
-            self._end()
+            self._end_step()
 
     def settle(self) -> None:
         """Reads the last step's verdict, and commits or forgets. Waits for a GPU, which is long done."""
@@ -243,7 +247,7 @@ class Steps:
             views = [GroupView(each.group, each.context, each.nonfinite) for each in self._active if each.compresses]
             self.control.send(self.number, self.counted, views, self.recordings.are_to_come)
 
-    def _end(self) -> None:
+    def _end_step(self) -> None:
         """Ends the step when all groups are reduced: it counts for all of them, on all ranks, or for none."""
         # agree on one verdict
         votes, self._given_up = self.voted and not self._given_up, False
@@ -265,12 +269,12 @@ class Steps:
             exchange.drop_gradients()
         # count the step, or wait for the vote; then the threads that wait for the means go on
         if votes or self.count():
-            self.ended()
+            self._step_ended()
 
     def count(self, last: bool = False) -> bool:
-        """Counts the reduced step; returns False where the job is over, unless this is the `last` step to count."""
+        """Counts the reduced step; returns False where steps are `stopped`, unless this is the `last` step to count."""
         with self.changing:  # a state_dict() of another thread has the step before or this one
-            if self.over and not last:
+            if self.stopped and not last:
                 return False
             self.promised = False
             self._verdict.fetch()
@@ -279,10 +283,10 @@ class Steps:
                 self.settle()
             return True
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Counts no step any more, as the job has failed: from here on `last_counted` stays as it is."""
         with self.changing:
-            self.over = True
+            self.stopped = True
             self.settle()
 
     def _promise(self) -> None:
