@@ -12,7 +12,6 @@ from gradwire.plans import Plan
 from gradwire.runtime.state.row_memory import PLAIN_ROWS, RowScheme
 from gradwire.runtime.trace import Trace
 from gradwire.slots import Slot
-from gradwire.transports import Mesh
 
 Profiler = Callable[[ProfileRequest, Trace, Sequence[Mapping[str, Tensor]]], Profiled]
 """Answers a controller's request from its traced steps, with a sample of each one's means; all ranks together."""
@@ -41,8 +40,8 @@ class JobOptions:
     seed: int = 0
     controller: Controller | None = None
     profiler: Profiler | None = None
-    follow_order: Callable[[list[Slot]], Plan] | None = None
-    """Makes the plan for slots in the order in which rank 0's gradients become ready, once that is known."""
+    follow_order: bool = False
+    """The plan is made again for slots in the order in which rank 0's gradients become ready, once that is known."""
     find_unused: bool = False
     """After each step, ranks find out which slots had a gradient on no rank."""
     no_native: str = NO_NATIVE
@@ -81,11 +80,3 @@ class JobOptions:
     """A step then counts when `Runtime.commit` is called."""
     fits: Callable[[Plan], None] = _any_plan
     """Raises ValueError for a plan that the front end cannot follow."""
-
-    def first_plan(self, make: Callable[[], Plan], slots: Sequence[Slot], mesh: Mesh) -> Plan:
-        """Takes the mesh and the controller for this job, hands the controller the slots, and returns the plan that
-        `make` makes then."""
-        mesh.take(self.controller)
-        if self.controller:
-            self.controller.meet(slots, mesh.replica.world)
-        return make()

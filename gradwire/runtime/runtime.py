@@ -70,8 +70,7 @@ class Runtime:
         self.hosts, own_mesh = self._agreement.hosts, mesh if options.owns_mesh else None
         # the ranks meet over the store, before any thread or connection is made
         try:
-            first = partial(options.first_plan, plan, planned, self.mesh)
-            self._active = ActivePlan(first, self._agreement, options, planned)
+            self._active = ActivePlan(partial(self._first_plan, plan, planned), self._agreement, options, planned)
         except BaseException:
             self.mesh.release()
             if own_mesh:
@@ -93,6 +92,15 @@ class Runtime:
         self._call(partial(self._active.work_with, self._steps, control, self._pipeline))
         self._call(partial(self._pipeline.open, device))
         self._agreement.patient = options.rounds and not options.voted
+
+    def _first_plan(self, make: Callable[[], Plan], planned: Sequence[Slot]) -> Plan:
+        """The plan that `make` makes, once the mesh and the controller are taken for this job. Raises ValueError where
+        another job has one."""
+        controller = self._options.controller
+        self.mesh.take(controller)
+        if controller:
+            controller.meet(planned, self.mesh.replica.world)
+        return make()
 
     def _make_parts(self) -> ControllerRunner:
         """Makes the parts of a step; returns the controller's runner."""

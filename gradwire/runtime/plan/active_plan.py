@@ -1,5 +1,11 @@
-"""The plan in force, and how it becomes another one: a user's, a controller's, a checkpoint's, or the first plan made
-again once the order of gradients is known."""
+"""The plan in force, and how it becomes another one.
+
+    the first, a user's          `agreed`, `agreed_replan`, `agreed_for`, on the thread that trains: the ranks compare
+    or for other parameters      what each has made. Then the worker puts it in force: `work_with`, `replan`, `follow`
+    a controller's               `step_ended`, `native_ended`, on the worker: all have what rank 0 decided
+    the first, made again        `step_ended`, once the order in which gradients become ready is known, which rank 0 says
+    a checkpoint's               `check`, while the ranks compare their states; then `load`, on the worker
+"""
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,6 +41,8 @@ class ActivePlan:
     """The steps that the framework has yet to reduce by itself, where the plan is native and that number is known."""
     order: GradientOrder
     """The order in which slots' gradients become ready."""
+    follows_order: bool
+    """The plan is to be made again at the end of this step, in the order of gradients, which `order` records."""
     trained: list[Slot]
     """The slots of the parameters that are trained now: the plan's. State of all others is kept."""
 
@@ -43,6 +51,7 @@ class ActivePlan:
         self._options = options
         self._slots = slots
         self._train({slot.name for slot in slots} if options.trained is None else options.trained)
+        # what a user has put in force since the job began
         self._chosen: Plan | None = None
         # the controller's part of a loaded state, for the next state_dict(), where this job has no controller
         self._kept_controller: Mapping[str, Tensor] = {}
@@ -54,8 +63,7 @@ class ActivePlan:
         self.order = GradientOrder(slots)
         # all ranks meet here: they begin with equal plans, or none begins
         self.first = self.agreed(make)
-        # whether a plan is made by the order of the first backward pass
-        self._remake = self._follow_order = options.follow_order
+        self.follows_order = options.follow_order
 
     def work_with(self, steps: Steps, control: ControllerRunner, pipeline: Pipeline) -> None:
         """Puts the first plan in force."""
@@ -91,13 +99,13 @@ class ActivePlan:
         self.trained = [slot for slot in self._slots if slot.name in names and slot.name not in sparse]
 
     @property
-    def follows_order(self) -> bool:
-        """Whether the plan is to be made again from the order of gradients, which `order` records."""
-        return self._follow_order is not None
+    def _remakes(self) -> bool:
+        """Whether the plan in force was made in the order of slots, and so is made again where that changes."""
+        return self._options.follow_order and self._chosen is None
 
     def replan(self, agreed: Plan, asked: Plan) -> None:
         """Puts `agreed` in force, which the ranks have made of the plan that a user `asked` for."""
-        self._remake, self._chosen = None, asked
+        self._chosen = asked
         # what the controller has decided or asked for is of the plan before
         self._control.restart(self.trained)
         self._put_in_force(agreed)
@@ -141,9 +149,9 @@ class ActivePlan:
         """Puts in force the plan that follows from the step."""
         self.momenta.step_ended()
         # the order of gradients is known now: the plan is made again, once
-        if self._follow_order:
+        if self.follows_order:
             self.order.agree(self._pipeline, self._steps.store.device)
-            self._put_in_force(self._begin(self._follow_order(self.order.sorted(self.trained))))
+            self._put_in_force(self._begin(self._made_for(self.trained)))
         else:
             self._apply(self._control.end(self._steps.number - 1, self.plan))
 
@@ -190,15 +198,15 @@ class ActivePlan:
         self.momenta.load(read, self.plan)
         if self._options.controller:
             self._load_with_controller(read)
-        elif self._remake and read.about.order:
-            self._put_in_force(self._begin(self._remake(self.order.sorted(self.trained))))
+        elif self._remakes and read.about.order:
+            self._put_in_force(self._begin(self._made_for(self.trained)))
 
     def _load_with_controller(self, read: checkpoint.Unpacked) -> None:
         plan, native = self._load_controller(read.job)
         self._control.forget_sums()
         # before the first step the order of gradients is yet to come
         known = read.about.order or read.job
-        self._put_in_force(plan, self._remake if not read.step else None if known else self._follow_order)
+        self._put_in_force(plan, self._remakes if not read.step else self.follows_order and not known)
         # the steps that the controller had asked for are made again, all of them
         self._apply(native)
         # say it where the user's compressor is another one than in the state
@@ -240,13 +248,12 @@ class ActivePlan:
             raise ValueError(why)
         return plan
 
-    def _put_in_force(self, plan: Plan, follows: Callable[[list[Slot]], Plan] | None = None) -> None:
-        """Puts a plan in force that no controller decided on. With `follows` it is made again, by that function, once
-        the order of gradients is known."""
-        self._follow_order = follows
+    def _put_in_force(self, plan: Plan, follows_order: bool = False) -> None:
+        """Puts a plan in force that no controller decided on. With `follows_order` it is made again once the order of
+        gradients is known."""
+        self.follows_order = self._control.paused = follows_order
         self.native_steps = None
         self._native = None
-        self._control.paused = self.follows_order
         self._install(plan)
 
     def _begin(self, plan: Plan, asked: Plan | None = None) -> Plan:
