@@ -62,7 +62,7 @@ class Runtime:
         # the error and counters, which are needed from the beginning
         self._first_error = failing = FirstError(weakref.WeakMethod(self._end_job))
         self.fail = failing.fail
-        self.raise_error = failing.raise_known
+        self.raise_error = failing.raise_error
         self.refuse = failing.refuse
         self._reduced = DenseTraffic(self.slots, mesh)
         planned = self.slots if options.planned is None else list(options.planned)
@@ -81,7 +81,7 @@ class Runtime:
         self._executor.fail = failing.fail
         watch = Monitor(self.mesh, self._executor) if mesh.needs_polling else None
         # a step's parts, by thread; then the job's end: a finalizer holds it, so no part of it refers to the job
-        control = self._make_parts()
+        self._make_parts()
         paused_s, progress = watch.paused_s if watch else lambda _: 0.0, weakref.ref(self._collector)
         self._failure = FailureVerdict(self.mesh, self.hosts, paused_s, progress)
         self._end = forked.finalize(self, close_all, self._failure, watch, self._executor, self.mesh, own_mesh)
@@ -89,7 +89,7 @@ class Runtime:
         self._hand_on_calls()
         # the first plan is in force; then connections, which all ranks make together
         self._reduced.follow(self._active.trained)
-        self._call(partial(self._active.work_with, self._steps, control, self._pipeline))
+        self._call(partial(self._active.work_with, self._steps))
         self._call(partial(self._pipeline.open, device))
         self._agreement.patient = options.rounds and not options.voted
 
@@ -102,8 +102,8 @@ class Runtime:
             controller.meet(planned, self.mesh.replica.world)
         return make()
 
-    def _make_parts(self) -> ControllerRunner:
-        """Makes the parts of a step; returns the controller's runner."""
+    def _make_parts(self) -> None:
+        """Makes the parts of a step."""
         options, executor = self._options, self._executor
         self.owned = {}
         # on the worker
@@ -115,27 +115,27 @@ class Runtime:
         self._steps = Steps(store, self._pipeline, executor, control, options, step_ended)
         # on the thread that trains
         self._states = States(self._steps, self._active, self._agreement, options)
-        self._collector = GradientCollector(self._steps, self._active, executor, recorder, options, self._first_error)
-        self._results = StepResults(self._steps, self._collector, executor, self._first_error)
+        self._collector = GradientCollector(self._steps, self._active, options, self._first_error)
+        self._results = StepResults(self._steps, self._collector, self._first_error)
         self._step_lock = StepLock(self._collector, self._results, self._first_error)
-        return control
 
     def _hand_on_calls(self) -> None:
-        """Makes methods of the parts this runtime's own: forwarding would cost as much again at each gradient."""
+        """Makes methods of the parts this runtime's own, by the same names: forwarding would cost as much again at each
+        gradient."""
         collector, lock, results, executor = self._collector, self._step_lock, self._results, self._executor
         # a step is opened, given up, and no other follows
         self.open_step = lock.open_step
         self.reduce = lock.reduce
         self.give_up = lock.give_up
         self.backward_failed = lock.backward_failed
-        self.detach = lock.last_call
+        self.detach = lock.detach
         # its gradients come
         self.is_reduced = collector.is_reduced
         self.fix_addresses = collector.fix_addresses
         self.submit = collector.submit
         self.submit_absent = collector.submit_absent
         self.missing = collector.missing
-        self.arrived = collector.arrivals.there
+        self.arrived = collector.arrivals.arrived
         self.mark_ready = collector.arrivals.mark_ready
         self.mark_absent = collector.arrivals.mark_absent
         self.backward_done = collector.backward_done
@@ -291,7 +291,7 @@ class Runtime:
         return self._first_error.first
 
     def _end_job(self, error: BaseException) -> None:
-        end_job(error, self._steps, self._pipeline, self._executor, self._results, self._failure)
+        end_job(error, self._steps, self._results, self._failure)
 
     def _call(self, task: Callable[[], T]) -> T:
         """Runs a task on the worker, as all ranks do now. An error in it ends the job on all of them."""

@@ -33,10 +33,10 @@ MANY = slots_of({f"layer{i}.weight": torch.empty(5 + i, 4) for i in range(11)})
 def test_a_rank_without_room_for_its_state_tells_the_others(monkeypatch: pytest.MonkeyPatch):
     lays_out = ActivePlan.work_with
 
-    def work_with(active: ActivePlan, *parts: Any) -> None:
-        if parts[-1].mesh.rank == 1:
+    def work_with(active: ActivePlan, steps: Any) -> None:
+        if steps.pipeline.mesh.rank == 1:
             raise torch.OutOfMemoryError("no room")
-        lays_out(active, *parts)
+        lays_out(active, steps)
 
     monkeypatch.setattr(ActivePlan, "work_with", work_with)
     transports, plan = gw.Threads.group(2), plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather())

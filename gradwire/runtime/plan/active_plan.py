@@ -19,11 +19,9 @@ from gradwire.plans import NATIVE, Plan
 from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.failures.job_errors import AbsentRanks
 from gradwire.runtime.job_options import ONLY_SPARSE, JobOptions
-from gradwire.runtime.plan.controller_runner import ControllerRunner
 from gradwire.runtime.plan.controller_state import begin, change_of, origin_of
 from gradwire.runtime.plan.gradient_order import GradientOrder
 from gradwire.runtime.state.momenta import Momenta
-from gradwire.runtime.steps.pipeline import Pipeline
 from gradwire.runtime.steps.steps import Steps
 from gradwire.slots import Slot
 
@@ -65,13 +63,11 @@ class ActivePlan:
         self.first = self.agreed(make)
         self.follows_order = options.follow_order
 
-    def work_with(self, steps: Steps, control: ControllerRunner, pipeline: Pipeline) -> None:
+    def work_with(self, steps: Steps) -> None:
         """Puts the first plan in force."""
         # these three need the first plan themselves, so they come after it
-        self._steps = steps
-        self._control = control
-        self._pipeline = pipeline
-        control.paused = self.follows_order
+        self._steps, self._control, self._pipeline = steps, steps.control, steps.pipeline
+        self._control.paused = self.follows_order
         steps.store.train(self._names)
         self._install(self.first)
         # the controller's state at the beginning, to go back to when a state without a controller's part is loaded

@@ -27,9 +27,8 @@ from gradwire.runtime.plan.active_plan import ActivePlan
 from gradwire.runtime.steps.machine import NO_GROUP, Arrivals
 from gradwire.runtime.steps.steps import Steps
 from gradwire.runtime.steps.weights import weight_reader
-from gradwire.runtime.trace import Recorder
 from gradwire.runtime.worker.events import EPOCH
-from gradwire.runtime.worker.executor import Executor, Fence
+from gradwire.runtime.worker.executor import Fence
 from gradwire.runtime.steps.rank_progress import in_optimizer
 
 _of_process: "WeakSet[GradientCollector]" = WeakSet()
@@ -69,12 +68,9 @@ class GradientCollector:
     first_group_at: float
     """When the first group of the open step was complete; 0 before."""
 
-    def __init__(
-        self, steps: Steps, active: ActivePlan, executor: Executor, recorder: Recorder,
-        options: JobOptions, job: FirstError,
-    ) -> None:  # fmt: skip
+    def __init__(self, steps: Steps, active: ActivePlan, options: JobOptions, first_error: FirstError) -> None:
         self.opened = self.reduced = 0
-        self._ask_weight = weight_reader(options.weight, job)
+        self._ask_weight = weight_reader(options.weight, first_error)
         self._weight = None
         self._times_sent = None
         self._no_rows = NOT_FOUND if options.finds_sparse else NOT_HERE
@@ -85,8 +81,8 @@ class GradientCollector:
         self.arrivals = Arrivals(partial(GradientCollector._complete, weakref.proxy(self)))
         self._steps = steps
         self._active = active
-        self._executor = executor
-        self._recorder = recorder
+        self._executor = steps.executor
+        self._recorder = steps.pipeline.recorder
         self.slots = steps.store.slots
         # by the plan in force: slots of each group; and the gradients of this step, by slot
         self._members: list[tuple[int, ...]] = []

@@ -48,8 +48,8 @@ class StepLock:
     closed = False
     """The job was closed: no more calls of all ranks."""
 
-    def __init__(self, collector: GradientCollector, results: StepResults, job: FirstError) -> None:
-        self._collector, self._results, self._job = collector, results, job
+    def __init__(self, collector: GradientCollector, results: StepResults, first_error: FirstError) -> None:
+        self._collector, self._results, self._first_error = collector, results, first_error
         self._lock = Lock()
         self._given_up = False
         self._backward: weakref.ref[Callable[[], None]] | None = None
@@ -83,7 +83,7 @@ class StepLock:
 
     def give_up(self) -> None:
         """Ends a step that was begun and whose backward pass failed; no rank takes it."""
-        self._job.raise_known()
+        self._first_error.raise_error()
         # complete the step, and wait for it outside the lock: the worker's end of a step does not take it
         with self._lock:
             self._complete_failed()
@@ -104,7 +104,7 @@ class StepLock:
         other steps, or has other `facts`; on this one, where its job has ended."""
         # from here on no step begins, and no other call comes
         with self._lock:
-            self._job.raise_known()
+            self._first_error.raise_error()
             if self.closed:
                 raise ValueError(GONE)
             # a step of this rank whose backward pass failed must end, as on the others
@@ -127,12 +127,12 @@ class StepLock:
     def local_call(self, call: str) -> Iterator[None]:
         """Holds the lock for one rank's call. Raises ValueError, and nothing has changed, inside a backward pass."""
         with self._lock:
-            if self._job.first is None:
+            if self._first_error.first is None:
                 self._moment(call)
                 self._complete_failed()
             yield
 
-    def last_call(self) -> None:
+    def detach(self) -> None:
         """The job's last call. Raises ValueError, and nothing has changed, inside a backward pass."""
         with self.local_call("detach()"):
             pass

@@ -32,13 +32,13 @@ def checked(weight: object) -> Scalar:
             raise ValueError(f"{other!r} is no weight of a gradient; {CALL}")
 
 
-def weight_reader(weight: Callable[[], object] | None, job: FirstError) -> Callable[[], Scalar | None]:
+def weight_reader(weight: Callable[[], object] | None, first_error: FirstError) -> Callable[[], Scalar | None]:
     """A function that asks for this rank's weight in the step that opens; a mistake ends the job on all ranks."""
     if weight is None:
         return lambda: None
 
     def ask() -> Scalar:
-        with job.fail_job_on(Exception):
+        with first_error.fail_job_on(Exception):
             return checked(weight())
 
     return ask
