@@ -331,7 +331,7 @@ FAULTS = [
     Fault("runtime/plan/active_plan.py",
           "read.about.order or self.order.names, read.job", "self.order.names, read.job"),
     Fault("runtime/plan/gradient_order.py",
-          "        pipeline.agree(partial(pipeline.mesh.share, [order], device))\n",
+          "        pipeline.together(partial(pipeline.mesh.share, [order], device))\n",
           ""),
     Fault("runtime/plan/active_plan.py",
           "        self._control.restart(self.trained)\n        self.native_steps = None\n",

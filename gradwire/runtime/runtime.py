@@ -191,7 +191,7 @@ class Runtime:
             with self._first_error.fail_job_on():
                 turn.enter_context(self._step_lock.collective_call(call, facts, self._agreement.on))
             yield lambda task, alone: self._call(
-                partial(self._pipeline.agree, partial(task, self.mesh, self._executor.device))
+                partial(self._pipeline.together, partial(task, self.mesh, self._executor.device))
             )
 
     @property
@@ -239,7 +239,7 @@ class Runtime:
             return self._states.save(padded)
         self._states.check_whole()
         with self.between_steps("state_dict(all_ranks=True)"):
-            return self._call(partial(self._pipeline.agree, self._states.gather))
+            return self._call(partial(self._pipeline.together, self._states.gather))
 
     def load_state_dict(self, state: checkpoint.StateDict, more_facts: Callable[[], Mapping[str, str]] = dict) -> None:
         """Takes over what `state_dict` returned; what it lacks begins anew. Raises ValueError, on all ranks, for what

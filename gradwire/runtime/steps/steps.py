@@ -16,7 +16,6 @@ Every rank comes to the same collectives in the same order, for the script, the 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from threading import RLock
 
 import torch
@@ -296,8 +295,8 @@ class Steps:
         self.control.collect()
         self.promised = True
         # a rank takes part once it has all of the step: so a rank that has the sum knows that all have it
-        self.pipeline.agree(partial(self.pipeline.mesh.sum, self._promise_sum))
-        self.pipeline.agree(self.executor.synchronize)  # the optimizer is not to run before this is known
+        self.pipeline.sum(self._promise_sum)
+        self.pipeline.together(self.executor.synchronize)  # the optimizer is not to run before this is known
 
     def _means(self) -> Mapping[str, Tensor]:
         """The step's means by parameter."""
