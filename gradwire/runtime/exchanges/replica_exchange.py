@@ -21,7 +21,13 @@ from gradwire.runtime.state.stored_group import StoredGroup
 
 
 class ReplicaExchange(GroupExchange):
-    """Reduces a group along the axis "replica"."""
+    """Reduces a group along the axis "replica".
+
+        begin   what is done at every step; `enter` is its part that sets input, step and state
+        turns   the collectives: `reduce`, or for a dense group without memory one sum
+
+    On a GPU a step that was recorded is `begin`, then what was recorded of `turns` (`recordings.py`). `HostExchange` has
+    its leader begin, and `reduce` the host's sum."""
 
     def __init__(self, group: Group, index: int, stored: StoredGroup, job: JobContext) -> None:
         self.group = group
@@ -68,7 +74,6 @@ class ReplicaExchange(GroupExchange):
         return self.reduce(given.sent_by(self.group))
 
     def commit(self) -> None:
-        assert self.input is not None
         self._was_good = True
         # the residual that an earlier plan had left is sent
         if self.stored.pending:

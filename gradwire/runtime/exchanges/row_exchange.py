@@ -82,7 +82,6 @@ class RowExchange(GroupExchange):
 
     def _numbers(self) -> list[Tensor]:
         """The numbers of each slot's mean."""
-        assert self.input is not None
         return [tensor.values() if tensor.is_sparse else tensor for tensor in self.input.gradients.tensors]
 
     def means(self) -> dict[str, Tensor]:

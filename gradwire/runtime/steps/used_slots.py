@@ -29,7 +29,6 @@ class UsedSlots:
         # this rank's: 0 where it had no gradient
         used = torch.ones(len(self._all), dtype=torch.float32, device="cpu")
         for exchange in exchanges:
-            assert exchange.input is not None
             for slot in exchange.input.absent:
                 used[exchange.stored.slots[slot]] = 0
         # any rank's
