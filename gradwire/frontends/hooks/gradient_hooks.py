@@ -13,7 +13,7 @@ from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, rep
 from gradwire.frontends.front_end import FrontEnd
 from gradwire.frontends.hooks.gradient_access import GradientAccess, Submitted
 from gradwire.frontends.hooks.module_hooks import ByModel, Hook, RegisteredHooks, weakly
-from gradwire.frontends.owners import check_alone, own
+from gradwire.frontends.owners import check_alone, claim
 from gradwire.frontends.paused import Accumulated, paused
 from gradwire.frontends.trained import TrainedParameters
 from gradwire.frontends.updates import UpdateWarning
@@ -86,10 +86,10 @@ class GradientHooks(FrontEnd):
             self._model.register_forward_hook(Hook(self._forward_ends)),
         )
 
-    def own(self, parameters: Iterable[Tensor], kind: str) -> None:
+    def claim(self, parameters: Iterable[Tensor], kind: str) -> None:
         """Claims parameters for this job, which users call `kind`, so that no other averages them."""
         if self._runtime:
-            own(parameters, self._runtime, kind)
+            claim(parameters, self._runtime, kind)
 
     def unhook(self) -> None:
         self._registered.remove()
