@@ -24,6 +24,7 @@ from gradwire.runtime.state.store import Store
 from gradwire.runtime.stats import DenseTraffic, Stats
 from gradwire.runtime.steps.gradient_collector import GradientCollector
 from gradwire.runtime.steps.pipeline import Pipeline
+from gradwire.runtime.steps.rank_progress import RankProgress
 from gradwire.runtime.steps.step_lock import RunOnAll, StepLock
 from gradwire.runtime.steps.step_results import StepResults
 from gradwire.runtime.steps.steps import Steps
@@ -82,7 +83,7 @@ class Runtime:
         watch = Monitor(self.mesh, self._executor) if mesh.needs_polling else None
         # a step's parts, by thread; then the job's end: a finalizer holds it, so no part of it refers to the job
         self._make_parts()
-        paused_s, progress = watch.paused_s if watch else lambda _: 0.0, weakref.ref(self._collector)
+        paused_s, progress = watch.paused_s if watch else lambda _: 0.0, weakref.ref(self._progress)
         self._failure = FailureVerdict(self.mesh, self.hosts, paused_s, progress)
         self._end = forked.finalize(self, close_all, self._failure, watch, self._executor, self.mesh, own_mesh)
         forked.register(failing)
@@ -116,6 +117,7 @@ class Runtime:
         # on the thread that trains
         self._states = States(self._steps, self._active, self._agreement, options)
         self._collector = GradientCollector(self._steps, self._active, options, self._first_error)
+        self._progress = RankProgress(self._collector, self._steps)
         self._results = StepResults(self._steps, self._collector, self._first_error)
         self._step_lock = StepLock(self._collector, self._results, self._first_error)
 
@@ -144,7 +146,7 @@ class Runtime:
         self.wants_readiness = collector.wants_readiness
         self.became_ready = collector.became_ready
         self.forward_begins = collector.forward_begins
-        self.forward_ends = self._recorder.forward_ends
+        self.forward_ends = collector.forward_ends
         self.record_event = executor.record_event
         # its end
         self.watch = results.watch

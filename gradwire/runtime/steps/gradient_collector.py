@@ -11,16 +11,14 @@ The executor's queue orders the two threads.
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from threading import get_ident
 from time import monotonic
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from gradwire.runtime.failures.first_error import FirstError
-from gradwire.runtime.failures.job_errors import BETWEEN, ELSEWHERE, WAITING, RankStatus
+from gradwire.runtime.failures.job_errors import BETWEEN
 from gradwire.runtime.failures.raised import note_raised
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.plan.active_plan import ActivePlan
@@ -29,10 +27,6 @@ from gradwire.runtime.steps.steps import Steps
 from gradwire.runtime.steps.weights import weight_reader
 from gradwire.runtime.worker.events import EPOCH
 from gradwire.runtime.worker.executor import Fence
-from gradwire.runtime.steps.rank_progress import in_optimizer
-
-_of_process: "WeakSet[GradientCollector]" = WeakSet()
-"""The collectors of all jobs in this process: the training thread may wait in another job than the one that failed."""
 
 NOT_HERE = "sparse gradients are not exchanged here; use Embedding(sparse=False)"
 NOT_FOUND = (
@@ -67,6 +61,10 @@ class GradientCollector:
     """The groups of the open step."""
     first_group_at: float
     """When the first group of the open step was complete; 0 before."""
+    step_s: float
+    """Seconds from the last step's beginning to that of the open one; 0 in the first."""
+    doing: str
+    """Where the training thread is before a step's first gradient, for errors."""
 
     def __init__(self, steps: Steps, active: ActivePlan, options: JobOptions, first_error: FirstError) -> None:
         self.opened = self.reduced = 0
@@ -74,10 +72,8 @@ class GradientCollector:
         self._weight = None
         self._times_sent = None
         self._no_rows = NOT_FOUND if options.finds_sparse else NOT_HERE
-        # the training thread: the only one that may hand gradients over
-        self._thread, self._made_at = get_ident(), monotonic()
         self.groups: Sequence[int] = ()
-        self._step_s, self._opened_at = 0.0, float("inf")
+        self.step_s, self._opened_at, self.doing = 0.0, float("inf"), BETWEEN
         self.arrivals = Arrivals(partial(GradientCollector._complete, weakref.proxy(self)))
         self._steps = steps
         self._active = active
@@ -92,7 +88,6 @@ class GradientCollector:
         self._places_sent: set[int] = set()
         # whether the step's last group is posted when the backward pass is over; that group, with its absent slots
         self._holds_back, self._held_back = False, list[tuple[int, Sequence[int]]]()
-        _of_process.add(self)
 
     def is_reduced(self, slot: int) -> bool:
         """Whether the slot's parameter is trained, and so belongs to a group."""
@@ -137,40 +132,8 @@ class GradientCollector:
         self._holds_back = until_backward_ends
         self.opened += 1
         now = monotonic()
-        self._step_s, self._opened_at = max(0.0, now - self._opened_at), now
-        self.first_group_at, self._recorder.doing = 0.0, BETWEEN
-
-    def step_s(self) -> float:
-        """Seconds from the last step's beginning to this one's; 0 in the first."""
-        return self._step_s
-
-    def status(self) -> RankStatus:
-        """How far this rank is; for any thread."""
-        if self.opened == self.reduced:
-            return RankStatus(self._steps.number, self._doing())
-        doing = "in backward" if self.unfinished else WAITING
-        return RankStatus(self._steps.number, doing, self._exchanged_s)
-
-    @property
-    def _exchanged_s(self) -> float:
-        return monotonic() - self.first_group_at if self.first_group_at else 0.0
-
-    def _doing(self) -> str:
-        """Where the training thread is outside of this job's steps."""
-        # another job on the same training thread may wait in a step that began after this job was made
-        others = [
-            job for job in list(_of_process) if job._thread == self._thread and job.first_group_at > self._made_at
-        ]
-        if any(job._waits for job in others if job is not self):
-            return ELSEWHERE
-        doing = self._recorder.doing
-        return "in optimizer" if doing == BETWEEN and in_optimizer(self._thread) else doing
-
-    @property
-    def _waits(self) -> bool:
-        """Whether this rank waits in a step whose exchange began less than two timeouts ago, or has given it up."""
-        lately_s = 2 * self._steps.pipeline.mesh.timeout_s
-        return self.opened > self.reduced and not self.unfinished and 0 < self._exchanged_s < lately_s
+        self.step_s, self._opened_at = max(0.0, now - self._opened_at), now
+        self.first_group_at, self.doing = 0.0, BETWEEN
 
     def native_begins(self) -> None:
         """The framework reduces by itself from now on. Where gradients lay is forgotten, for it takes other memory."""
@@ -180,7 +143,7 @@ class GradientCollector:
     def native_step_ended(self) -> None:
         """Counts a step that the framework has reduced by itself."""
         self.opened += 1
-        self.reduced, self._recorder.doing = self.opened, BETWEEN
+        self.reduced, self.doing = self.opened, BETWEEN
 
     def submit(self, slot: int, gradient: Tensor) -> None:
         """Takes a slot's gradient, which the mean replaces in place. Raises ValueError for one that is sparse and was
@@ -206,8 +169,14 @@ class GradientCollector:
             self._recorder.gradient_ready(self.slots[slot].name, self.arrivals.group_of(slot))
 
     def forward_begins(self) -> None:
-        """Notes the beginning of a forward pass, for traces."""
+        """Notes the beginning of a forward pass."""
+        self.doing = "in forward"
         self._recorder.forward_begins(self._steps.store.with_sparse_group(self._active.plan))
+
+    def forward_ends(self) -> None:
+        """Notes the end of a forward pass."""
+        self.doing = "between forward and its first gradients"
+        self._recorder.forward_ends()
 
     def wants_readiness(self) -> bool:
         """Whether the moments when gradients become ready are needed, for the plan's order or a trace."""
