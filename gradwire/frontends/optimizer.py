@@ -77,8 +77,8 @@ class DistributedOptimizer(Wrapper):
         mesh = choices.mesh(partial(ProcessGroup.own, process_group), device)
         find_unused = choices.find_unused_parameters
         sparse = sparse_in(model, trained.reducible)
-        places = FullGradients({trained.reducible[name] for name in sparse})
-        self._front_end = GradientHooks(trained.reducible, model, places, find_unused, process_group, trained)
+        gradients = FullGradients({trained.reducible[name] for name in sparse})
+        self._front_end = GradientHooks(trained.reducible, model, gradients, find_unused, process_group, trained)
         runtime = None
         if mesh.ranks == 1 and not choices.elastic:
             choices.close_own(mesh)

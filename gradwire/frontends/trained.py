@@ -20,7 +20,7 @@ class TrainedParameters:
     """The parameters that need a gradient now; with an `optimizer`, only parameters that it holds."""
 
     reducible: dict[str, nn.Parameter]
-    """All parameters that can be reduced once they are trained, frozen ones as well; a slot costs nothing until it is trained."""
+    """All parameters that can be reduced, frozen ones as well; a slot costs nothing until it is trained."""
     others: set[str]
     """The names of all others: empty parameters, and such as `check` refuses once they are trained."""
     names: dict[int, str]

@@ -52,8 +52,8 @@ def attach(engine: Any, compressor: Compressor | Plan | str | None = None, **opt
         runtime = None
     else:
         runtime = choices.runtime(
-            "DeepSpeed", trained.reducible, slots_of(trained.reducible), mesh, trained=parameters.keys(), others=trained.others,
-            scale=own.scale,
+            "DeepSpeed", trained.reducible, slots_of(trained.reducible), mesh, trained=parameters.keys(),
+            others=trained.others, scale=own.scale,
         )  # fmt: skip
         front_end.hook_in(runtime)
         front_end.claim(chain(trained.reducible.values(), own.stepped()), KIND)

@@ -12,6 +12,7 @@ from gradwire.plans import Plan
 from gradwire.runtime.state.row_memory import PLAIN_ROWS, RowScheme
 from gradwire.runtime.trace import Trace
 from gradwire.slots import Slot
+from gradwire.transports import Mesh
 
 Profiler = Callable[[ProfileRequest, Trace, Sequence[Mapping[str, Tensor]]], Profiled]
 """Answers a controller's request from its traced steps, with a sample of each one's means; all ranks together."""
@@ -80,3 +81,11 @@ class JobOptions:
     """A step then counts when `Runtime.commit` is called."""
     fits: Callable[[Plan], None] = _any_plan
     """Raises ValueError for a plan that the front end cannot follow."""
+
+    def first_plan(self, make: Callable[[], Plan], slots: Sequence[Slot], mesh: Mesh) -> Plan:
+        """Takes the mesh and the controller for this job, hands the controller the slots, and returns the plan that
+        `make` makes then."""
+        mesh.take(self.controller)
+        if self.controller:
+            self.controller.meet(slots, mesh.replica.world)
+        return make()

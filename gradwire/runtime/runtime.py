@@ -57,21 +57,22 @@ class Runtime:
         self, plan: Callable[[], Plan], slots: Sequence[Slot], mesh: Mesh, device: torch.device, options: JobOptions
     ) -> None:
         self.slots, self.mesh = list(slots), mesh.for_job()
-        self._options = options
+        self._options, self.owned = options, {}
         self.sparse, self.rows = options.sparse, options.rows
         self.elastic, self.controlled = options.elastic, options.controller is not None
         # the error and counters, which are needed from the beginning
-        self._first_error = failing = FirstError(weakref.WeakMethod(self._end_job))
-        self.fail = failing.fail
-        self.raise_error = failing.raise_error
-        self.refuse = failing.refuse
-        self._reduced = DenseTraffic(self.slots, mesh)
+        self._first_error = first_error = FirstError(weakref.WeakMethod(self._end_job))
+        self.fail = first_error.fail
+        self.raise_error = first_error.raise_error
+        self.refuse = first_error.refuse
+        self._dense_traffic = DenseTraffic(self.slots, mesh)
         planned = self.slots if options.planned is None else list(options.planned)
         self._agreement = Agreement(self.mesh, planned, device, options)
         self.hosts, own_mesh = self._agreement.hosts, mesh if options.owns_mesh else None
         # the ranks meet over the store, before any thread or connection is made
         try:
-            self._active = ActivePlan(partial(self._first_plan, plan, planned), self._agreement, options, planned)
+            first = partial(options.first_plan, plan, planned, self.mesh)
+            self._active = ActivePlan(first, self._agreement, options, planned)
         except BaseException:
             self.mesh.release()
             if own_mesh:
@@ -79,37 +80,27 @@ class Runtime:
             raise
         # the worker, and the thread that watches for lost ranks
         self._executor = Executor(device)
-        self._executor.fail = failing.fail
+        self._executor.fail = first_error.fail
         watch = Monitor(self.mesh, self._executor) if mesh.needs_polling else None
         # a step's parts, by thread; then the job's end: a finalizer holds it, so no part of it refers to the job
         self._make_parts()
         paused_s, progress = watch.paused_s if watch else lambda _: 0.0, weakref.ref(self._progress)
         self._failure = FailureVerdict(self.mesh, self.hosts, paused_s, progress)
         self._end = forked.finalize(self, close_all, self._failure, watch, self._executor, self.mesh, own_mesh)
-        forked.register(failing)
+        forked.register(first_error)
         self._hand_on_calls()
         # the first plan is in force; then connections, which all ranks make together
-        self._reduced.follow(self._active.trained)
+        self._dense_traffic.follow(self._active.trained)
         self._call(partial(self._active.work_with, self._steps))
         self._call(partial(self._pipeline.open, device))
         self._agreement.patient = options.rounds and not options.voted
 
-    def _first_plan(self, make: Callable[[], Plan], planned: Sequence[Slot]) -> Plan:
-        """The plan that `make` makes, once the mesh and the controller are taken for this job. Raises ValueError where
-        another job has one."""
-        controller = self._options.controller
-        self.mesh.take(controller)
-        if controller:
-            controller.meet(planned, self.mesh.replica.world)
-        return make()
-
     def _make_parts(self) -> None:
         """Makes the parts of a step."""
         options, executor = self._options, self._executor
-        self.owned = {}
         # on the worker
-        self._recorder = recorder = Recorder(executor, self.mesh.rank)
-        self._pipeline = Pipeline(self.mesh, recorder)
+        self._recorder = Recorder(executor, self.mesh.rank)
+        self._pipeline = Pipeline(self.mesh, self._recorder)
         control = ControllerRunner(options, self._active.trained, self._pipeline, executor)
         store = Store(self.slots, executor.device, options.sparse, options.rows, options.rounds)
         step_ended = partial(Runtime._step_ended, weakref.proxy(self))
@@ -122,8 +113,7 @@ class Runtime:
         self._step_lock = StepLock(self._collector, self._results, self._first_error)
 
     def _hand_on_calls(self) -> None:
-        """Makes methods of the parts this runtime's own, by the same names: forwarding would cost as much again at each
-        gradient."""
+        """Makes the parts' methods this runtime's own: forwarding would cost as much again at each gradient."""
         collector, lock, results, executor = self._collector, self._step_lock, self._results, self._executor
         # a step is opened, given up, and no other follows
         self.open_step = lock.open_step
@@ -221,13 +211,13 @@ class Runtime:
             with self._first_error.fail_job_on(Exception):
                 agreed = self._active.agreed_for(trained)
             self._call(partial(self._active.follow, agreed))
-            self._reduced.follow(self._active.trained)
+            self._dense_traffic.follow(self._active.trained)
 
     def native_step_ended(self) -> int | None:
         """Counts a step that the framework has reduced by itself; returns how many follow, where that is known."""
         self._collector.native_step_ended()
         self._steps.native_step_ended(self._collector.opened)
-        self._pipeline.wire_bytes += self._reduced.count(())
+        self._pipeline.wire_bytes += self._dense_traffic.count(())
         return self._active.native_step_ended()
 
     def native_ended(self, seconds: Sequence[float]) -> None:
@@ -278,7 +268,7 @@ class Runtime:
 
     def stats(self) -> Stats:
         """Bytes, seconds and counts so far."""
-        return Stats.of(self._reduced, self._pipeline.wire_bytes, self._steps, self._recorder.totals())
+        return Stats.of(self._dense_traffic, self._pipeline.wire_bytes, self._steps, self._recorder.totals())
 
     def close(self) -> None:
         """Ends the thread, and the mesh if it is this job's own."""
@@ -302,7 +292,7 @@ class Runtime:
 
     def _step_ended(self) -> None:
         """Puts the next step's plan in force, then completes the futures that wait for the means. On the worker."""
-        self._reduced.count(self._steps.exchanges)
+        self._dense_traffic.count(self._steps.exchanges)
         if not self._steps.promised:
             self._active.step_ended()
         self._recorder.waited(self._steps.last_arrival)

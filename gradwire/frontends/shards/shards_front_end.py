@@ -57,8 +57,8 @@ def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | Non
         choices.close_own(axes)
         return Handle(None, front_end)
     runtime = choices.runtime(
-        "FSDP2", trained.reducible, slots_of(locals_of(trained.reducible)), axes, planned=planned_slots(trained.reducible),
-        trained=now.keys(), others=trained.others, values=values,
+        "FSDP2", trained.reducible, slots_of(locals_of(trained.reducible)), axes,
+        planned=planned_slots(trained.reducible), trained=now.keys(), others=trained.others, values=values,
     )  # fmt: skip
     with ExitStack() as on_error:
         on_error.callback(runtime.close)
@@ -80,8 +80,8 @@ class ShardsFrontEnd(GradientHooks):
 
     def __init__(self, model: nn.Module, trained: TrainedParameters, mesh: DeviceMesh, find_unused: bool) -> None:
         self._fsdp_groups, self._mesh = fsdp_groups(model), mesh
-        places = ShardedGradients(self._fsdp_groups, mesh.size(0))
-        super().__init__(trained.reducible, model, places, find_unused, trained=trained)
+        gradients = ShardedGradients(self._fsdp_groups, mesh.size(0))
+        super().__init__(trained.reducible, model, gradients, find_unused, trained=trained)
         self._undo: list[Callable[[], None]] = []
         self._to_check = True
 

@@ -14,8 +14,8 @@ from gradwire.plans import Group
 
 @dataclass(frozen=True)
 class GroupInput:
-    """A group's input to a step. Over ranks that have a `part` of the mean each, it travels as the sum of
-    gradient·part / scale, which memories have; means are times the scale again, as the gradients were."""
+    """A group's input to a step. A rank sends gradient·part / scale, and memories keep what is lacking of that; the sum
+    over the ranks, times the scale, is the mean."""
 
     gradients: Gradients
     absent: Sequence[int] = ()

@@ -1,10 +1,12 @@
 """The plan in force, and how it becomes another one.
 
-    the first, a user's          `agreed`, `agreed_replan`, `agreed_for`, on the thread that trains: the ranks compare
-    or for other parameters      what each has made. Then the worker puts it in force: `work_with`, `replan`, `follow`
-    a controller's               `step_ended`, `native_ended`, on the worker: all have what rank 0 decided
-    the first, made again        `step_ended`, once the order in which gradients become ready is known, which rank 0 says
-    a checkpoint's               `check`, while the ranks compare their states; then `load`, on the worker
+    a user's, or for other parameters   the thread that trains: the ranks compare what each has made, by `agreed`,
+                                        `agreed_replan`, `agreed_for`; then the worker: `work_with`, `replan`, `follow`
+    a controller's                      worker, `step_ended` or `native_ended`: all ranks have what rank 0 decided
+    the first one, made again           worker, `step_ended`: once rank 0 has told the order of gradients
+    a checkpoint's                      `check`, while the ranks compare their states; then the worker: `load`
+
+State moves when the next step begins, in `Steps.close`.
 """
 
 import logging
@@ -45,20 +47,16 @@ class ActivePlan:
     """The slots of the parameters that are trained now: the plan's. State of all others is kept."""
 
     def __init__(self, make: Callable[[], Plan], agreement: Agreement, options: JobOptions, slots: list[Slot]) -> None:
-        self._agreement = agreement
-        self._options = options
-        self._slots = slots
+        self._agreement, self._options, self._slots = agreement, options, slots
         self._train({slot.name for slot in slots} if options.trained is None else options.trained)
         # what a user has put in force since the job began
         self._chosen: Plan | None = None
         # the controller's part of a loaded state, for the next state_dict(), where this job has no controller
         self._kept_controller: Mapping[str, Tensor] = {}
         self.native_steps = None
-        self.plan = NATIVE
-        self.origin = NATIVE
+        self.plan = self.origin = NATIVE
         self._native: NativeRequest | None = None
-        self.momenta = Momenta(slots)
-        self.order = GradientOrder(slots)
+        self.momenta, self.order = Momenta(slots), GradientOrder(slots)
         # all ranks meet here: they begin with equal plans, or none begins
         self.first = self.agreed(make)
         self.follows_order = options.follow_order
@@ -96,7 +94,7 @@ class ActivePlan:
 
     @property
     def _remakes(self) -> bool:
-        """Whether the plan in force was made in the order of slots, and so is made again where that changes."""
+        """Whether the plan follows the order of gradients: it is the job's own, and none that a user asked for."""
         return self._options.follow_order and self._chosen is None
 
     def replan(self, agreed: Plan, asked: Plan) -> None:

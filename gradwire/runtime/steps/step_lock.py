@@ -3,8 +3,8 @@
     a step    lasts from its first gradient to the end of the backward pass
     a call    which all ranks make together, changes plan or state, or exchanges something. It waits until the steps
               that were begun are reduced, and none begins meanwhile; inside a backward pass it is refused on all ranks
-    give_up   ends a step whose backward pass failed. A note in the store says so to all ranks; zeros complete its
-              groups, so that no rank waits, and their flag is NaN: it counts for none, and no memory has changed
+    give_up   ends a step whose backward pass failed. A note in the store says so to all ranks. Zeros complete its
+              groups, so that no rank waits, and count as not finite, so that no rank takes the step
 
 A step and a call exclude each other, whichever threads they are on: each holds one lock. A call first has all ranks
 agree that they have begun the same steps, and only then waits for these. The other order would hang: one rank would
@@ -86,7 +86,7 @@ class StepLock:
         self._first_error.raise_error()
         # complete the step, and wait for it outside the lock: the worker's end of a step does not take it
         with self._lock:
-            self._complete_failed()
+            self._give_up()
         if self._given_up:
             self._results.finish()
             self._given_up = False
@@ -109,7 +109,7 @@ class StepLock:
                 raise ValueError(GONE)
             # a step of this rank whose backward pass failed must end, as on the others
             if not self._in_backward:
-                self._complete_failed()
+                self._give_up()
             # all ranks compare how many steps they have begun
             agree(lambda: {**self._moment(call), **{name: str(fact) for name, fact in facts.items()}}, call)
             # only now is it safe to wait for those steps
@@ -129,7 +129,7 @@ class StepLock:
         with self._lock:
             if self._first_error.first is None:
                 self._moment(call)
-                self._complete_failed()
+                self._give_up()
             yield
 
     def detach(self) -> None:
@@ -149,7 +149,7 @@ class StepLock:
             when_backward_ends(backward)
             self._backward = weakref.ref(backward)
 
-    def _complete_failed(self) -> None:
+    def _give_up(self) -> None:
         """Gives up a step whose backward pass failed, without waiting for its end."""
         if self._collector.unfinished:
             self._collector.give_up()

@@ -7,7 +7,7 @@
                 2. with find_unused, one sum finds the slots that had a gradient on some rank
                 3. elastic: the controller's sums are awaited, then one sum promises that all ranks have the step
                 4. means of a step that does not count become NaN; the step is counted, or waits for a vote;
-                   `Runtime._step_ended` completes the futures that wait for it
+                   `Runtime._step_ended` puts the next plan in force, and only then completes what waits for the means
     settle      the verdict is read: on a CPU at once, on a GPU when the next step begins or the state is looked at
     take_back   the user skips the step: until the next one begins, its old state is whole
     close       the step can be taken back no more; state moves to where the next plan has it
@@ -45,10 +45,8 @@ from gradwire.script import Entry
 
 
 class Steps:
-    """The steps of a job, one after another. Everything here runs on the worker, or while it is idle.
-
-    `number` and `counted` are saved in checkpoints, and go on from there. `current` and `last_counted` are of this job
-    alone: they number steps as `GradientCollector.opened` does."""
+    """The steps of a job, one after another. Everything here runs on the worker, or while it is idle. `number` and
+    `counted` go on from a checkpoint; `current` and `last_counted` are of this job, like `GradientCollector.opened`."""
 
     number: int
     """All steps, including those before a resume."""
@@ -69,8 +67,7 @@ class Steps:
     used: UsedSlots
     """The slots that some rank had a gradient for in the last step."""
     promised: bool
-    """This rank has confirmed that it has all of a step, and has not counted it yet; where steps are `voted` on, until
-    the vote."""
+    """This rank has confirmed that it has all of a step, and has not counted it: until the vote, if there is one."""
     stopped: bool
     """No step counts any more: the job has failed, or the rank has left."""
     last_counted: int
@@ -82,7 +79,6 @@ class Steps:
         self, store: Store, pipeline: Pipeline, executor: Executor, control: ControllerRunner, options: JobOptions,
         step_ended: Callable[[], None],
     ) -> None:  # fmt: skip
-        """`step_ended` is called when a step's means are in place, before any thread that waits for them goes on."""
         self.store, self.pipeline = store, pipeline
         self.executor, self.control = executor, control
         self.machine, self.changing = Machine(), RLock()
@@ -90,7 +86,7 @@ class Steps:
         self.skip_reason, self.members, self._step_ended = "", [], step_ended
         self.last_arrival = self.moved = EPOCH
         # of all groups; and of those in the step under way, which stay until its verdict is read
-        self.exchanges, self._active = list[GroupExchange](), list[GroupExchange]()
+        self.exchanges, self._in_step = list[GroupExchange](), list[GroupExchange]()
         self._scale, self.elastic, self.voted = options.scale, options.elastic, options.voted
         self.promised = self.stopped = self._given_up = False
         self.job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), encode_hook=control.encode_hook)
@@ -149,7 +145,7 @@ class Steps:
         self.float_residuals.follow(self.exchanges)
         self.recordings.follow(self.exchanges)
         if not self.exchanges:  # only what memories hold is kept
-            self._active = []
+            self._in_step = []
             self.job.scratch.clear()
             self.kernels.clear()
 
@@ -179,18 +175,17 @@ class Steps:
         self._given_up = True
 
     def begin(self, groups: Sequence[int], opened: int, weight: Scalar | None, times_sent: int | None) -> None:
-        """Begins a step of these groups; `opened` is its number. `weight` is this rank's in the
-        mean, None if ranks have no weights. `times_sent` is how often the groups were sent, None if every step sends
-        them."""
+        """Begins a step of these groups; `opened` is its number. `weight` is this rank's in the mean, None if ranks
+        have no weights. `times_sent` is how often the groups were sent, None if every step sends them."""
         # settle the step before, and arrange the plan, before anything of this one is written
         with self.changing:
             self.close()
             if self.promised:  # the vote on the step before did not come
-                for exchange in self._active:
+                for exchange in self._in_step:
                     exchange.forget()
                 self.control.drop_numbers()
                 self.promised = False
-        self.current, self._active = opened, [self.exchanges[group] for group in groups]
+        self.current, self._in_step = opened, [self.exchanges[group] for group in groups]
         self._draws_step = self.counted if times_sent is None else times_sent
         self.float_residuals.begin(groups)
         self.executor.waits.step_begins()
@@ -208,7 +203,8 @@ class Steps:
         if tensors is not None:
             self.executor.keep(tensors)
         gradients, residual = stored.gradients(tensors, fixed), self.float_residuals.of(group)
-        self._inputs[group] = GroupInput(gradients, absent, self._scale(), self._given_up, self._weights.share, residual)
+        how = self._scale(), self._given_up, self._weights.share
+        self._inputs[group] = GroupInput(gradients, absent, *how, residual)
         self.machine.complete(group)
         # walk the script as far as groups are there, until the step is over
         while (entry := self.machine.next()) is not None:
@@ -221,13 +217,13 @@ class Steps:
         if (read := self._verdict.read()) is None:
             return
         whole, *each = read
-        for exchange in self._active:
+        for exchange in self._in_step:
             exchange.commit() if whole else exchange.forget()
-        self._last_groups = self._active if whole else ()
+        self._last_groups = self._in_step if whole else ()
         if whole:
             self.counted, self.last_counted = self.counted + 1, self.current
         else:
-            bad = next((str(one) for one, good in zip(self._active, each, strict=True) if not good), "another shard")
+            bad = next((str(one) for one, good in zip(self._in_step, each, strict=True) if not good), "another shard")
             self._skipped(raised(self.pipeline.mesh, self.current) or f"for {bad} not being finite")
 
     def _skipped(self, why: str) -> None:
@@ -242,18 +238,18 @@ class Steps:
         # the first turn: add up, encode, start the first collective
         self.pipeline.start(exchange, self.recordings.run(exchange, self._inputs.pop(entry.group), self._draws_step))
         # behind the last group's first turn, the controller's numbers travel while groups are decoded
-        if exchange is self._active[-1]:
-            views = [GroupView(each.group, each.context, each.nonfinite) for each in self._active if each.compresses]
+        if exchange is self._in_step[-1]:
+            views = [GroupView(each.group, each.context, each.nonfinite) for each in self._in_step if each.compresses]
             self.control.send(self.number, self.counted, views, self.recordings.are_to_come)
 
     def _end_step(self) -> None:
         """Ends the step when all groups are reduced: it counts for all of them, on all ranks, or for none."""
         # agree on one verdict
         votes, self._given_up = self.voted and not self._given_up, False
-        self._verdict.agree(self._active)
+        self._verdict.agree(self._in_step)
         # find the slots that no rank used
-        used = self.used.agree(self._active)
-        for exchange in self._active:
+        used = self.used.agree(self._in_step)
+        for exchange in self._in_step:
             exchange.keep_absent(used)
         # on a GPU: drop what collectives that were aborted have left
         nonfinite = self._verdict.add_abort()
@@ -262,9 +258,9 @@ class Steps:
             self._promise()
         # show the means to the controller, and make them NaN where the step does not count
         self.control.reduced(self._means, nonfinite, 1.0 if (scale := self._scale()) is None else scale)
-        self._verdict.poison(self._active)
-        self.recordings.step_ended(self._active)
-        for exchange in self._active:
+        self._verdict.poison(self._in_step)
+        self.recordings.step_ended(self._in_step)
+        for exchange in self._in_step:
             exchange.drop_gradients()
         # count the step, or wait for the vote; then the threads that wait for the means go on
         if votes or self.count():
@@ -300,4 +296,4 @@ class Steps:
 
     def _means(self) -> Mapping[str, Tensor]:
         """The step's means by parameter."""
-        return {name: mean for exchange in self._active for name, mean in exchange.means().items()}
+        return {name: mean for exchange in self._in_step for name, mean in exchange.means().items()}
