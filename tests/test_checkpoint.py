@@ -1142,7 +1142,7 @@ def test_a_controller_begins_anew_where_a_state_has_none(make):
 def test_a_state_from_before_the_first_step_leaves_the_order_to_it():
     """Of a job with a controller; also where that goes back to its beginning."""
     order = [3, 1, 0, 2, 6, 5, 4]
-    options = {"follow_order": lambda slots: plan_in(uniform(slots, gw.TopK(0.1)))}
+    options = {"plan_for": lambda slots: plan_in(uniform(slots, gw.TopK(0.1))), "follow_order": True}
 
     def step(running: Job, number: int) -> None:
         for runtime, own in zip(running.runtimes, draw(SLOTS, 2, number), strict=True):
@@ -1152,7 +1152,7 @@ def test_a_state_from_before_the_first_step_leaves_the_order_to_it():
 
     def made() -> Any:
         controllers = [gw.WarmUp(0.5, steps=2) for _ in range(2)]
-        return job(options["follow_order"](SLOTS), SLOTS, 2, controllers=controllers, **options)
+        return job(options["plan_for"](SLOTS), SLOTS, 2, controllers=controllers, **options)
 
     with made() as running, made() as loaded:
         begun = loaded.states()
@@ -1161,7 +1161,7 @@ def test_a_state_from_before_the_first_step_leaves_the_order_to_it():
             step(running, number)
             step(loaded, number)
             assert loaded.runtimes[0].plan == running.runtimes[0].plan
-        assert loaded.runtimes[0]._active.origin == options["follow_order"]([SLOTS[slot] for slot in order])
+        assert loaded.runtimes[0]._active.origin == options["plan_for"]([SLOTS[slot] for slot in order])
         loaded.load(begun)
         for number in range(6):
             step(loaded, number)
@@ -1171,7 +1171,7 @@ def test_a_state_from_before_the_first_step_leaves_the_order_to_it():
 def test_a_job_goes_on_in_the_order_of_the_state():
     """A plan made from slots in the order in which they became ready is that of the state, from the first step on."""
     make = partial(uniform, compressor=gw.PowerSGD(2))
-    options = {"follow_order": lambda slots: plan_in(make(slots))}
+    options = {"plan_for": lambda slots: plan_in(make(slots)), "follow_order": True}
     order = [3, 1, 0, 2, 6, 5, 4]
 
     def step(running, number: int) -> list[Tensor]:

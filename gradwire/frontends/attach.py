@@ -18,7 +18,7 @@ from gradwire.frontends.options.choices import StepChoices
 from gradwire.frontends.options.keywords import AttachOptions
 from gradwire.frontends.options.parameters import check_decides, device_of, parameters_of, slots_of
 from gradwire.frontends.options.weighted import asked_in_backward
-from gradwire.frontends.owners import check_free, own
+from gradwire.frontends.owners import check_free, claim
 from gradwire.frontends.shards.shards_front_end import attach_shards
 from gradwire.options import called_as, check_type
 from gradwire.plans import Plan
@@ -133,7 +133,7 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
     )  # fmt: skip
     # from here on gradients go to the runtime
     front_end.hook_in(runtime, parameters, managed)
-    own(parameters.values(), runtime, KIND)
+    claim(parameters.values(), runtime, KIND)
     wait_for_delayed(ddp)
     forked.finalize(ddp, _ddp_is_gone, front_end)
     return Handle(runtime, front_end, remark=front_end.unreduced.remark)

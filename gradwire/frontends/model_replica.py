@@ -73,7 +73,7 @@ def replica_of(
     if mesh is None and not is_fsdp(model):
         trained = TrainedParameters(model, on_one_device(model), optimizer)
         trained.parameters()
-        parameters, others = (trained.fit, trained.others) if optimizer else parameters_of(model)
+        parameters, others = (trained.reducible, trained.others) if optimizer else parameters_of(model)
         slots = slots_of(parameters)
         axes = partial(ProcessGroup.own, group)
         local = _real(parameters)
@@ -85,7 +85,7 @@ def replica_of(
 
 def _sharded(model: nn.Module, mesh: DeviceMesh | None, optimizer: Optimizer | None) -> ModelReplica:
     trained, mesh = checked_replicas(model, mesh, optimizer)
-    parameters = trained.fit if optimizer else trained.parameters()
+    parameters = trained.reducible if optimizer else trained.parameters()
     others = trained.others if optimizer else dict(named_parameters(model)).keys() - parameters.keys()
     local = locals_of(parameters)
     return ModelReplica(

@@ -76,25 +76,25 @@ class DistributedOptimizer(Wrapper):
         values, device = values_of(model), device_of(parameters)
         mesh = choices.mesh(partial(ProcessGroup.own, process_group), device)
         find_unused = choices.find_unused_parameters
-        sparse = sparse_in(model, trained.fit)
-        places = FullGradients({trained.fit[name] for name in sparse})
-        self._front_end = GradientHooks(trained.fit, model, places, find_unused, process_group, trained)
+        sparse = sparse_in(model, trained.reducible)
+        gradients = FullGradients({trained.reducible[name] for name in sparse})
+        self._front_end = GradientHooks(trained.reducible, model, gradients, find_unused, process_group, trained)
         runtime = None
         if mesh.ranks == 1 and not choices.elastic:
             choices.close_own(mesh)
-            choices.try_out(trained.fit, trained=parameters.keys(), sparse=sparse)
+            choices.try_out(trained.reducible, trained=parameters.keys(), sparse=sparse)
         else:
             runtime = choices.runtime(
-                "DistributedOptimizer", trained.fit, slots_of(trained.fit), mesh, trained=parameters.keys(),
+                "DistributedOptimizer", trained.reducible, slots_of(trained.reducible), mesh, trained=parameters.keys(),
                 others=trained.others, values=values, sparse=sparse,
             )  # fmt: skip
             with ExitStack() as on_error:
                 on_error.callback(runtime.close)
                 share_values(model, mesh, device)
-                warn_of_momentum(runtime.plan, trained.fit, optimizer)
+                warn_of_momentum(runtime.plan, trained.reducible, optimizer)
                 on_error.pop_all()
             self._front_end.hook_in(runtime)
-            self._front_end.own(trained.held().values(), KIND)
+            self._front_end.claim(trained.held().values(), KIND)
         self.handle = Handle(runtime, self._front_end)
         self._wrap(optimizer)
 
@@ -122,7 +122,7 @@ class DistributedOptimizer(Wrapper):
         if self.inner is None:  # while this object is made
             super().add_param_group(param_group)
             return
-        self._front_end.own(add_to(self.inner, param_group, self._trained), KIND)
+        self._front_end.claim(add_to(self.inner, param_group, self._trained), KIND)
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state; the compressor's is `handle.state_dict()`."""

@@ -58,7 +58,7 @@ def _jobs() -> list[Runtime]:
     return [job for each in list(_JOBS) if (job := each()) and not job.closed]
 
 
-def own(parameters: Iterable[Tensor], runtime: Runtime, kind: str) -> None:
+def claim(parameters: Iterable[Tensor], runtime: Runtime, kind: str) -> None:
     """Claims parameters for the job of `runtime`, until it is closed or gone; users call it `kind`."""
     if (job := weakref.ref(runtime, _JOBS.remove)) not in _JOBS:
         _JOBS.append(job)

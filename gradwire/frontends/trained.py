@@ -19,14 +19,12 @@ Check = Callable[[str, nn.Parameter], None]
 class TrainedParameters:
     """The parameters that need a gradient now; with an `optimizer`, only parameters that it holds."""
 
-    fit: dict[str, nn.Parameter]
-    """All parameters that can be trained, frozen ones as well; a slot costs nothing until it is trained."""
+    reducible: dict[str, nn.Parameter]
+    """All parameters that can be reduced, frozen ones as well; a slot costs nothing until it is trained."""
     others: set[str]
     """The names of all others: empty parameters, and such as `check` refuses once they are trained."""
     names: dict[int, str]
     """The names of all parameters of the model, by id."""
-    followed: Sequence[str] = ()
-    """The names of the parameters that the runtime reduces now."""
 
     def __init__(self, model: nn.Module, check: Check, optimizer: Optimizer | None = None) -> None:
         named = dict(named_parameters(model))
@@ -34,11 +32,13 @@ class TrainedParameters:
         full = {name: p for name, p in named.items() if p.numel()}
         self._check, self._optimizer = check, optimizer
         # those that could be reduced, if they were trained
-        self.fit = {name: p for name, p in full.items() if _fits(name, p, check)}
-        self.others = named.keys() - self.fit.keys()
-        # with an optimizer, only those that it holds
-        self._full = self._watched = full
-        self._held: set[int] = {id(p) for p in full.values()}
+        self.reducible = {name: p for name, p in full.items() if _fits(name, p, check)}
+        self.others = named.keys() - self.reducible.keys()
+        # with an optimizer, only those that it holds: by name, and the ids of all
+        self._full = self._held = full
+        self._held_ids: set[int] = {id(p) for p in full.values()}
+        # the names of the parameters that the runtime reduces now
+        self._followed: Sequence[str] = ()
         self.names = {id(p): name for name, p in named.items()}
         self._looked = NO_PASS
         self.look()
@@ -46,7 +46,7 @@ class TrainedParameters:
     def now(self) -> list[str]:
         """The names of the trained parameters. Raises ValueError for one that cannot be reduced."""
         self.look()
-        names = [name for name, parameter in self._watched.items() if parameter.requires_grad]
+        names = [name for name, parameter in self._held.items() if parameter.requires_grad]
         for name in self.others.intersection(names) if self.others else ():
             self._check(name, self._full[name])
         return names
@@ -61,16 +61,16 @@ class TrainedParameters:
 
     def following(self) -> Self:
         """Notes that the runtime begins with the parameters of `now`; returns itself."""
-        self.followed = self.now()
+        self._followed = self.now()
         return self
 
     def follow(self, runtime: Runtime) -> bool:
         """Has the runtime reduce the parameters of `now` from the next step on; returns whether there are any."""
         names = self.now_or_fail(runtime)
         # the runtime asks all ranks; a step that trains nothing changes nothing
-        if names and names != self.followed:
+        if names and names != self._followed:
             runtime.follow(names)
-            self.followed = names
+            self._followed = names
         return bool(names)
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -79,25 +79,25 @@ class TrainedParameters:
             if self._optimizer and any(parameter.requires_grad for parameter in self._full.values()):
                 raise ValueError("the optimizer holds no parameter that this model trains; make it of its parameters")
             raise ValueError("the model has no parameter that needs a gradient, so there is nothing to reduce")
-        return {name: self.fit[name] for name in names}
+        return {name: self.reducible[name] for name in names}
 
     def held(self) -> dict[str, nn.Parameter]:
         """The parameters that the optimizer holds, frozen or not, by name."""
         self.look()
-        return self._watched
+        return self._held
 
     def holds(self, parameter: Tensor) -> bool:
         """Whether the optimizer holds a parameter of the model; looked up once in each backward pass."""
         if self._looked != (now := backward_pass()):
             self._looked = now
             self.look()
-        return id(parameter) in self._held
+        return id(parameter) in self._held_ids
 
     def look(self) -> None:
         """Looks up which parameters the optimizer holds now; done once a step, for it takes a while."""
-        if (held := self._held_now()) != self._held:
-            self._held = held
-            self._watched = {name: p for name, p in self._full.items() if id(p) in held}
+        if (held := self._held_now()) != self._held_ids:
+            self._held_ids = held
+            self._held = {name: p for name, p in self._full.items() if id(p) in held}
 
     def check_known(self) -> None:
         """Raises RuntimeError where the optimizer holds a parameter that the model did not have when it was wrapped."""
@@ -108,12 +108,12 @@ class TrainedParameters:
         the last step, or that it did not hold at the last look, in the backward pass."""
         self._check_known(held := self._held_now())
         for name in accumulated:
-            if id(parameter := self.fit[name]) in held and parameter.grad is not None:
+            if id(parameter := self.reducible[name]) in held and parameter.grad is not None:
                 raise RuntimeError(
                     f"parameter {name!r} has a gradient of no_sync(), which is this rank's own; run the last backward "
                     "pass before step() outside of it, or call zero_grad()"
                 )
-        new = held - self._held
+        new = held - self._held_ids
         for name, parameter in self._full.items() if new else ():
             if id(parameter) in new and parameter.grad is not None:
                 raise RuntimeError(
@@ -128,7 +128,7 @@ class TrainedParameters:
             )
 
     def _held_now(self) -> set[int]:
-        return {id(p) for p in held_by(self._optimizer)} if self._optimizer else self._held
+        return {id(p) for p in held_by(self._optimizer)} if self._optimizer else self._held_ids
 
 
 class HeldParameters(nn.Module):

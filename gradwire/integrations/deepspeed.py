@@ -42,21 +42,21 @@ def attach(engine: Any, compressor: Compressor | Plan | str | None = None, **opt
     own = TrainingEngine(engine)
     trained = TrainedParameters(own.module, own.check)
     parameters = trained.parameters()
-    check_free(trained.fit)
+    check_free(trained.reducible)
     # open a process group; with one rank nothing is sent
     mesh = choices.mesh(partial(ProcessGroup.own, None), device_of(parameters))
     front_end = EngineGradients(own, trained, choices.find_unused_parameters)
     if mesh.ranks == 1:
         choices.close_own(mesh)
-        choices.try_out(trained.fit, trained=parameters.keys())
+        choices.try_out(trained.reducible, trained=parameters.keys())
         runtime = None
     else:
         runtime = choices.runtime(
-            "DeepSpeed", trained.fit, slots_of(trained.fit), mesh, trained=parameters.keys(), others=trained.others,
-            scale=own.scale,
+            "DeepSpeed", trained.reducible, slots_of(trained.reducible), mesh, trained=parameters.keys(),
+            others=trained.others, scale=own.scale,
         )  # fmt: skip
         front_end.hook_in(runtime)
-        front_end.own(chain(trained.fit.values(), own.stepped()), KIND)
+        front_end.claim(chain(trained.reducible.values(), own.stepped()), KIND)
     handle = Handle(runtime, front_end)
     own.save_with(KEY, partial(handle.state_dict, all_ranks=True), front_end.agree_on, partial(load_or_warn, handle))
     return handle
@@ -67,7 +67,7 @@ class EngineGradients(GradientHooks):
     `reduce` ends the step: behind the backward pass, or in `engine.step()`, where the engine leaves it to that."""
 
     def __init__(self, engine: TrainingEngine, trained: TrainedParameters, find_unused: bool) -> None:
-        super().__init__(trained.fit, engine.module, _Gradients(engine), find_unused, trained=trained)
+        super().__init__(trained.reducible, engine.module, _Gradients(engine), find_unused, trained=trained)
         self._engine = engine
 
     def hook_in(self, runtime: Runtime) -> None:

@@ -51,7 +51,7 @@ def attach(ddp: Any, compressor: Compressor | Plan | str | None = None, **option
     slots = slots_of({name: _main_grad(parameter) for name, parameter in parameters.items()})
     runtime = choices.runtime("Megatron", parameters, slots, mesh, others=others, scale=own.scale)
     front_end.hook_in(runtime)
-    front_end.own(parameters.values(), KIND)
+    front_end.claim(parameters.values(), KIND)
     return Handle(runtime, front_end)
 
 

@@ -41,8 +41,8 @@ class JobOptions:
     seed: int = 0
     controller: Controller | None = None
     profiler: Profiler | None = None
-    follow_order: Callable[[list[Slot]], Plan] | None = None
-    """Makes the plan for slots in the order in which rank 0's gradients become ready, once that is known."""
+    follow_order: bool = False
+    """The plan is made again for slots in the order in which rank 0's gradients become ready, once that is known."""
     find_unused: bool = False
     """After each step, ranks find out which slots had a gradient on no rank."""
     no_native: str = NO_NATIVE

@@ -24,6 +24,7 @@ from gradwire.runtime.state.store import Store
 from gradwire.runtime.stats import DenseTraffic, Stats
 from gradwire.runtime.steps.gradient_collector import GradientCollector
 from gradwire.runtime.steps.pipeline import Pipeline
+from gradwire.runtime.steps.rank_progress import RankProgress
 from gradwire.runtime.steps.step_lock import RunOnAll, StepLock
 from gradwire.runtime.steps.step_results import StepResults
 from gradwire.runtime.steps.steps import Steps
@@ -56,15 +57,15 @@ class Runtime:
         self, plan: Callable[[], Plan], slots: Sequence[Slot], mesh: Mesh, device: torch.device, options: JobOptions
     ) -> None:
         self.slots, self.mesh = list(slots), mesh.for_job()
-        self._options = options
+        self._options, self.owned = options, {}
         self.sparse, self.rows = options.sparse, options.rows
         self.elastic, self.controlled = options.elastic, options.controller is not None
         # the error and counters, which are needed from the beginning
-        self._first_error = failing = FirstError(weakref.WeakMethod(self._end_job))
-        self.fail = failing.fail
-        self.raise_error = failing.raise_known
-        self.refuse = failing.refuse
-        self._reduced = DenseTraffic(self.slots, mesh)
+        self._first_error = first_error = FirstError(weakref.WeakMethod(self._end_job))
+        self.fail = first_error.fail
+        self.raise_error = first_error.raise_error
+        self.refuse = first_error.refuse
+        self._dense_traffic = DenseTraffic(self.slots, mesh)
         planned = self.slots if options.planned is None else list(options.planned)
         self._agreement = Agreement(self.mesh, planned, device, options)
         self.hosts, own_mesh = self._agreement.hosts, mesh if options.owns_mesh else None
@@ -79,55 +80,54 @@ class Runtime:
             raise
         # the worker, and the thread that watches for lost ranks
         self._executor = Executor(device)
-        self._executor.fail = failing.fail
+        self._executor.fail = first_error.fail
         watch = Monitor(self.mesh, self._executor) if mesh.needs_polling else None
         # a step's parts, by thread; then the job's end: a finalizer holds it, so no part of it refers to the job
-        control = self._make_parts()
-        paused_s, progress = watch.paused_s if watch else lambda _: 0.0, weakref.ref(self._collector)
+        self._make_parts()
+        paused_s, progress = watch.paused_s if watch else lambda _: 0.0, weakref.ref(self._progress)
         self._failure = FailureVerdict(self.mesh, self.hosts, paused_s, progress)
         self._end = forked.finalize(self, close_all, self._failure, watch, self._executor, self.mesh, own_mesh)
-        forked.register(failing)
+        forked.register(first_error)
         self._hand_on_calls()
         # the first plan is in force; then connections, which all ranks make together
-        self._reduced.follow(self._active.trained)
-        self._call(partial(self._active.work_with, self._steps, control, self._pipeline))
+        self._dense_traffic.follow(self._active.trained)
+        self._call(partial(self._active.work_with, self._steps))
         self._call(partial(self._pipeline.open, device))
         self._agreement.patient = options.rounds and not options.voted
 
-    def _make_parts(self) -> ControllerRunner:
-        """Makes the parts of a step; returns the controller's runner."""
+    def _make_parts(self) -> None:
+        """Makes the parts of a step."""
         options, executor = self._options, self._executor
-        self.owned = {}
         # on the worker
-        self._recorder = recorder = Recorder(executor, self.mesh.rank)
-        self._pipeline = Pipeline(self.mesh, recorder)
+        self._recorder = Recorder(executor, self.mesh.rank)
+        self._pipeline = Pipeline(self.mesh, self._recorder)
         control = ControllerRunner(options, self._active.trained, self._pipeline, executor)
         store = Store(self.slots, executor.device, options.sparse, options.rows, options.rounds)
-        self._steps = Steps(store, self._pipeline, executor, control, options)
-        self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
+        step_ended = partial(Runtime._step_ended, weakref.proxy(self))
+        self._steps = Steps(store, self._pipeline, executor, control, options, step_ended)
         # on the thread that trains
         self._states = States(self._steps, self._active, self._agreement, options)
-        self._collector = GradientCollector(self._steps, self._active, executor, recorder, options, self._first_error)
-        self._results = StepResults(self._steps, self._collector, executor, self._first_error)
+        self._collector = GradientCollector(self._steps, self._active, options, self._first_error)
+        self._progress = RankProgress(self._collector, self._steps)
+        self._results = StepResults(self._steps, self._collector, self._first_error)
         self._step_lock = StepLock(self._collector, self._results, self._first_error)
-        return control
 
     def _hand_on_calls(self) -> None:
-        """Makes methods of the parts this runtime's own: forwarding would cost as much again at each gradient."""
+        """Makes the parts' methods this runtime's own: forwarding would cost as much again at each gradient."""
         collector, lock, results, executor = self._collector, self._step_lock, self._results, self._executor
         # a step is opened, given up, and no other follows
         self.open_step = lock.open_step
         self.reduce = lock.reduce
         self.give_up = lock.give_up
         self.backward_failed = lock.backward_failed
-        self.detach = lock.last_call
+        self.detach = lock.detach
         # its gradients come
         self.is_reduced = collector.is_reduced
         self.fix_addresses = collector.fix_addresses
         self.submit = collector.submit
         self.submit_absent = collector.submit_absent
         self.missing = collector.missing
-        self.arrived = collector.arrivals.there
+        self.arrived = collector.arrivals.arrived
         self.mark_ready = collector.arrivals.mark_ready
         self.mark_absent = collector.arrivals.mark_absent
         self.backward_done = collector.backward_done
@@ -136,7 +136,7 @@ class Runtime:
         self.wants_readiness = collector.wants_readiness
         self.became_ready = collector.became_ready
         self.forward_begins = collector.forward_begins
-        self.forward_ends = self._recorder.forward_ends
+        self.forward_ends = collector.forward_ends
         self.record_event = executor.record_event
         # its end
         self.watch = results.watch
@@ -183,7 +183,7 @@ class Runtime:
             with self._first_error.fail_job_on():
                 turn.enter_context(self._step_lock.collective_call(call, facts, self._agreement.on))
             yield lambda task, alone: self._call(
-                partial(self._pipeline.agree, partial(task, self.mesh, self._executor.device))
+                partial(self._pipeline.together, partial(task, self.mesh, self._executor.device))
             )
 
     @property
@@ -211,13 +211,13 @@ class Runtime:
             with self._first_error.fail_job_on(Exception):
                 agreed = self._active.agreed_for(trained)
             self._call(partial(self._active.follow, agreed))
-            self._reduced.follow(self._active.trained)
+            self._dense_traffic.follow(self._active.trained)
 
     def native_step_ended(self) -> int | None:
         """Counts a step that the framework has reduced by itself; returns how many follow, where that is known."""
         self._collector.native_step_ended()
-        self._steps.native_step_ended(self._collector.step)
-        self._pipeline.wire_bytes += self._reduced.count(())
+        self._steps.native_step_ended(self._collector.opened)
+        self._pipeline.wire_bytes += self._dense_traffic.count(())
         return self._active.native_step_ended()
 
     def native_ended(self, seconds: Sequence[float]) -> None:
@@ -231,7 +231,7 @@ class Runtime:
             return self._states.save(padded)
         self._states.check_whole()
         with self.between_steps("state_dict(all_ranks=True)"):
-            return self._call(partial(self._pipeline.agree, self._states.gather))
+            return self._call(partial(self._pipeline.together, self._states.gather))
 
     def load_state_dict(self, state: checkpoint.StateDict, more_facts: Callable[[], Mapping[str, str]] = dict) -> None:
         """Takes over what `state_dict` returned; what it lacks begins anew. Raises ValueError, on all ranks, for what
@@ -268,7 +268,7 @@ class Runtime:
 
     def stats(self) -> Stats:
         """Bytes, seconds and counts so far."""
-        return Stats.of(self._reduced, self._pipeline.wire_bytes, self._steps, self._recorder.totals())
+        return Stats.of(self._dense_traffic, self._pipeline.wire_bytes, self._steps, self._recorder.totals())
 
     def close(self) -> None:
         """Ends the thread, and the mesh if it is this job's own."""
@@ -283,7 +283,7 @@ class Runtime:
         return self._first_error.first
 
     def _end_job(self, error: BaseException) -> None:
-        end_job(error, self._steps, self._pipeline, self._executor, self._results, self._failure)
+        end_job(error, self._steps, self._results, self._failure)
 
     def _call(self, task: Callable[[], T]) -> T:
         """Runs a task on the worker, as all ranks do now. An error in it ends the job on all of them."""
@@ -292,9 +292,9 @@ class Runtime:
 
     def _step_ended(self) -> None:
         """Puts the next step's plan in force, then completes the futures that wait for the means. On the worker."""
-        self._reduced.count(self._steps.exchanges)
+        self._dense_traffic.count(self._steps.exchanges)
         if not self._steps.promised:
             self._active.step_ended()
         self._recorder.waited(self._steps.last_arrival)
-        self._collector.ended = self._steps.current
+        self._collector.reduced = self._steps.current
         self._results.complete()

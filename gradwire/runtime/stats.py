@@ -79,10 +79,10 @@ class Stats:
     """Of an automatic plan: what dense took, what was tried and why it was chosen, in lines."""
 
     @classmethod
-    def of(cls, reduced: DenseTraffic, wire: int, steps: Steps, seconds: Mapping[str, float]) -> "Stats":
+    def of(cls, dense: DenseTraffic, wire: int, steps: Steps, seconds: Mapping[str, float]) -> "Stats":
         """The statistics, from `wire` bytes and the `seconds` of all spans by name."""
         encode_s, wire_s, decode_s, wait_s = (seconds.get(name, 0.0) for name in ("encode", "wire", "decode", "wait"))
-        times, counts = (encode_s, wire_s, decode_s, wait_s), (reduced.steps, wire, reduced.dense_bytes)
+        times, counts = (encode_s, wire_s, decode_s, wait_s), (dense.steps, wire, dense.dense_bytes)
         account = controller.account if (controller := steps.control.controller) else ""
         # while no step is counted or arranged
         with steps.changing:

@@ -6,7 +6,6 @@ from itertools import pairwise
 from threading import Lock
 
 from gradwire.plans import Plan
-from gradwire.runtime.failures.job_errors import BETWEEN
 from gradwire.runtime.worker.events import EPOCH, Event, elapsed_s
 from gradwire.runtime.worker.executor import Executor
 from gradwire.schedule.timeline import Span, Timeline
@@ -181,16 +180,12 @@ class Recorder:
     adds forward passes and gradients, the worker the rest. On a GPU the groups of one step in EVERY are timed, and
     stand for those of the steps behind it."""
 
-    doing: str
-    """Where the training thread is before a step's first gradient, for errors."""
-
     def __init__(self, executor: Executor, rank: int) -> None:
         self.record_event = executor.record_event
         self._rank = rank
         self._every = 1 if executor.is_immediate else EVERY
         self._clock = Clock()
         self._traces: list[Trace] = []
-        self.doing = BETWEEN
         # steps so far; whether this one is timed; and the last one that is
         self._steps = 0
         self._is_timed = True
@@ -242,7 +237,6 @@ class Recorder:
 
     def forward_begins(self, plan: Plan) -> None:
         """A forward pass begins while `plan` is in force."""
-        self.doing = "in forward"
         for trace in [*self._traces]:
             trace.forward_begins(self.record_event(), plan)
 
@@ -253,7 +247,6 @@ class Recorder:
 
     def forward_ends(self) -> None:
         """The forward pass that began ends."""
-        self.doing = "between forward and its first gradients"
         for trace in [*self._traces]:
             trace.forward_ends(self.record_event())
 

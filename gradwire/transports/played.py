@@ -9,9 +9,9 @@ import torch
 
 from gradwire.collective import HOST, REPLICA, AllToAll, Broadcast, Collective, Gather, SendReceive, Sum
 from gradwire.transports.card import CPU, Card
-from gradwire.transports.echo import Echo, echo
 from gradwire.transports.mesh import Mesh
 from gradwire.transports.others import Others
+from gradwire.transports.recording import Echo, echo
 from gradwire.transports.transport import Pending, Transport
 from gradwire.wire import (
     Wire,

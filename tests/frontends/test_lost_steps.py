@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.checkpoint import unpack
-from gradwire.frontends.owners import own
+from gradwire.frontends.owners import claim
 from gradwire.runtime.failures.job_errors import PeerFailed
 from gradwire.runtime.worker.executor import Executor
 from gradwire.transports import Threads
@@ -169,7 +169,8 @@ class Rank:
         if self.number in self.loss.deaf:
             self.transport.moment, self.transport.raises = self.loss.moment, self.loss.raises
         steps = self.transport.runtime._steps
-        for moment, part, name in ("before counting", steps._verdict, "poison"), ("after counting", steps, "ended"):
+        calls = ("before counting", steps._verdict, "poison"), ("after counting", steps, "_step_ended")
+        for moment, part, name in calls:
             if self._suffers(moment):
                 setattr(part, name, partial(self._first, getattr(part, name)))
 
@@ -326,7 +327,7 @@ def test_one_optimizer_of_two_jobs_parameters_skips_what_either_has_lost(lost: t
     jobs: Any = [Lost(each) for each in lost]
     model = deepcopy(MODEL)
     for layer, each in zip(model, jobs, strict=True):
-        own(layer.parameters(), each, "attach(ddp)")
+        claim(layer.parameters(), each, "attach(ddp)")
     optimizer, before = torch.optim.SGD(model.parameters(), 0.1, fused=True), deepcopy(model.state_dict())
     model(torch.ones(1, 6)).sum().backward()
     optimizer.step()
@@ -338,14 +339,14 @@ def test_claims_leave_other_jobs_parameters_alone_and_change_nothing_that_a_thre
     jobs: Any = [Lost(0.0) for _ in range(3)]
     first, second = (list(layer.parameters()) for layer in deepcopy(MODEL))
     for job, parameters in zip(jobs, (first, second), strict=False):
-        own(parameters, job, "attach(ddp)")
+        claim(parameters, job, "attach(ddp)")
     before = [job.owned for job in jobs]
-    own(second, jobs[0], "attach(ddp)")
-    own(first, jobs[2], "attach(ddp)")
+    claim(second, jobs[0], "attach(ddp)")
+    claim(first, jobs[2], "attach(ddp)")
     assert [[*each] for each in before] == [first, second, []]
     assert [[*job.owned] for job in jobs] == [second, [], first]
     mine = jobs[0].owned
-    own([], jobs[2], "attach(ddp)")
+    claim([], jobs[2], "attach(ddp)")
     assert jobs[0].owned is mine
 
 

@@ -97,7 +97,7 @@ def test_the_first_step_can_be_taken_back_though_the_plan_follows_it():
     def planned(slots):
         return plan_of(slots, gw.PowerSGD(1), gw.Residual(), gw.AllReduce())
 
-    with job(planned(SLOTS), SLOTS, 2, follow_order=planned) as running:
+    with job(planned(SLOTS), SLOTS, 2, plan_for=planned, follow_order=True) as running:
         before = running.states()
         running.step(draw(SLOTS, 2, 0, scale=SPIKE))
         running.skip()

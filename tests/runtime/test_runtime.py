@@ -33,10 +33,10 @@ MANY = slots_of({f"layer{i}.weight": torch.empty(5 + i, 4) for i in range(11)})
 def test_a_rank_without_room_for_its_state_tells_the_others(monkeypatch: pytest.MonkeyPatch):
     lays_out = ActivePlan.work_with
 
-    def work_with(active: ActivePlan, *parts: Any) -> None:
-        if parts[-1].mesh.rank == 1:
+    def work_with(active: ActivePlan, steps: Any) -> None:
+        if steps.pipeline.mesh.rank == 1:
             raise torch.OutOfMemoryError("no room")
-        lays_out(active, *parts)
+        lays_out(active, steps)
 
     monkeypatch.setattr(ActivePlan, "work_with", work_with)
     transports, plan = gw.Threads.group(2), plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather())
@@ -170,7 +170,7 @@ def test_after_the_first_step_groups_follow_the_order_of_gradients():
         return plan_of(slots, gw.TopK(0.2), gw.Residual(), gw.AllGather(), groups=len(slots))
 
     order = [6, 4, 2, 0, 5, 3, 1]
-    with job(replan(SLOTS), SLOTS, 2, follow_order=replan) as running:
+    with job(replan(SLOTS), SLOTS, 2, plan_for=replan, follow_order=True) as running:
         first = draw(SLOTS, 2, 0)
         means = submit(running, first, [order] * 2)
         for runtime in running.runtimes:
@@ -187,7 +187,7 @@ def test_ranks_with_other_orders_follow_rank_0():
     def replan(slots: list) -> gw.Plan:
         return plan_of(slots, gw.FP32(), gw.NoMemory(), gw.AllReduce(), groups=len(slots))
 
-    with job(replan(SLOTS), SLOTS, 2, follow_order=replan) as running:
+    with job(replan(SLOTS), SLOTS, 2, plan_for=replan, follow_order=True) as running:
         submit(running, draw(SLOTS, 2, 0), [[3, 1, 0, 2, 6, 5, 4], [0, 1, 2, 3, 4, 5, 6]])
         expected = [SLOTS[slot].name for slot in (3, 1, 0, 2, 6, 5, 4)]
         assert [by_name(runtime.plan) for runtime in running.runtimes] == [expected] * 2
@@ -198,7 +198,7 @@ def test_a_plan_that_was_installed_is_not_replaced_after_the_first_step():
         return uniform(slots, gw.TopK(0.2))
 
     mine = uniform(SLOTS, gw.QSGD())
-    with job(replan(SLOTS), SLOTS, 2, follow_order=replan) as running:
+    with job(replan(SLOTS), SLOTS, 2, plan_for=replan, follow_order=True) as running:
         running.install(mine)
         running.step(draw(SLOTS, 2, 0))
         assert running.runtimes[0].plan == mine

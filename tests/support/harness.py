@@ -137,7 +137,7 @@ class Job:
         self.slots, self.world = slots, world
         self.transports = list(transports) or gw.Threads.group(world)
         self.controllers = list(controllers) or [None] * world
-        options.setdefault("plan_for", options.get("follow_order") or (lambda slots: plan.only(_names(slots))))
+        options.setdefault("plan_for", lambda slots: plan.only(_names(slots)))
         self.runtimes: list[Runtime] = raising(together(world, lambda rank: self._runtime(plan, rank, options)))
 
     def _runtime(self, plan: gw.Plan, rank: int, options: dict[str, Any]) -> Runtime:

@@ -58,8 +58,9 @@ class DDPFrontEnd(FrontEnd):
         self._managed: Collection[Tensor] = ()
         self._named: Mapping[str, nn.Parameter] = {}  # tensor parallelism leaves the module none after a forward pass
         self._buckets: Buckets | None = None
-        self._synchronising = self._open = False
-        self._accumulated, self._native, self._native_steps = Accumulated(), False, NativeSteps()
+        # DDP reduces the backward pass that follows; a step is open; DDP's reducer is without our hook
+        self._synchronising = self._open = self._native = False
+        self._accumulated, self._native_steps = Accumulated(), NativeSteps()
         self._forward_hooks, self._gradient_hooks = RegisteredHooks(), RegisteredHooks()
 
     @property

@@ -1,9 +1,13 @@
 """Steps that DDP makes by itself, while the plan is native.
 
+    begin            the plan has become native
+    reduces          DDP reduces this backward pass; at its end `Runtime.native_step_ended` counts the step
+    forward_begins   ends its time; after the last step that a controller asked for, `Runtime.native_ended` has the
+                     controller decide, and puts in force what follows
+
 A hook cannot be taken from DDP again, and with one DDP needs one pass more to divide. So when the plan becomes native,
 DDP gets a new reducer without a hook, as when it is unpickled, and later one with it. That is done before a forward
-pass; until one comes, the hook reduces as DDP would. A step of DDP's own is counted when its backward pass ends; its
-time ends when the next forward pass begins.
+pass; until one comes, the hook reduces as DDP would.
 """
 
 from functools import partial

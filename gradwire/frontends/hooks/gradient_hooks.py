@@ -13,7 +13,7 @@ from gradwire.frontends.checkpoints.distributed_checkpoint import ShardSpec, rep
 from gradwire.frontends.front_end import FrontEnd
 from gradwire.frontends.hooks.gradient_access import GradientAccess, Submitted
 from gradwire.frontends.hooks.module_hooks import ByModel, Hook, RegisteredHooks, weakly
-from gradwire.frontends.owners import check_alone, own
+from gradwire.frontends.owners import check_alone, claim
 from gradwire.frontends.paused import Accumulated, paused
 from gradwire.frontends.trained import TrainedParameters
 from gradwire.frontends.updates import UpdateWarning
@@ -44,34 +44,31 @@ class GradientHooks(FrontEnd):
     submitted."""
 
     def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        model: nn.Module,
-        places: GradientAccess,
-        find_unused: bool,
-        group: dist.ProcessGroup | None = None,
-        trained: TrainedParameters | None = None,
-    ) -> None:
+        self, parameters: Mapping[str, nn.Parameter], model: nn.Module, gradients: GradientAccess, find_unused: bool,
+        group: dist.ProcessGroup | None = None, trained: TrainedParameters | None = None,
+    ) -> None:  # fmt: skip
         self.detached = False
         self._group = group
         self._trained = trained and trained.following()
         self._parameters = parameters
         self._model = model
-        self._places = places
+        self._gradients = gradients
         self._find_unused = find_unused
-        # of a step: gradients that were only accumulated, and those submitted; whether backward passes are reduced
         self._runtime: Runtime | None = None
+        self._update_warning, self._registered = UpdateWarning(), RegisteredHooks()
+        # gradients that were only accumulated, and those of the open step; backward passes do not only accumulate
         self._accumulated, self._submitted, self._synchronising = Accumulated(), Submitted(), True
         # a forward pass has begun, and no gradient has come since
         self._forward = False
-        self._notes = self._under_way = self._joins = False
-        self._pass, self._update_warning = NO_PASS, UpdateWarning()
-        self._registered = RegisteredHooks()
+        # a step is open; the backward pass that opened the last one; whether the runtime asks when gradients are ready
+        self._under_way, self._pass, self._notes = False, NO_PASS, False
+        # every backward pass is a step, for on other ranks it may come to these parameters
+        self._joins = False
 
     def hook_in(self, runtime: Runtime) -> None:
         """Gradients go to the runtime from now on."""
         self.hook_forward(runtime)
-        self._registered.keep(*self._places.hook_in(self._parameters.values()))
+        self._registered.keep(*self._gradients.hook_in(self._parameters.values()))
         slots: dict[Tensor, int] = {self._parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
         # weak: hooks on the model hold this front end already
         ready = weakly(self._gradient_ready)
@@ -86,10 +83,10 @@ class GradientHooks(FrontEnd):
             self._model.register_forward_hook(Hook(self._forward_ends)),
         )
 
-    def own(self, parameters: Iterable[Tensor], kind: str) -> None:
+    def claim(self, parameters: Iterable[Tensor], kind: str) -> None:
         """Claims parameters for this job, which users call `kind`, so that no other averages them."""
         if self._runtime:
-            own(parameters, self._runtime, kind)
+            claim(parameters, self._runtime, kind)
 
     def unhook(self) -> None:
         self._registered.remove()
@@ -110,7 +107,7 @@ class GradientHooks(FrontEnd):
 
     def skip(self) -> None:
         if self._runtime:
-            self._runtime.skip(self._accumulated.no_skip(self._places.has_accumulated()))
+            self._runtime.skip(self._accumulated.no_skip(self._gradients.has_accumulated()))
 
     def placed(self) -> Mapping[str, ShardSpec]:
         """A replica on every rank."""
@@ -129,8 +126,8 @@ class GradientHooks(FrontEnd):
             check_alone(self._runtime)
             self._forward |= self._synchronising
             if not self._accumulated.slots:
-                self._places.note(self._parameters.values())
-            if not self._synchronising or self._places.only_accumulates():
+                self._gradients.note(self._parameters.values())
+            if not self._synchronising or self._gradients.only_accumulates():
                 self._accumulated.since_step = True
             self._runtime.forward_begins()
 
@@ -178,7 +175,7 @@ class GradientHooks(FrontEnd):
         # a gradient of another optimizer's, or one that is not reduced yet
         if self._trained and not self._trained.holds(parameter):
             return
-        if not self._synchronising or self._places.accumulates(parameter):
+        if not self._synchronising or self._gradients.accumulates(parameter):
             self._accumulated.note(slot)
             return
         runtime = self._runtime
@@ -194,7 +191,7 @@ class GradientHooks(FrontEnd):
                 f"parameter {runtime.slots[slot].name!r} got two gradients in one backward; "
                 "call the model once, and use torch.utils.checkpoint with use_reentrant=False"
             )
-        gradient = self._places.gradient(parameter)
+        gradient = self._gradients.gradient(parameter)
         if gradient is None:  # a user's hook took it: this rank has none
             return
         if self._notes:
@@ -260,7 +257,7 @@ class GradientHooks(FrontEnd):
         self._under_way = False
         # gradients of earlier micro-batches, for slots that this pass did not reach
         gradients = {
-            slot: self._places.gradient(self._parameter(runtime, slot)) if slot in self._accumulated.slots else None
+            slot: self._gradients.gradient(self._parameter(runtime, slot)) if slot in self._accumulated.slots else None
             for slot in runtime.missing()
         }
         self._accumulated.slots.clear()
@@ -271,7 +268,7 @@ class GradientHooks(FrontEnd):
                 "find_unused_parameters=True, or freeze it; use torch.utils.checkpoint with use_reentrant=False"
             )
         # the slots without any gradient take part with what is left of earlier ones, or zeros
-        left = {slot: self._places.left(self._parameter(runtime, slot)) for slot in unused}
+        left = {slot: self._gradients.left(self._parameter(runtime, slot)) for slot in unused}
         for slot, gradient in gradients.items():
             if gradient is None:
                 runtime.submit_absent(slot, real(left[slot]))
@@ -290,7 +287,7 @@ class GradientHooks(FrontEnd):
         # other ranks had a gradient, so their mean is this rank's as well
         for slot, mean in left.items():
             if runtime.used(slot):
-                self._places.put(self._parameter(runtime, slot), mean)
+                self._gradients.put(self._parameter(runtime, slot), mean)
 
     def _parameter(self, runtime: Runtime, slot: int) -> nn.Parameter:
         return self._parameters[runtime.slots[slot].name]

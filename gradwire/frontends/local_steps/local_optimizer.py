@@ -28,7 +28,7 @@ from gradwire.frontends.options.given_rules import facts_of, warn_of
 from gradwire.frontends.options.keywords import PlanOptions
 from gradwire.frontends.options.parameters import device_of
 from gradwire.frontends.options.weighted import check_weighted, weight_function, weighted
-from gradwire.frontends.owners import check_free, own
+from gradwire.frontends.owners import check_free, claim
 from gradwire.frontends.shards.sharded_models import reshard
 from gradwire.frontends.trained import add_to, check_held
 from gradwire.frontends.updates import warn_of_momentum
@@ -139,7 +139,7 @@ class LocalSteps(Wrapper):
         runtime = self._open(choices, plan, values, f"{inner_steps}, {delay}, {mix} and {eager}")
         self._rounds = rounds = self._rounds_of(runtime, inner_optimizer, outer, schedule_of(len(parts.names)))
         self.handle = Handle(runtime, rounds, waits=not (delay or eager), inner_steps=lambda: rounds.taken)
-        own(replica.trained.held().values(), runtime, KIND)
+        claim(replica.trained.held().values(), runtime, KIND)
         self._wrap(inner_optimizer)
 
     def _open(self, choices: Choices, plan: Callable[[], Plan], values: dict[str, str], schedule: str) -> Runtime:
@@ -248,7 +248,7 @@ class LocalSteps(Wrapper):
         if self.inner is None:  # while this object is made
             super().add_param_group(param_group)
             return
-        own(add_to(self.inner, param_group, self._replica.trained), self._rounds.runtime, KIND)
+        claim(add_to(self.inner, param_group, self._replica.trained), self._rounds.runtime, KIND)
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's state, and under "local_steps" the rest, what is under way included: it goes on from

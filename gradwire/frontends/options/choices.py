@@ -289,7 +289,7 @@ class StepChoices(Choices):
         }  # fmt: skip
         return Runtime(partial(plan, first), slots, mesh, device, JobOptions(
             seed=self.seed, controller=self.controlled_by(), profiler=profiler_for(whole, mesh, device),
-            follow_order=None if self.fixed_plan or self.elastic else plan,
+            follow_order=not (self.fixed_plan or self.elastic),
             planned=planned, elastic=self.elastic, trained=trained, plan_for=plan,
             find_unused=self.find_unused_parameters, owns_mesh=self.owns_mesh, facts=facts, sparse=sparse, rows=way,
             finds_sparse=finds_sparse,

@@ -40,10 +40,10 @@ def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | Non
         raise ValueError("a lost rank's shards are nowhere else; resume from a checkpoint, without elastic=True")
     trained, mesh = checked_replicas(model, mesh)
     # the parameters that are trained now must be sharded inside the mesh's replicas
-    check_free(trained.fit)
+    check_free(trained.reducible)
     now = trained.parameters()
     if mesh.size(0) == 1:
-        choices.try_out(trained.fit, planned_slots(trained.fit), trained=now.keys())
+        choices.try_out(trained.reducible, planned_slots(trained.reducible), trained=now.keys())
         # nothing to compress; a loaded residual goes into the next gradient
         choices = StepChoices(
             compressor=FP32(), transport=choices.transport, scaler=choices.scaler, seed=choices.seed,
@@ -57,8 +57,8 @@ def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | Non
         choices.close_own(axes)
         return Handle(None, front_end)
     runtime = choices.runtime(
-        "FSDP2", trained.fit, slots_of(locals_of(trained.fit)), axes, planned=planned_slots(trained.fit),
-        trained=now.keys(), others=trained.others, values=values,
+        "FSDP2", trained.reducible, slots_of(locals_of(trained.reducible)), axes,
+        planned=planned_slots(trained.reducible), trained=now.keys(), others=trained.others, values=values,
     )  # fmt: skip
     with ExitStack() as on_error:
         on_error.callback(runtime.close)
@@ -80,15 +80,15 @@ class ShardsFrontEnd(GradientHooks):
 
     def __init__(self, model: nn.Module, trained: TrainedParameters, mesh: DeviceMesh, find_unused: bool) -> None:
         self._fsdp_groups, self._mesh = fsdp_groups(model), mesh
-        places = ShardedGradients(self._fsdp_groups, mesh.size(0))
-        super().__init__(trained.fit, model, places, find_unused, trained=trained)
+        gradients = ShardedGradients(self._fsdp_groups, mesh.size(0))
+        super().__init__(trained.reducible, model, gradients, find_unused, trained=trained)
         self._undo: list[Callable[[], None]] = []
         self._to_check = True
 
     def hook_in(self, runtime: Runtime) -> None:
         self._undo = [undo for group in self._fsdp_groups if (undo := only_inside_replicas(group))]
         super().hook_in(runtime)
-        self.own(self._parameters.values(), "attach()")
+        self.claim(self._parameters.values(), "attach()")
         self._registered.keep(
             self._model.register_load_state_dict_post_hook(Hook(self._loaded)),
             FailedPasses(self._model, runtime.refuse),

@@ -60,8 +60,8 @@ class GroupExchange(ABC):
     """This rank encodes, and its memory is in use."""
     why_not_recorded: ClassVar[str] = ""
     """Why its turns are never recorded on a GPU; empty where they may be."""
-    input: GroupInput | None = None
-    """The present step's."""
+    input: GroupInput
+    """The present step's, from its turn 0 on; without gradients once the means are in place."""
 
     @cached_property
     def rounds_residual(self) -> bool:
@@ -79,7 +79,6 @@ class GroupExchange(ABC):
 
     def keep_absent(self, used: Tensor) -> None:
         """Keeps the state of slots without a gradient on this rank. `used` (job slots,): 1 where some rank had one."""
-        assert self.input is not None
         for kind in self.context.flat if self.input.absent and self.compresses else ():
             part, (read, written), scratch = self.stored.parts[kind], self.context.flat[kind], self.context.scratch
             # sums are float32: bfloat16 would round them to the nearest
@@ -100,22 +99,19 @@ class GroupExchange(ABC):
 
     def poison(self) -> None:
         """Makes the means NaN."""
-        assert self.input is not None
         self.input.gradients.poison()
 
     def firsts(self) -> Sequence[Tensor]:
         """One element (1,) of each slot's mean."""
-        assert self.input is not None
         return self.input.gradients.firsts
 
     def means(self) -> dict[str, Tensor]:
         """The step's means by parameter."""
-        assert self.input is not None
         return {slot.name: self.input.gradients.slot(i) for i, slot in enumerate(self.stored.layout.slots)}
 
     def drop_gradients(self) -> None:
         """Drops the gradients' tensors: the means are in place, and the framework may free them."""
-        self.input = self.input and self.input.without_gradients()
+        self.input = self.input.without_gradients()
 
     @abstractmethod
     def commit(self) -> None:

@@ -14,14 +14,15 @@ from gradwire.plans import Group
 
 @dataclass(frozen=True)
 class GroupInput:
-    """A group's input to a step."""
+    """A group's input to a step. A rank sends gradient·part / scale, and memories keep what is lacking of that; the sum
+    over the ranks, times the scale, is the mean."""
 
     gradients: Gradients
     absent: Sequence[int] = ()
     """The slots without a gradient on this rank."""
     scale: Scalar | None = None
     """The factor that the loss was multiplied by, which gradients are divided by before they travel."""
-    lost: bool = False
+    given_up: bool = False
     """Backward failed: no rank takes the step."""
     share: Scalar | None = None
     """This rank's part of the mean over all ranks; None where each has the same. Where it is 0, the gradients may be
@@ -64,8 +65,8 @@ class GroupInput:
         return self.finish(LazySum(scratch, old, self.gradients.vectors(scratch), 1.0, weight), weight)
 
     def finish(self, x: LazySum, weight: Scalar) -> LazySum:
-        """Completes x: dropped where the step is lost; where slots are absent, summed without their residuals."""
-        if self.lost:
+        """Completes x: dropped where the step is given up; where slots are absent, summed without their residuals."""
+        if self.given_up:
             x.drop()
         elif self.absent:
             self._without_absent(x.total(), weight)

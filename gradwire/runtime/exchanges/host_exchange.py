@@ -78,7 +78,6 @@ class HostExchange(GroupExchange):
     def keep_absent(self, used: Tensor) -> None:
         super().keep_absent(used)
         # the means of slots that no rank used have residuals, which stay: as if they were not reduced
-        assert self.input is not None
         unused, self._unused = self._unused, {}
         for slot, gradient in unused.items():
             mean = self.input.gradients.slot(slot)
@@ -98,7 +97,6 @@ class HostExchange(GroupExchange):
             self.stored.parts[kind].commit(used=False)
         self.stored.slot_state.commit()
         if self.stored.pending:
-            assert self.input is not None
             self.stored.drop_pending_residual(whole=not self.input.absent)
 
     def take_back(self) -> None:

@@ -1,10 +1,10 @@
 """Recorded turns: what a group launches between two collectives is recorded once, and replayed in later steps.
 
-    run       worker: a step of a group. Where its key is recorded, its turns are replayed; else they are computed, and
-              the key is noted
-    _end      worker: once the keys of a step have all come before, what was noted is due
-    record    worker, while the thread that trains waits in `open_step`: all keys of all groups are recorded at once.
-              Nothing is computed by that, and no data is needed
+    run         worker: a step of a group. Where its key is recorded, its turns are replayed; else they are computed,
+                and the key is noted
+    step_ended  worker: once the keys of a step have all come before, what was noted is due
+    record      worker, while the thread that trains waits in `open_step`: all keys of all groups are recorded at once.
+                Nothing is computed by that, and no data is needed
 
 A *key* is all that a group's launches depend on, where its compressor, memory and communicator are `recordable`: the
 phase of the step, which halves of its double buffers are the present state, and the addresses of its gradients and of
@@ -154,7 +154,7 @@ class GroupRecordings:
     def _why_computed(self, given: GroupInput) -> str:
         """Why this step is computed even where its key is recorded; "" where it is replayed."""
         # kernels of a recording read the buffers of a whole step
-        if given.lost or given.absent:
+        if given.given_up or given.absent:
             return "a gradient was absent"
         if given.gradients is not self._exchange.stored.fixed:
             return "its gradients lie elsewhere at every step"

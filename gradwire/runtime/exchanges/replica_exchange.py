@@ -21,7 +21,13 @@ from gradwire.runtime.state.stored_group import StoredGroup
 
 
 class ReplicaExchange(GroupExchange):
-    """Reduces a group along the axis "replica"."""
+    """Reduces a group along the axis "replica".
+
+        begin   what is done at every step; `enter` is its part that sets input, step and state
+        turns   the collectives: `reduce`, or for a dense group without memory one sum
+
+    On a GPU a recorded step is `begin`, then what was recorded of `turns` (`recordings.py`). Of a host all ranks
+    `begin`, and the leader has the host's sum to `reduce` (`HostExchange`)."""
 
     def __init__(self, group: Group, index: int, stored: StoredGroup, job: JobContext) -> None:
         self.group = group
@@ -68,7 +74,6 @@ class ReplicaExchange(GroupExchange):
         return self.reduce(given.sent_by(self.group))
 
     def commit(self) -> None:
-        assert self.input is not None
         self._was_good = True
         # the residual that an earlier plan had left is sent
         if self.stored.pending:
@@ -116,7 +121,7 @@ class ReplicaExchange(GroupExchange):
             self._job.encode_hook(self.context, given.copied(old, scratch, self.context.world))
         # divide before the sum, which is the mean then: in float32 where that travels, else before the cast
         gradients, whole = given.gradients, given.gradients.one_vector
-        part = torch.nan if given.lost else given.part(self.context.world)
+        part = torch.nan if given.given_up else given.part(self.context.world)
         if dtype != torch.float32:
             gradients.scale(part)
         # sum where the gradients lie, if they are one vector of the type that travels; else in a copy

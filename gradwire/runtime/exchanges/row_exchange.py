@@ -54,7 +54,7 @@ class RowExchange(GroupExchange):
         own = [self._weighted(i, tensor, given) for i, tensor in enumerate(given.gradients.tensors)]
         # gather the numbers of rows, and whether a rank's are not finite or its backward pass failed
         counts = [len(indices) for indices, _ in own]
-        sent = torch.tensor([*counts, given.lost], dtype=torch.int64, device=self.nonfinite.device)
+        sent = torch.tensor([*counts, given.given_up], dtype=torch.int64, device=self.nonfinite.device)
         sent[-1:] |= self.nonfinite.isnan()
         table = sent.new_empty(self._world, len(sent))
         yield Gather(Message.plain(sent), Message.plain(table))
@@ -82,7 +82,6 @@ class RowExchange(GroupExchange):
 
     def _numbers(self) -> list[Tensor]:
         """The numbers of each slot's mean."""
-        assert self.input is not None
         return [tensor.values() if tensor.is_sparse else tensor for tensor in self.input.gradients.tensors]
 
     def means(self) -> dict[str, Tensor]:

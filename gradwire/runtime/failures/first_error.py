@@ -35,7 +35,7 @@ class FirstError:
         with self._ending:
             return self.first
 
-    def raise_known(self) -> None:
+    def raise_error(self) -> None:
         """Raises the error, if there is one."""
         if error := self.wait_for_blame():
             raise error
@@ -54,7 +54,7 @@ class FirstError:
             yield
         except kind as error:
             self.fail(error)
-            self.raise_known()
+            self.raise_error()
 
     def after_fork(self) -> None:
         """Has a forked child find an error, where locks may be held by threads that are not there."""

@@ -3,7 +3,6 @@
 from gradwire.runtime.failures.failure_verdict import FailureVerdict
 from gradwire.runtime.failures.job_errors import clear_frames
 from gradwire.runtime.failures.monitor import Monitor
-from gradwire.runtime.steps.pipeline import Pipeline
 from gradwire.runtime.steps.step_results import StepResults
 from gradwire.runtime.steps.steps import Steps
 from gradwire.runtime.worker.executor import Executor
@@ -16,15 +15,12 @@ END_S = 2.0
 """How long to wait for the last step's verdict, on a GPU whose collectives were aborted."""
 
 
-def end_job(
-    error: BaseException, steps: Steps, pipeline: Pipeline, executor: Executor, results: StepResults,
-    failure: FailureVerdict,
-) -> None:  # fmt: skip
+def end_job(error: BaseException, steps: Steps, results: StepResults, failure: FailureVerdict) -> None:
     """Ends the job: this rank's calls raise the error, and so do the other ranks'. On any thread."""
     # this rank: the worker starts nothing more, nothing holds the connections, what comes does not count
     steps.machine.fail()
-    pipeline.drain()
-    executor.abort()
+    steps.pipeline.drain()
+    steps.executor.abort()
     clear_frames(error)
     # all ranks: their collectives end, and so does, mostly, the worker's wait; they agree on who is to blame
     failure.end(error)
@@ -33,18 +29,18 @@ def end_job(
     if steps.elastic and not steps.voted:
         run_bounded([group.abort for group in nccl_groups()], ABORT_S)
     # no step counts any more: this rank's threads that wait for a whole one get it, all others the error
-    run_bounded([steps.end], END_S)
+    run_bounded([steps.stop], END_S)
     results.fail(error)
-    executor.fail_waiters(error)
+    steps.executor.fail_waiters(error)
 
 
 def close_all(
-    ending: FailureVerdict, monitor: Monitor | None, executor: Executor, job: Mesh, mesh: Mesh | None
+    failure: FailureVerdict, monitor: Monitor | None, executor: Executor, mesh: Mesh, own_mesh: Mesh | None
 ) -> None:
-    """Closes a runtime: leaves this rank's mark for the others, ends its threads, and closes `mesh`, which is None
-    where the user gave it; that one may then carry another job."""
+    """Closes a runtime: leaves this rank's mark for the others, ends its threads, and closes `own_mesh`, which is None
+    where the user gave the job's `mesh`; that one may then carry another job."""
     # the mark first: other ranks may be waiting for this one
-    ending.detach()
+    failure.detach()
     # then this rank's threads, the monitor's last: ranks may be lost in the last step
     try:
         done = executor.close(monitor.watches if monitor else None)
@@ -52,9 +48,9 @@ def close_all(
         if monitor:
             monitor.close()
     if done:
-        job.release()
-    if mesh and done:
-        mesh.close()
-    elif mesh:
+        mesh.release()
+    if own_mesh and done:
+        own_mesh.close()
+    elif own_mesh:
         # the process ends in the middle of a step; closing would wait for ranks that wait for this one
-        mesh.abort("a rank ended in the middle of a step")
+        own_mesh.abort("a rank ended in the middle of a step")

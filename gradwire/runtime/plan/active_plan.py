@@ -1,5 +1,13 @@
-"""The plan in force, and how it becomes another one: a user's, a controller's, a checkpoint's, or the first plan made
-again once the order of gradients is known."""
+"""The plan in force, and how it becomes another one.
+
+    a user's, or for other parameters   the thread that trains: the ranks compare what each has made, by `agreed`,
+                                        `agreed_replan`, `agreed_for`; then the worker: `work_with`, `replan`, `follow`
+    a controller's                      worker, `step_ended` or `native_ended`: all ranks have what rank 0 decided
+    the first one, made again           worker, `step_ended`: once rank 0 has told the order of gradients
+    a checkpoint's                      `check`, while the ranks compare their states; then the worker: `load`
+
+State moves when the next step begins, in `Steps.close`.
+"""
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,11 +21,9 @@ from gradwire.plans import NATIVE, Plan
 from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.failures.job_errors import AbsentRanks
 from gradwire.runtime.job_options import ONLY_SPARSE, JobOptions
-from gradwire.runtime.plan.controller_runner import ControllerRunner
 from gradwire.runtime.plan.controller_state import begin, change_of, origin_of
 from gradwire.runtime.plan.gradient_order import GradientOrder
 from gradwire.runtime.state.momenta import Momenta
-from gradwire.runtime.steps.pipeline import Pipeline
 from gradwire.runtime.steps.steps import Steps
 from gradwire.slots import Slot
 
@@ -35,35 +41,31 @@ class ActivePlan:
     """The steps that the framework has yet to reduce by itself, where the plan is native and that number is known."""
     order: GradientOrder
     """The order in which slots' gradients become ready."""
+    follows_order: bool
+    """The plan is to be made again at the end of this step, in the order of gradients, which `order` records."""
     trained: list[Slot]
     """The slots of the parameters that are trained now: the plan's. State of all others is kept."""
 
     def __init__(self, make: Callable[[], Plan], agreement: Agreement, options: JobOptions, slots: list[Slot]) -> None:
-        self._agreement = agreement
-        self._options = options
-        self._slots = slots
+        self._agreement, self._options, self._slots = agreement, options, slots
         self._train({slot.name for slot in slots} if options.trained is None else options.trained)
+        # what a user has put in force since the job began
         self._chosen: Plan | None = None
         # the controller's part of a loaded state, for the next state_dict(), where this job has no controller
         self._kept_controller: Mapping[str, Tensor] = {}
         self.native_steps = None
-        self.plan = NATIVE
-        self.origin = NATIVE
+        self.plan = self.origin = NATIVE
         self._native: NativeRequest | None = None
-        self.momenta = Momenta(slots)
-        self.order = GradientOrder(slots)
+        self.momenta, self.order = Momenta(slots), GradientOrder(slots)
         # all ranks meet here: they begin with equal plans, or none begins
         self.first = self.agreed(make)
-        # whether a plan is made by the order of the first backward pass
-        self._remake = self._follow_order = options.follow_order
+        self.follows_order = options.follow_order
 
-    def work_with(self, steps: Steps, control: ControllerRunner, pipeline: Pipeline) -> None:
+    def work_with(self, steps: Steps) -> None:
         """Puts the first plan in force."""
         # these three need the first plan themselves, so they come after it
-        self._steps = steps
-        self._control = control
-        self._pipeline = pipeline
-        control.paused = self.follows_order
+        self._steps, self._control, self._pipeline = steps, steps.control, steps.pipeline
+        self._control.paused = self.follows_order
         steps.store.train(self._names)
         self._install(self.first)
         # the controller's state at the beginning, to go back to when a state without a controller's part is loaded
@@ -91,13 +93,13 @@ class ActivePlan:
         self.trained = [slot for slot in self._slots if slot.name in names and slot.name not in sparse]
 
     @property
-    def follows_order(self) -> bool:
-        """Whether the plan is to be made again from the order of gradients, which `order` records."""
-        return self._follow_order is not None
+    def _remakes(self) -> bool:
+        """Whether the plan follows the order of gradients: it is the job's own, and none that a user asked for."""
+        return self._options.follow_order and self._chosen is None
 
     def replan(self, agreed: Plan, asked: Plan) -> None:
         """Puts `agreed` in force, which the ranks have made of the plan that a user `asked` for."""
-        self._remake, self._chosen = None, asked
+        self._chosen = asked
         # what the controller has decided or asked for is of the plan before
         self._control.restart(self.trained)
         self._put_in_force(agreed)
@@ -141,9 +143,9 @@ class ActivePlan:
         """Puts in force the plan that follows from the step."""
         self.momenta.step_ended()
         # the order of gradients is known now: the plan is made again, once
-        if self._follow_order:
+        if self.follows_order:
             self.order.agree(self._pipeline, self._steps.store.device)
-            self._put_in_force(self._begin(self._follow_order(self.order.sorted(self.trained))))
+            self._put_in_force(self._begin(self._made_for(self.trained)))
         else:
             self._apply(self._control.end(self._steps.number - 1, self.plan))
 
@@ -190,15 +192,15 @@ class ActivePlan:
         self.momenta.load(read, self.plan)
         if self._options.controller:
             self._load_with_controller(read)
-        elif self._remake and read.about.order:
-            self._put_in_force(self._begin(self._remake(self.order.sorted(self.trained))))
+        elif self._remakes and read.about.order:
+            self._put_in_force(self._begin(self._made_for(self.trained)))
 
     def _load_with_controller(self, read: checkpoint.Unpacked) -> None:
         plan, native = self._load_controller(read.job)
         self._control.forget_sums()
         # before the first step the order of gradients is yet to come
         known = read.about.order or read.job
-        self._put_in_force(plan, self._remake if not read.step else None if known else self._follow_order)
+        self._put_in_force(plan, self._remakes if not read.step else self.follows_order and not known)
         # the steps that the controller had asked for are made again, all of them
         self._apply(native)
         # say it where the user's compressor is another one than in the state
@@ -240,13 +242,12 @@ class ActivePlan:
             raise ValueError(why)
         return plan
 
-    def _put_in_force(self, plan: Plan, follows: Callable[[list[Slot]], Plan] | None = None) -> None:
-        """Puts a plan in force that no controller decided on. With `follows` it is made again, by that function, once
-        the order of gradients is known."""
-        self._follow_order = follows
+    def _put_in_force(self, plan: Plan, follows_order: bool = False) -> None:
+        """Puts a plan in force that no controller decided on. With `follows_order` it is made again once the order of
+        gradients is known."""
+        self.follows_order = self._control.paused = follows_order
         self.native_steps = None
         self._native = None
-        self._control.paused = self.follows_order
         self._install(plan)
 
     def _begin(self, plan: Plan, asked: Plan | None = None) -> Plan:

@@ -149,7 +149,7 @@ class ControllerRunner:
         if self.decided is not None and self._mesh.rank == 0:
             self._numbers[-1] = fingerprint(self.decided)
         # one small message, under way while groups are decoded
-        self._under_way = self._pipeline.agree(partial(self._pipeline.send, Sum(Message.plain(self._numbers))))
+        self._under_way = self._pipeline.together(partial(self._pipeline.send, Sum(Message.plain(self._numbers))))
 
     def reduced(self, means: Callable[[], Mapping[str, Tensor]], nonfinite: Tensor, scale: Scalar) -> None:
         """Shows the controller the step's means, which are times the loss's `scale`."""
@@ -162,7 +162,7 @@ class ControllerRunner:
     def collect(self) -> None:
         """Waits for the sums of the step's numbers."""
         if self._under_way is not None:
-            self._pipeline.agree(partial(self._finish_sum, self._under_way))
+            self._pipeline.together(partial(self._finish_sum, self._under_way))
             self._under_way, self._collected = None, True
 
     def end(self, step: int, plan: Plan) -> Change | None:
@@ -201,12 +201,12 @@ class ControllerRunner:
             return None
         # the ranks' mean of their medians
         numbers = torch.tensor([seconds], dtype=torch.float32, device=self._executor.device)
-        self._pipeline.agree(partial(self._mesh.sum, numbers))
+        self._pipeline.sum(numbers)
         nothing = torch.zeros(self.controller.numbers, dtype=torch.float32, device="cpu")
         self._decide(self._observation(step, step + 1, plan, nothing, seconds=float(numbers) / self._mesh.ranks))
         # all carry out rank 0's decision at once
         mark = fingerprint(self.decided) if self.decided is not None and self._mesh.rank == 0 else 0.0
-        self._pipeline.agree(partial(self._mesh.sum, numbers.fill_(mark)))
+        self._pipeline.sum(numbers.fill_(mark))
         return self._agreed_change(float(numbers)) if numbers else None
 
     def export(self, plan: Plan, origin: Plan, native: Change | None) -> dict[str, Tensor]:

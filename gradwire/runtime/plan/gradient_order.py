@@ -28,7 +28,7 @@ class GradientOrder:
         # this rank's order; slots that had no gradient come last
         seen = dict.fromkeys([*self._seen, *range(len(self._slots))])
         order = torch.tensor(list(seen), dtype=torch.int64, device=device)
-        pipeline.agree(partial(pipeline.mesh.share, [order], device))
+        pipeline.together(partial(pipeline.mesh.share, [order], device))
         self.names = tuple(self._slots[slot].name for slot in order.tolist())
 
     def sorted(self, slots: Sequence[Slot]) -> list[Slot]:

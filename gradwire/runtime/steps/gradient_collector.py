@@ -11,29 +11,22 @@ The executor's queue orders the two threads.
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from threading import get_ident
 from time import monotonic
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from gradwire.runtime.failures.first_error import FirstError
-from gradwire.runtime.failures.job_errors import BETWEEN, ELSEWHERE, WAITING, RankStatus
+from gradwire.runtime.failures.job_errors import BETWEEN
 from gradwire.runtime.failures.raised import note_raised
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.plan.active_plan import ActivePlan
 from gradwire.runtime.steps.machine import NO_GROUP, Arrivals
 from gradwire.runtime.steps.steps import Steps
 from gradwire.runtime.steps.weights import weight_reader
-from gradwire.runtime.trace import Recorder
 from gradwire.runtime.worker.events import EPOCH
-from gradwire.runtime.worker.executor import Executor, Fence
-from gradwire.runtime.worker.training_thread import in_optimizer
-
-_of_process: "WeakSet[GradientCollector]" = WeakSet()
-"""The collectors of all jobs in this process: the training thread may wait in another job than the one that failed."""
+from gradwire.runtime.worker.executor import Fence
 
 NOT_HERE = "sparse gradients are not exchanged here; use Embedding(sparse=False)"
 NOT_FOUND = (
@@ -49,7 +42,7 @@ class StepFence(NamedTuple):
     fence: Fence
     """In the worker's queue."""
     step: int
-    """The last of these steps, as `GradientCollector` counts."""
+    """The last of these steps, as `GradientCollector.opened` counts."""
 
 
 class GradientCollector:
@@ -60,33 +53,32 @@ class GradientCollector:
     be opened once all gradients of the one before have arrived.
     """
 
-    step: int
-    """Steps that were opened."""
-    ended: int
+    opened: int
+    """Steps that were opened, in this job."""
+    reduced: int
     """Of these, the steps whose means are in place."""
     groups: Sequence[int]
     """The groups of the open step."""
     first_group_at: float
     """When the first group of the open step was complete; 0 before."""
+    step_s: float
+    """Seconds from the last step's beginning to that of the open one; 0 in the first."""
+    doing: str
+    """Where the training thread is before a step's first gradient, for errors."""
 
-    def __init__(
-        self, steps: Steps, active: ActivePlan, executor: Executor, recorder: Recorder,
-        options: JobOptions, job: FirstError,
-    ) -> None:  # fmt: skip
-        self.step = self.ended = 0
-        self._ask_weight = weight_reader(options.weight, job)
+    def __init__(self, steps: Steps, active: ActivePlan, options: JobOptions, first_error: FirstError) -> None:
+        self.opened = self.reduced = 0
+        self._ask_weight = weight_reader(options.weight, first_error)
         self._weight = None
         self._times_sent = None
         self._no_rows = NOT_FOUND if options.finds_sparse else NOT_HERE
-        # the training thread: the only one that may hand gradients over
-        self._thread, self._made_at = get_ident(), monotonic()
         self.groups: Sequence[int] = ()
-        self._step_s, self._opened_at = 0.0, float("inf")
+        self.step_s, self._opened_at, self.doing = 0.0, float("inf"), BETWEEN
         self.arrivals = Arrivals(partial(GradientCollector._complete, weakref.proxy(self)))
         self._steps = steps
         self._active = active
-        self._executor = executor
-        self._recorder = recorder
+        self._executor = steps.executor
+        self._recorder = steps.pipeline.recorder
         self.slots = steps.store.slots
         # by the plan in force: slots of each group; and the gradients of this step, by slot
         self._members: list[tuple[int, ...]] = []
@@ -96,7 +88,6 @@ class GradientCollector:
         self._places_sent: set[int] = set()
         # whether the step's last group is posted when the backward pass is over; that group, with its absent slots
         self._holds_back, self._held_back = False, list[tuple[int, Sequence[int]]]()
-        _of_process.add(self)
 
     def is_reduced(self, slot: int) -> bool:
         """Whether the slot's parameter is trained, and so belongs to a group."""
@@ -139,42 +130,10 @@ class GradientCollector:
         self.arrivals.begin()
         self.groups = range(len(self._members)) if groups is None else groups
         self._holds_back = until_backward_ends
-        self.step += 1
+        self.opened += 1
         now = monotonic()
-        self._step_s, self._opened_at = max(0.0, now - self._opened_at), now
-        self.first_group_at, self._recorder.doing = 0.0, BETWEEN
-
-    def step_s(self) -> float:
-        """Seconds from the last step's beginning to this one's; 0 in the first."""
-        return self._step_s
-
-    def status(self) -> RankStatus:
-        """How far this rank is; for any thread."""
-        if self.step == self.ended:
-            return RankStatus(self._steps.number, self._doing())
-        doing = "in backward" if self.unfinished else WAITING
-        return RankStatus(self._steps.number, doing, self._exchanged_s)
-
-    @property
-    def _exchanged_s(self) -> float:
-        return monotonic() - self.first_group_at if self.first_group_at else 0.0
-
-    def _doing(self) -> str:
-        """Where the training thread is outside of this job's steps."""
-        # another job on the same training thread may wait in a step that began after this job was made
-        others = [
-            job for job in list(_of_process) if job._thread == self._thread and job.first_group_at > self._made_at
-        ]
-        if any(job._waits for job in others if job is not self):
-            return ELSEWHERE
-        doing = self._recorder.doing
-        return "in optimizer" if doing == BETWEEN and in_optimizer(self._thread) else doing
-
-    @property
-    def _waits(self) -> bool:
-        """Whether this rank waits in a step whose exchange began less than two timeouts ago, or has given it up."""
-        lately_s = 2 * self._steps.pipeline.mesh.timeout_s
-        return self.step > self.ended and not self.unfinished and 0 < self._exchanged_s < lately_s
+        self.step_s, self._opened_at = max(0.0, now - self._opened_at), now
+        self.first_group_at, self.doing = 0.0, BETWEEN
 
     def native_begins(self) -> None:
         """The framework reduces by itself from now on. Where gradients lay is forgotten, for it takes other memory."""
@@ -183,8 +142,8 @@ class GradientCollector:
 
     def native_step_ended(self) -> None:
         """Counts a step that the framework has reduced by itself."""
-        self.step += 1
-        self.ended, self._recorder.doing = self.step, BETWEEN
+        self.opened += 1
+        self.reduced, self.doing = self.opened, BETWEEN
 
     def submit(self, slot: int, gradient: Tensor) -> None:
         """Takes a slot's gradient, which the mean replaces in place. Raises ValueError for one that is sparse and was
@@ -210,8 +169,14 @@ class GradientCollector:
             self._recorder.gradient_ready(self.slots[slot].name, self.arrivals.group_of(slot))
 
     def forward_begins(self) -> None:
-        """Notes the beginning of a forward pass, for traces."""
+        """Notes the beginning of a forward pass."""
+        self.doing = "in forward"
         self._recorder.forward_begins(self._steps.store.with_sparse_group(self._active.plan))
+
+    def forward_ends(self) -> None:
+        """Notes the end of a forward pass."""
+        self.doing = "between forward and its first gradients"
+        self._recorder.forward_ends()
 
     def wants_readiness(self) -> bool:
         """Whether the moments when gradients become ready are needed, for the plan's order or a trace."""
@@ -225,7 +190,7 @@ class GradientCollector:
 
     def fence(self) -> StepFence:
         """A fence behind all steps that were opened so far."""
-        return StepFence(self._executor.fence(), self.step)
+        return StepFence(self._executor.fence(), self.opened)
 
     def backward_done(self) -> None:
         """Notes that the backward pass of a step can fail no more, and all its gradients are there."""
@@ -236,11 +201,11 @@ class GradientCollector:
         if not self._fixed:
             self._tensors = [None] * len(self.slots)
 
-    def abandon(self) -> None:
+    def give_up(self) -> None:
         """Completes an open step with zeros, so that all ranks come to its end; none takes it."""
         # the note first, so that all ranks find the reason when the step's end says that it counts for none
-        note_raised(self._steps.pipeline.mesh, self.step)
-        self._executor.post(self._steps.lose)
+        note_raised(self._steps.pipeline.mesh, self.opened)
+        self._executor.post(self._steps.give_up)
         # then zeros for what is missing, which complete its groups: in this step alone, for no gradient lies there
         places = self._tensors.copy()
         fixed = self._fixed
@@ -263,7 +228,7 @@ class GradientCollector:
         # the first complete group: the worker begins the step
         if not self.first_group_at:
             self.first_group_at = monotonic()
-            begin = partial(self._steps.begin, self.groups, self.step, self._weight, self._times_sent)
+            begin = partial(self._steps.begin, self.groups, self.opened, self._weight, self._times_sent)
             self._executor.post(begin)
         members, tensors = self._members[group], None
         # a sparse gradient is another tensor in each step

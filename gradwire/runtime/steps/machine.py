@@ -18,11 +18,11 @@ class Arrivals:
     """Counts the gradients of a step's groups. Calls `complete(group, absent)`, with the absent slots, when the last
     slot of a group is known to be here or absent."""
 
-    there: bytearray
+    arrived: bytearray
     """HERE or ABSENT by slot, once that is known, else 0."""
 
     def __init__(self, complete: Callable[[int, list[int]], None]) -> None:
-        self._complete, self.there = complete, bytearray()
+        self._complete, self.arrived = complete, bytearray()
         self.follow([], 0)
 
     def follow(self, members: Sequence[Sequence[int]], slots: int) -> None:
@@ -38,7 +38,7 @@ class Arrivals:
         self._missing = list(self._sizes)
         self._absent: list[list[int]] = [[] for _ in self._sizes]
         # in place: the front end reads it
-        self.there[:] = bytes(len(self._group_of))
+        self.arrived[:] = bytes(len(self._group_of))
 
     def group_of(self, slot: int) -> int:
         """The group that a slot belongs to."""
@@ -51,11 +51,11 @@ class Arrivals:
     def missing(self, groups: Sequence[int]) -> list[int]:
         """The slots of these groups that are neither here nor absent yet."""
         wanted = set(groups)
-        return [slot for slot, group in enumerate(self._group_of) if group in wanted and not self.there[slot]]
+        return [slot for slot, group in enumerate(self._group_of) if group in wanted and not self.arrived[slot]]
 
     def mark_ready(self, slot: int) -> None:
         """Counts a slot's gradient. (Called for each parameter and step: nothing else belongs here.)"""
-        self.there[slot] = HERE
+        self.arrived[slot] = HERE
         group = self._group_of[slot]
         self._missing[group] -= 1
         if not self._missing[group]:
@@ -63,7 +63,7 @@ class Arrivals:
 
     def mark_absent(self, slot: int) -> None:
         """Counts a slot without a gradient in this step."""
-        self.there[slot] = ABSENT
+        self.arrived[slot] = ABSENT
         group = self._group_of[slot]
         self._absent[group].append(slot)
         self._missing[group] -= 1

@@ -1,12 +1,13 @@
 """The pipeline: groups between their first collective and their means, advanced entry by entry of a step's script."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from gradwire.collective import HOST, Collective
 from gradwire.compressors import Reduction
@@ -70,7 +71,7 @@ class Pipeline:
         """Tries kernels, which a GPU may have to compile, and makes connections, all before the first step. All ranks
         call this together."""
         backend_on(device)
-        self.agree(partial(self.mesh.open, device))
+        self.together(partial(self.mesh.open, device))
 
     def drain(self) -> None:
         """Drops the groups under way."""
@@ -81,10 +82,14 @@ class Pipeline:
         self.wire_bytes += self._wire_bytes(op)
         return self.mesh.start(op)
 
-    def agree(self, talk: Callable[[], T]) -> T:
+    def together(self, talk: Callable[[], T]) -> T:
         """Runs a task in which all ranks exchange something between groups, while this one waits."""
         with self._named("agreeing with", "the other ranks"):
             return talk()
+
+    def sum(self, tensor: Tensor, axes: Collection[str] | None = None) -> None:
+        """`Mesh.sum`, by all ranks together."""
+        self.together(partial(self.mesh.sum, tensor, axes))
 
     def _go_on(self, running: UnderWay, start: Event) -> None:
         # the group's own part, from `start` on: until it yields its next collective, or has written the means

@@ -3,6 +3,8 @@
     a step    lasts from its first gradient to the end of the backward pass
     a call    which all ranks make together, changes plan or state, or exchanges something. It waits until the steps
               that were begun are reduced, and none begins meanwhile; inside a backward pass it is refused on all ranks
+    give_up   ends a step whose backward pass failed. A note in the store says so to all ranks. Zeros complete its
+              groups, so that no rank waits, and count as not finite, so that no rank takes the step
 
 A step and a call exclude each other, whichever threads they are on: each holds one lock. A call first has all ranks
 agree that they have begun the same steps, and only then waits for these. The other order would hang: one rank would
@@ -46,10 +48,10 @@ class StepLock:
     closed = False
     """The job was closed: no more calls of all ranks."""
 
-    def __init__(self, collector: GradientCollector, results: StepResults, job: FirstError) -> None:
-        self._collector, self._results, self._job = collector, results, job
+    def __init__(self, collector: GradientCollector, results: StepResults, first_error: FirstError) -> None:
+        self._collector, self._results, self._first_error = collector, results, first_error
         self._lock = Lock()
-        self._abandoned = False
+        self._given_up = False
         self._backward: weakref.ref[Callable[[], None]] | None = None
 
     def open_step(self, until_backward_ends: bool = False) -> bool:
@@ -81,13 +83,13 @@ class StepLock:
 
     def give_up(self) -> None:
         """Ends a step that was begun and whose backward pass failed; no rank takes it."""
-        self._job.raise_known()
+        self._first_error.raise_error()
         # complete the step, and wait for it outside the lock: the worker's end of a step does not take it
         with self._lock:
-            self._abandon()
-        if self._abandoned:
+            self._give_up()
+        if self._given_up:
             self._results.finish()
-            self._abandoned = False
+            self._given_up = False
 
     def backward_failed(self) -> bool:
         """Whether the backward pass that opened the last step is gone, and did not come to its end."""
@@ -102,12 +104,12 @@ class StepLock:
         other steps, or has other `facts`; on this one, where its job has ended."""
         # from here on no step begins, and no other call comes
         with self._lock:
-            self._job.raise_known()
+            self._first_error.raise_error()
             if self.closed:
                 raise ValueError(GONE)
             # a step of this rank whose backward pass failed must end, as on the others
             if not self._in_backward:
-                self._abandon()
+                self._give_up()
             # all ranks compare how many steps they have begun
             agree(lambda: {**self._moment(call), **{name: str(fact) for name, fact in facts.items()}}, call)
             # only now is it safe to wait for those steps
@@ -125,12 +127,12 @@ class StepLock:
     def local_call(self, call: str) -> Iterator[None]:
         """Holds the lock for one rank's call. Raises ValueError, and nothing has changed, inside a backward pass."""
         with self._lock:
-            if self._job.first is None:
+            if self._first_error.first is None:
                 self._moment(call)
-                self._abandon()
+                self._give_up()
             yield
 
-    def last_call(self) -> None:
+    def detach(self) -> None:
         """The job's last call. Raises ValueError, and nothing has changed, inside a backward pass."""
         with self.local_call("detach()"):
             pass
@@ -147,11 +149,11 @@ class StepLock:
             when_backward_ends(backward)
             self._backward = weakref.ref(backward)
 
-    def _abandon(self) -> None:
-        """Completes a step whose backward pass failed, with zeros."""
+    def _give_up(self) -> None:
+        """Gives up a step whose backward pass failed, without waiting for its end."""
         if self._collector.unfinished:
-            self._collector.abandon()
-            self._abandoned = True
+            self._collector.give_up()
+            self._given_up = True
 
     @property
     def _in_backward(self) -> bool:
@@ -162,4 +164,4 @@ class StepLock:
         """The moment of a call, which all ranks must share. Raises ValueError inside a backward pass."""
         if self._in_backward:
             raise ValueError(f"{call} inside a backward pass; make this call when backward() has returned")
-        return {f"when they call {call}": f"after {self._collector.step} steps"}
+        return {f"when they call {call}": f"after {self._collector.opened} steps"}

@@ -3,11 +3,11 @@
     begin       the verdict on the step before is read, if a GPU had it not ready; where ranks have weights, their sum
                 is agreed; the script begins
     complete    a group is there: entries are carried out until one waits for another group's gradients
-    _end        1. the groups' `nonfinite` is summed, also over the axes that reduce nothing: one verdict on all ranks
+    _end_step   1. the groups' `nonfinite` is summed, also over the axes that reduce nothing: one verdict on all ranks
                 2. with find_unused, one sum finds the slots that had a gradient on some rank
                 3. elastic: the controller's sums are awaited, then one sum promises that all ranks have the step
-                4. means of a step that does not count become NaN; the step is counted, or waits for a vote; `ended`
-                   completes the futures that wait for it
+                4. means of a step that does not count become NaN; the step is counted, or waits for a vote;
+                   `Runtime._step_ended` puts the next plan in force, and only then completes what waits for the means
     settle      the verdict is read: on a CPU at once, on a GPU when the next step begins or the state is looked at
     take_back   the user skips the step: until the next one begins, its old state is whole
     close       the step can be taken back no more; state moves to where the next plan has it
@@ -16,7 +16,6 @@ Every rank comes to the same collectives in the same order, for the script, the 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from threading import RLock
 
 import torch
@@ -46,14 +45,15 @@ from gradwire.script import Entry
 
 
 class Steps:
-    """The steps of a job, one after another. Everything here runs on the worker, or while it is idle."""
+    """The steps of a job, one after another. Everything here runs on the worker, or while it is idle. `number` and
+    `counted` go on from a checkpoint; `current` and `last_counted` are of this job, like `GradientCollector.opened`."""
 
     number: int
     """All steps, including those before a resume."""
     counted: int
     """The steps that counted. Compressors' draws and periods follow it; for fragments, how often they were sent."""
     current: int
-    """The number, as in `GradientCollector.step`, of the step that the worker is in."""
+    """The step that the worker is in."""
     skipped: int
     """Steps that no rank took, since the job began."""
     skip_reason: str
@@ -67,29 +67,28 @@ class Steps:
     used: UsedSlots
     """The slots that some rank had a gradient for in the last step."""
     promised: bool
-    """This rank has confirmed that it has all of a step, and has not counted it yet."""
-    over: bool
+    """This rank has confirmed that it has all of a step, and has not counted it: until the vote, if there is one."""
+    stopped: bool
     """No step counts any more: the job has failed, or the rank has left."""
     last_counted: int
-    """The number, as in `GradientCollector.step`, of the last step that counted on this rank."""
-    ended: Callable[[], None]
-    """Called when a step's means are in place, before any thread that waits for them goes on."""
+    """The last step that counted on this rank."""
     changing: RLock
     """Held while a step is counted, taken back or arranged, and by other threads while they look at the state."""
 
     def __init__(
-        self, store: Store, pipeline: Pipeline, executor: Executor, control: ControllerRunner, options: JobOptions
-    ) -> None:
+        self, store: Store, pipeline: Pipeline, executor: Executor, control: ControllerRunner, options: JobOptions,
+        step_ended: Callable[[], None],
+    ) -> None:  # fmt: skip
         self.store, self.pipeline = store, pipeline
         self.executor, self.control = executor, control
         self.machine, self.changing = Machine(), RLock()
         self.number = self.counted = self.current = self.skipped = self.last_counted = self._draws_step = 0
-        self.skip_reason, self.members, self.ended = "", [], lambda: None
+        self.skip_reason, self.members, self._step_ended = "", [], step_ended
         self.last_arrival = self.moved = EPOCH
         # of all groups; and of those in the step under way, which stay until its verdict is read
-        self.exchanges, self._active = list[GroupExchange](), list[GroupExchange]()
+        self.exchanges, self._in_step = list[GroupExchange](), list[GroupExchange]()
         self._scale, self.elastic, self.voted = options.scale, options.elastic, options.voted
-        self.promised = self.over = self._lost = False
+        self.promised = self.stopped = self._given_up = False
         self.job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), encode_hook=control.encode_hook)
         self.recordings = Recordings(executor, lambda: control.looks)
         self.float_residuals, self.kernels = FloatResiduals(executor.device), Workspace(executor.device)
@@ -146,7 +145,7 @@ class Steps:
         self.float_residuals.follow(self.exchanges)
         self.recordings.follow(self.exchanges)
         if not self.exchanges:  # only what memories hold is kept
-            self._active = []
+            self._in_step = []
             self.job.scratch.clear()
             self.kernels.clear()
 
@@ -171,23 +170,22 @@ class Steps:
             self.last_counted = opened
             self._last_groups = None
 
-    def lose(self) -> None:
+    def give_up(self) -> None:
         """Marks the step that is under way, or begins next, as one that no rank takes."""
-        self._lost = True
+        self._given_up = True
 
     def begin(self, groups: Sequence[int], opened: int, weight: Scalar | None, times_sent: int | None) -> None:
-        """Begins a step of these groups; `opened` is its number in `GradientCollector`. `weight` is this rank's in the
-        mean, None if ranks have no weights. `times_sent` is how often the groups were sent, None if every step sends
-        them."""
+        """Begins a step of these groups; `opened` is its number. `weight` is this rank's in the mean, None if ranks
+        have no weights. `times_sent` is how often the groups were sent, None if every step sends them."""
         # settle the step before, and arrange the plan, before anything of this one is written
         with self.changing:
             self.close()
             if self.promised:  # the vote on the step before did not come
-                for exchange in self._active:
+                for exchange in self._in_step:
                     exchange.forget()
                 self.control.drop_numbers()
                 self.promised = False
-        self.current, self._active = opened, [self.exchanges[group] for group in groups]
+        self.current, self._in_step = opened, [self.exchanges[group] for group in groups]
         self._draws_step = self.counted if times_sent is None else times_sent
         self.float_residuals.begin(groups)
         self.executor.waits.step_begins()
@@ -205,26 +203,27 @@ class Steps:
         if tensors is not None:
             self.executor.keep(tensors)
         gradients, residual = stored.gradients(tensors, fixed), self.float_residuals.of(group)
-        self._inputs[group] = GroupInput(gradients, absent, self._scale(), self._lost, self._weights.share, residual)
+        how = self._scale(), self._given_up, self._weights.share
+        self._inputs[group] = GroupInput(gradients, absent, *how, residual)
         self.machine.complete(group)
         # walk the script as far as groups are there, until the step is over
         while (entry := self.machine.next()) is not None:
             self._carry_out(entry)
         if self.machine.end():
-            self._end()
+            self._end_step()
 
     def settle(self) -> None:
         """Reads the last step's verdict, and commits or forgets. Waits for a GPU, which is long done."""
         if (read := self._verdict.read()) is None:
             return
         whole, *each = read
-        for exchange in self._active:
+        for exchange in self._in_step:
             exchange.commit() if whole else exchange.forget()
-        self._last_groups = self._active if whole else ()
+        self._last_groups = self._in_step if whole else ()
         if whole:
             self.counted, self.last_counted = self.counted + 1, self.current
         else:
-            bad = next((str(one) for one, good in zip(self._active, each, strict=True) if not good), "another shard")
+            bad = next((str(one) for one, good in zip(self._in_step, each, strict=True) if not good), "another shard")
             self._skipped(raised(self.pipeline.mesh, self.current) or f"for {bad} not being finite")
 
     def _skipped(self, why: str) -> None:
@@ -239,18 +238,18 @@ class Steps:
         # the first turn: add up, encode, start the first collective
         self.pipeline.start(exchange, self.recordings.run(exchange, self._inputs.pop(entry.group), self._draws_step))
         # behind the last group's first turn, the controller's numbers travel while groups are decoded
-        if exchange is self._active[-1]:
-            views = [GroupView(each.group, each.context, each.nonfinite) for each in self._active if each.compresses]
+        if exchange is self._in_step[-1]:
+            views = [GroupView(each.group, each.context, each.nonfinite) for each in self._in_step if each.compresses]
             self.control.send(self.number, self.counted, views, self.recordings.are_to_come)
 
-    def _end(self) -> None:
+    def _end_step(self) -> None:
         """Ends the step when all groups are reduced: it counts for all of them, on all ranks, or for none."""
         # agree on one verdict
-        votes, self._lost = self.voted and not self._lost, False
-        self._verdict.agree(self._active)
+        votes, self._given_up = self.voted and not self._given_up, False
+        self._verdict.agree(self._in_step)
         # find the slots that no rank used
-        used = self.used.agree(self._active)
-        for exchange in self._active:
+        used = self.used.agree(self._in_step)
+        for exchange in self._in_step:
             exchange.keep_absent(used)
         # on a GPU: drop what collectives that were aborted have left
         nonfinite = self._verdict.add_abort()
@@ -259,18 +258,18 @@ class Steps:
             self._promise()
         # show the means to the controller, and make them NaN where the step does not count
         self.control.reduced(self._means, nonfinite, 1.0 if (scale := self._scale()) is None else scale)
-        self._verdict.poison(self._active)
-        self.recordings.step_ended(self._active)
-        for exchange in self._active:
+        self._verdict.poison(self._in_step)
+        self.recordings.step_ended(self._in_step)
+        for exchange in self._in_step:
             exchange.drop_gradients()
         # count the step, or wait for the vote; then the threads that wait for the means go on
         if votes or self.count():
-            self.ended()
+            self._step_ended()
 
     def count(self, last: bool = False) -> bool:
-        """Counts the reduced step; returns False where the job is over, unless this is the `last` step to count."""
+        """Counts the reduced step; returns False where steps are `stopped`, unless this is the `last` step to count."""
         with self.changing:  # a state_dict() of another thread has the step before or this one
-            if self.over and not last:
+            if self.stopped and not last:
                 return False
             self.promised = False
             self._verdict.fetch()
@@ -279,10 +278,10 @@ class Steps:
                 self.settle()
             return True
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Counts no step any more, as the job has failed: from here on `last_counted` stays as it is."""
         with self.changing:
-            self.over = True
+            self.stopped = True
             self.settle()
 
     def _promise(self) -> None:
@@ -292,9 +291,9 @@ class Steps:
         self.control.collect()
         self.promised = True
         # a rank takes part once it has all of the step: so a rank that has the sum knows that all have it
-        self.pipeline.agree(partial(self.pipeline.mesh.sum, self._promise_sum))
-        self.pipeline.agree(self.executor.synchronize)  # the optimizer is not to run before this is known
+        self.pipeline.sum(self._promise_sum)
+        self.pipeline.together(self.executor.synchronize)  # the optimizer is not to run before this is known
 
     def _means(self) -> Mapping[str, Tensor]:
         """The step's means by parameter."""
-        return {name: mean for exchange in self._active for name, mean in exchange.means().items()}
+        return {name: mean for exchange in self._in_step for name, mean in exchange.means().items()}

@@ -1,7 +1,6 @@
 """Slots that some rank had a gradient for in a step; the others keep their state."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,12 +29,11 @@ class UsedSlots:
         # this rank's: 0 where it had no gradient
         used = torch.ones(len(self._all), dtype=torch.float32, device="cpu")
         for exchange in exchanges:
-            assert exchange.input is not None
             for slot in exchange.input.absent:
                 used[exchange.stored.slots[slot]] = 0
         # any rank's
         used = to_device(used, self._executor.device)
-        self._pipeline.agree(partial(self._pipeline.mesh.sum, used))
+        self._pipeline.sum(used)
         used.clamp_(max=1)
         self._last = self._executor.on_host(used)
         return used

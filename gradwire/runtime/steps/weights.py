@@ -1,7 +1,6 @@
 """Weights of the ranks' gradients in a step's mean, such as the numbers of their samples."""
 
 from collections.abc import Callable
-from functools import partial
 from math import isfinite
 from numbers import Real
 
@@ -32,13 +31,13 @@ def checked(weight: object) -> Scalar:
             raise ValueError(f"{other!r} is no weight of a gradient; {CALL}")
 
 
-def weight_reader(weight: Callable[[], object] | None, job: FirstError) -> Callable[[], Scalar | None]:
+def weight_reader(weight: Callable[[], object] | None, first_error: FirstError) -> Callable[[], Scalar | None]:
     """A function that asks for this rank's weight in the step that opens; a mistake ends the job on all ranks."""
     if weight is None:
         return lambda: None
 
     def ask() -> Scalar:
-        with job.fail_job_on(Exception):
+        with first_error.fail_job_on(Exception):
             return checked(weight())
 
     return ask
@@ -69,10 +68,9 @@ class Weights:
             # a number on the host
             self._own.fill_(weight)
         # the replica's, then all replicas'
-        mesh = self._pipeline.mesh
-        self._pipeline.agree(partial(mesh.sum, self._own, mesh.divided))
+        self._pipeline.sum(self._own, self._pipeline.mesh.divided)
         self._sum.copy_(self._own)
-        self._pipeline.agree(partial(mesh.sum, self._sum, SAME))
+        self._pipeline.sum(self._sum, SAME)
         # the share; 0 where all weights are 0
         torch.div(self._own, self._sum.clamp_min_(torch.finfo(torch.float32).tiny), out=self._share)
         self.share = number_in(self._share[0])
