@@ -175,7 +175,7 @@ def _bars(outcomes: Sequence[Outcome], title: str, links: Sequence[float], narro
             colours = [COLOURS[0 if outcome.way == BEST else 1] for outcome in own]
             bars = axis.barh(names, [outcome.scaling_efficiency for outcome in own], color=colours, height=0.6)
             axis.bar_label(bars, [f"{figure(1e3 * outcome.step_s)} ms" for outcome in own], padding=6)
-            axis.set_title(f"{_link(link)}, {own[0].cluster.ranks} ranks", fontsize=10)
+            axis.set_title(f"{Link.carrying(link)}, {own[0].cluster.ranks} ranks", fontsize=10)
             axis.set_xlabel("scaling efficiency")
             axis.set_xlim(0, 1.3 if narrow else 1.15)
             axis.set_xticks([0, 0.5, 1])
