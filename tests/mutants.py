@@ -339,6 +339,8 @@ FAULTS = [
     Fault("runtime/plan/active_plan.py", "            self.restore(before)\n", ""),
     Fault("runtime/plan/active_plan.py", "        self._apply(native)\n", ""),
     Fault("runtime/plan/active_plan.py", "        control.paused = self.follows_order\n", ""),
+    Fault("runtime/plan/active_plan.py",
+          "plan.native or isinstance(self._control.decided, NativeRequest)", "plan.native"),
     Fault("runtime/plan/active_plan.py", "self._remake, self._chosen = None, asked",
           "self._remake, self._chosen = None, None"),
     Fault("runtime/plan/active_plan.py",
