@@ -434,6 +434,8 @@ def test_a_native_plan_stays_where_other_parameters_are_trained():
         running.install(gw.NATIVE)
         running.follow(names[1:])
         assert [runtime.plan for runtime in running.runtimes] == [gw.NATIVE] * 2
+        running.runtimes[0].native_step_ended()
+        assert running.runtimes[0].stats().dense_bytes == sum(4 * slot.numel for slot in SLOTS[1:])
 
 
 def test_a_plan_that_ranks_do_not_agree_on_is_none_that_a_controller_makes_others_from():
