@@ -350,9 +350,11 @@ def test_a_new_plan_that_differs_is_refused_on_all_ranks_and_the_old_one_stays()
         for error in together(2, lambda rank: running.runtimes[rank].install(plans[rank])):
             assert isinstance(error, ValueError)
         running.step([[torch.ones(slot.shape) for slot in SLOTS]] * 2)
-        assert running.runtimes[0].plan == uniform(SLOTS, TOP_K)
+        first = running.runtimes[0]
+        assert first.plan == first.origin == uniform(SLOTS, TOP_K)
         raising(together(2, lambda rank: running.runtimes[rank].install(plans[0])))
-        assert running.runtimes[1].plan == plans[0]
+        second = running.runtimes[1]
+        assert second.plan == second.origin == plans[0]
 
 
 @pytest.mark.parametrize(
@@ -432,6 +434,8 @@ def test_a_native_plan_stays_where_other_parameters_are_trained():
         running.install(gw.NATIVE)
         running.follow(names[1:])
         assert [runtime.plan for runtime in running.runtimes] == [gw.NATIVE] * 2
+        running.runtimes[0].native_step_ended()
+        assert running.runtimes[0].stats().dense_bytes == sum(4 * slot.numel for slot in SLOTS[1:])
 
 
 def test_a_plan_that_ranks_do_not_agree_on_is_none_that_a_controller_makes_others_from():

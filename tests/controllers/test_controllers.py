@@ -14,7 +14,7 @@ from gradwire.controllers import MESSAGE_NUMBERS
 from gradwire.controllers.requests import change_from_json
 from gradwire.runtime.plan.controller_runner import ControllerRunner, Tracing
 from gradwire.text_tensors import text_of
-from tests.support.harness import SMALL, Job, draw, hosts, job, plan_of, slots_of, total
+from tests.support.harness import SMALL, Job, draw, hosts, job, plan_of, raising, slots_of, together, total
 from tests.support.schedule import Schedule
 
 SLOTS = slots_of(SMALL)
@@ -90,11 +90,32 @@ def test_ranks_that_see_different_gradients_decide_alike():
     running.close()
 
 
+class CountsGroups(Thermostat):
+    """And counts the groups that ranks lead."""
+
+    numbers = 3
+
+    def observe(self, seen: gw.StepView, numbers: Tensor) -> None:
+        super().observe(seen, numbers)
+        numbers[2] += len(seen.groups)
+
+
 def test_numbers_are_summed_over_the_ranks_of_all_hosts():
-    controllers = [Thermostat() for _ in range(4)]
-    with job(plan_with(SPARSE), SLOTS, 4, transports=hosts(2, 2), controllers=controllers) as running:
+    controllers, plan = (
+        [CountsGroups() for _ in range(4)],
+        plan_of(SLOTS, SPARSE, gw.Residual(), gw.AllGather(), groups=3),
+    )
+    with job(plan, SLOTS, 4, transports=hosts(2, 2), controllers=controllers) as running:
         running.step(draw(SLOTS, 4, 0))
-    assert [controller.seen[0][1] for controller in controllers] == [4.0] * 4
+    assert [controller.seen[0][1:] for controller in controllers] == [[4.0, 2 * 3.0]] * 4
+
+
+def test_a_controller_sees_nothing_of_the_step_from_which_the_plan_is_made_again():
+    controllers, plan = [CountsGroups() for _ in range(2)], plan_with(SPARSE)
+    with job(plan, SLOTS, 2, controllers=controllers, follow_order=lambda slots: plan) as running:
+        for number in range(2):
+            running.step(draw(SLOTS, 2, number))
+    assert [[sums[1:] for sums in controller.seen] for controller in controllers] == [[[2.0, 2 * 2.0]]] * 2
 
 
 class Onlooker(Thermostat):
@@ -296,6 +317,32 @@ def test_a_decision_that_is_not_in_force_yet_gives_way_to_a_users_plan():
         for number in range(2, 5):
             running.step(draw(SLOTS, 2, number))
             assert [runtime.plan for runtime in running.runtimes] == [users] * 2
+
+
+class StaysNative(gw.Controller):
+    """Has the framework make one step by itself, and then all of them."""
+
+    def decide(self, seen: gw.Observation) -> gw.Plan | gw.NativeRequest:
+        return gw.NATIVE if seen.plan.native else gw.NativeRequest(1)
+
+
+def test_native_steps_that_a_controller_has_timed_are_not_asked_for_again_after_a_resume():
+    options = {"controllers": [StaysNative(), StaysNative()], "no_native": ""}
+    with job(plan_with(SPARSE), SLOTS, 2, **options) as running:
+        for number in range(2):
+            running.step(draw(SLOTS, 2, number))
+
+        def ends(rank: int) -> None:
+            assert running.runtimes[rank].native_step_ended() == 0
+            running.runtimes[rank].native_ended([0.1])
+
+        raising(together(2, ends))
+        states = running.states()
+        assert [runtime.native_step_ended() for runtime in running.runtimes] == [None, None]
+    with job(plan_with(SPARSE), SLOTS, 2, **options) as resumed:
+        resumed.load(states)
+        assert [runtime.plan for runtime in resumed.runtimes] == [gw.NATIVE] * 2
+        assert [runtime.native_step_ended() for runtime in resumed.runtimes] == [None, None]
 
 
 def test_a_controllers_plan_that_does_not_fit_is_refused_in_one_line():

@@ -1,6 +1,8 @@
 """`handle.summary()`: the plan's groups, what a step sends, where its time goes."""
 
+import gc
 from math import isinf
+from weakref import ref
 
 import pytest
 import torch
@@ -62,6 +64,21 @@ def test_the_memory_held_has_what_kernels_keep_on_the_worker():
         before = runtime.stats().held_bytes
         runtime._executor.call(lambda: work(1000, 50))
         assert runtime.stats().held_bytes == before + 4 * 1000 + 4 * 8 * 50
+
+
+def test_while_the_framework_reduces_by_itself_only_what_memories_hold_is_kept():
+    with job(PLAN, SLOTS, 2, no_native="") as running:
+        running.step(draw(SLOTS, 2, seed=0))
+        steps = running.runtimes[0]._steps
+        exchange, before = ref(steps.exchanges[0]), running.runtimes[0].stats().held_bytes
+        running.install(gw.NATIVE)
+        for runtime in running.runtimes:
+            runtime.native_begins()
+        running.finish()
+        gc.collect()
+        assert exchange() is None
+        assert {*running.runtimes[0]._collector._tensors} == {None}
+        assert 8 * 3200 <= running.runtimes[0].stats().held_bytes == steps.store.nbytes < before
 
 
 def test_the_memory_held_is_counted_while_another_thread_adds_to_it():

@@ -147,6 +147,9 @@ def test_no_step_before_the_frameworks_own_is_taken_back(scale: float, said: str
         with pytest.raises(ValueError, match="and there is none"):
             running.skip()
         same_means(running.state("residual"), kept)
+        # and where the job ends behind them, all of them are whole
+        running.runtimes[0].fail(RuntimeError("as it may"))
+        assert running.runtimes[0].wait_for_means()
 
 
 def test_where_there_is_no_step_to_take_back_the_error_says_so():

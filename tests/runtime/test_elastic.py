@@ -99,6 +99,7 @@ def test_a_step_that_is_voted_on_counts_when_it_is_committed(case):
     with harness.job(plan, SLOTS, WORLD, elastic=True, voted=True) as running:
         for grads in GRADS[:WHOLE]:
             running.step(GRADS[WHOLE])  # nobody votes on that
+            running.skip()  # and so there is nothing to take back
             running.step(grads)
             for runtime in running.runtimes:
                 runtime.commit()
@@ -134,6 +135,51 @@ def test_a_step_that_was_not_voted_on_is_none_of_the_controllers():
             for runtime in running.runtimes:
                 runtime.commit()
     assert [controller.seen for controller in controllers] == [[WORLD] * WHOLE] * WORLD
+
+
+def test_a_step_whose_controllers_sums_are_lost_counts_on_no_rank():
+    """They are part of it: else the controller of that rank would know one step less than the others'."""
+    controllers, transports = [Counts() for _ in range(WORLD)], Breaking.group(WORLD)
+    plan = plan_of(SLOTS, *CASES[0])
+    with harness.job(plan, SLOTS, WORLD, elastic=True, controllers=controllers, transports=transports) as running:
+        running.step(GRADS[0])
+        transports[0].breaks = len(transports[0].started) + len(plan.groups)  # behind the groups' sums
+        with pytest.raises(RuntimeError):
+            running.step(GRADS[1])
+        left = raising(together(WORLD, lambda rank: running.runtimes[rank].leave()))
+    assert [[int(state["step"]) for state in own] for own in left] == [[1], *[[1, 2]] * (WORLD - 1)]
+
+
+def test_where_a_backward_pass_failed_nobody_votes_on_the_step_and_it_is_counted_as_on_the_others():
+    with harness.job(plan_of(SLOTS, *CASES[1]), SLOTS, WORLD, elastic=True, voted=True) as running:
+
+        def ends(rank: int) -> None:
+            runtime = running.runtimes[rank]
+            runtime.open_step()
+            if rank:
+                harness.hand_over(runtime, GRADS[0][rank])
+                runtime.finish()
+                runtime.commit()
+            else:
+                runtime.submit(0, GRADS[0][rank][0].clone())
+                runtime.give_up()
+
+        raising(together(WORLD, ends))
+        assert [runtime.stats().skipped for runtime in running.runtimes] == [1] * WORLD
+        assert [int(state["step"]) for state in running.states()] == [1] * WORLD
+
+
+def test_a_step_under_way_behind_one_that_was_not_voted_on_is_none_that_others_may_have_counted():
+    plan = plan_of(SLOTS, *CASES[1])
+    with harness.job(plan, SLOTS, WORLD, elastic=True, voted=True) as running:
+        running.step(GRADS[0])  # nobody votes on that
+        for own, runtime in zip(GRADS[1], running.runtimes, strict=True):
+            runtime.open_step()
+            for slot, gradient in [*enumerate(own)][::2]:  # the first group
+                runtime.submit(slot, gradient.clone())
+            runtime._executor.flush()
+        left = raising(together(WORLD, lambda rank: running.runtimes[rank].leave()))
+    assert [[int(state["step"]) for state in own] for own in left] == [[0]] * WORLD
 
 
 def test_a_job_without_a_controller_goes_on_from_what_one_has_left():

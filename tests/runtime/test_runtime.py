@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -448,19 +449,27 @@ def test_the_state_is_that_after_the_last_whole_step_also_in_the_middle_of_one()
         assert all(torch.equal(before[key], after[key]) for key in before)
 
 
-def test_a_step_that_backward_did_not_finish_is_taken_by_no_rank():
-    """Backward failed on all ranks, here after another number of gradients on each; the next step is as if it had not
-    been."""
+def gives_up(running: Job, rank: int) -> int:
+    """How many steps have ended when a rank's backward pass has failed, and it goes on; rank 0 waits for rank 1, for
+    the worker still writes where its next gradients will lie."""
+    time.sleep(0.05 * rank)
+    running.runtimes[rank].give_up()
+    return running.runtimes[rank]._collector.ended
+
+
+@pytest.mark.parametrize("given", [(2, 4), (2, len(SLOTS)), (len(SLOTS), len(SLOTS))], ids=str)
+def test_a_step_that_backward_did_not_finish_is_taken_by_no_rank(given: tuple[int, int]):
+    """Backward failed on all ranks, behind so many gradients on each; the next step is as if it had not been."""
     later = []
     for fails in (True, False):
         with job(uniform(SLOTS, gw.TopK(0.1)), SLOTS, 2) as running:
             running.step(draw(SLOTS, 2, 0))
             if fails:
                 for rank, runtime in enumerate(running.runtimes):
-                    runtime.open_step()
-                    for slot in range(2 + 2 * rank):
+                    runtime.open_step(until_backward_ends=True)
+                    for slot in range(given[rank]):
                         runtime.submit(slot, draw(SLOTS, 2, 1)[rank][slot])
-                raising(together(2, lambda rank: running.runtimes[rank].give_up()))
+                assert raising(together(2, partial(gives_up, running))) == [2, 2]
             means, state = running.step(draw(SLOTS, 2, 2))[0], running.states()[0]
             later.append([*means, *(state[key] for key in sorted(state.keys() - {"step", "about"}))])
     assert all(torch.equal(a, b) for a, b in zip(*later, strict=True))
@@ -513,6 +522,11 @@ def test_a_step_given_up_leaves_gradients_where_they_lie_for_the_next_plan():
         running.install(second)
         for seed in range(2):
             check_means(running, places, seed, lambda own, slot: own.mark_ready(slot))
+        # buckets that DDP has replaced are kept by nobody
+        for runtime in running.runtimes:
+            runtime.fix_addresses(False)
+        running.finish()
+        assert not any(stored.fixed for runtime in running.runtimes for stored in runtime._steps.store.groups)
 
 
 def test_steps_of_some_groups():

@@ -325,15 +325,18 @@ def test_a_plan_that_is_refused_while_plans_are_tried_leaves_the_account_whole()
 
 def test_a_native_turn_is_made_whole_again_after_a_resume():
     first, second = (automatic_job(2, [gw.TopK(0.1)], no_native="") for _ in range(2))
-    train(first, range(2))
+    train(first, range(1))
+    asked = first.states()
+    train(first, range(1, 2))
     native_steps(first, 3)
     second.load(first.states())
     assert [runtime._active.native_steps for runtime in second.runtimes] == [WARM + TIMED] * 2
     native_steps(second, WARM + TIMED)
     assert second.controllers[0].status == "choosing a plan (profile)"
     elsewhere = automatic_job(2, [gw.TopK(0.1)])
-    with pytest.raises(ValueError, match="leaves reducing to DDP, and here there is none"):
-        elsewhere.load(first.states())
+    for states in (asked, first.states()):
+        with pytest.raises(ValueError, match="leaves reducing to DDP, and here there is none"):
+            elsewhere.load(states)
     for running in (first, second, elsewhere):
         running.close()
 

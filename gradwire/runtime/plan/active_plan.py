@@ -80,10 +80,11 @@ class ActivePlan:
 
     def agreed_replan(self, asked: Plan) -> Plan:
         """`agreed` for a plan that a user asks for; where it is refused, the controller goes on from the one before."""
-        before = self.export()
+        before, origin = self.export(), self.origin
         try:
             return self.agreed(lambda: asked, asked)
         except (ValueError, AbsentRanks):
+            self.origin = origin
             self.restore(before)
             raise
 
@@ -123,7 +124,6 @@ class ActivePlan:
         self._steps.store.train(self._names)
         # the controller begins anew, with slots of which it has seen nothing
         self._control.restart(self.trained)
-        self.native_steps = None
         self._install(plan)
 
     def _made_for(self, trained: Sequence[Slot], asked: Plan | None = None) -> Plan:
@@ -165,7 +165,7 @@ class ActivePlan:
         """The part of a checkpoint about plans and the controller; without one what a state had that was loaded."""
         if not self._options.controller:
             return dict(self._kept_controller)
-        return self._control.export(self.plan, self.origin, self._native if self.plan.native else None)
+        return self._control.export(self.plan, self.origin, self._native)
 
     def check(self, read: checkpoint.Unpacked) -> Plan | None:
         """Raises ValueError where this job cannot go on from a state. To find out, the controller loads it, whose plan
@@ -246,8 +246,6 @@ class ActivePlan:
         """Puts a plan in force that no controller decided on. With `follows_order` it is made again once the order of
         gradients is known."""
         self.follows_order = self._control.paused = follows_order
-        self.native_steps = None
-        self._native = None
         self._install(plan)
 
     def _begin(self, plan: Plan, asked: Plan | None = None) -> Plan:
@@ -279,7 +277,7 @@ class ActivePlan:
         plan.check(self.trained)
         self._agreement.check(plan)
         self._steps.install(plan)
-        self.plan = plan
+        self.plan, self._native, self.native_steps = plan, None, None
         self.momenta.follow(plan)
 
     def _apply(self, change: Change | None) -> None:

@@ -226,6 +226,8 @@ def test_a_pause_counts_for_a_moment():
     watch._pause = monotonic() - 20.0, 7.0
     assert watch.paused_s(60.0) == 7.0
     assert watch.paused_s(2.0) == 0.0, "it ended long ago, and is not the reason"
+    watch._waits_since = monotonic() - 9.0
+    assert watch.paused_s(2.0) >= 8.0, "the caller has woken before the thread"
 
 
 STOPPED = """

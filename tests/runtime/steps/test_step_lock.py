@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
+from time import sleep
 from typing import Any
 
 import pytest
@@ -175,7 +177,7 @@ def test_a_job_ends_between_backward_passes():
     on_two(body, plan(NAMES, gw.TopK(0.3)))
 
 
-@pytest.mark.parametrize("call", ALL_TOGETHER)
+@pytest.mark.parametrize("call", [*ALL_TOGETHER, gw.Handle.skip])
 def test_after_a_backward_pass_that_failed_calls_are_made(call: Callable[[gw.Handle], object]):
     """No rank takes that step."""
 
@@ -206,7 +208,7 @@ def test_a_handle_whose_job_has_ended_says_so(call: Callable[[gw.Handle], object
 
 
 def test_ranks_that_have_begun_other_steps_are_refused():
-    """A step may be under way, as local steps have them."""
+    """A step may be under way, as local steps have them; a call waits for those that all have begun."""
     first = plan_of(SLOTS, gw.TopK(0.3), gw.Residual(), gw.AllGather())
     with job(first, SLOTS, 2) as running:
         grads, one, other = draw(SLOTS, 2, 0), *running.runtimes
@@ -220,7 +222,16 @@ def test_ranks_that_have_begun_other_steps_are_refused():
         other.reduce(gradients[1])
         running.finish()
         assert all(map(torch.equal, gradients[0].values(), gradients[1].values()))
-        running.install(first)
+
+        def waits(rank: int) -> int:
+            """How many steps have ended inside a call."""
+            runtime = running.runtimes[rank]
+            runtime._executor.post(partial(sleep, 0.1))
+            runtime.reduce(gradients[rank])
+            with runtime.between_steps("a call"):
+                return runtime._collector.ended
+
+        assert raising(together(2, waits)) == [2, 2]
 
 
 def test_local_steps_refuse_a_plan_that_groups_what_is_sent_at_different_times():
