@@ -115,6 +115,10 @@ class PlayedStore:
         self._ask()
         return all(key in self._texts for key in keys)
 
+    def delete(self, key: str) -> None:
+        self._ask()
+        self._texts.pop(key, None)
+
     def _put(self, key: str, value: str) -> None:
         self._texts[key] = value
         for turn in self._waiting.pop(key, []):
