@@ -58,7 +58,7 @@ class Clock:
                 return
 
     def run(self, bodies: Sequence[Callable[[], object]]) -> None:
-        """Runs the bodies at once, each on a thread of its own. The first error of any of them ends all, and is raised."""
+        """Runs the bodies at once, each on a thread of its own. The first error ends all, and is raised."""
         self._errors = list[BaseException]()
         stack_size(1 << 18)
         turns = [Turn() for _ in bodies]

@@ -169,8 +169,8 @@ def disagreement(facts: Sequence[Facts]) -> tuple[str, str] | None:
 
 def _absent(ranks: Sequence[int], call: str, waited_s: float) -> str:
     return (
-        f"{ranks_named(ranks)} did not come to {call} within {waited_s:.0f} s; make the same calls on all ranks, behind a "
-        "dist.barrier() where some come later"
+        f"{ranks_named(ranks)} did not come to {call} within {waited_s:.0f} s; make the same calls on all ranks, "
+        "behind a dist.barrier() where some come later"
     )
 
 

@@ -71,7 +71,7 @@ class TorchStore:
 
     def delete(self, key: str) -> None:
         """Deletes a key and its text."""
-        self._ask(lambda whole: self._store.delete_key(whole), key, self._patience_s)
+        self._ask(self._store.delete_key, key, self._patience_s)
 
     def get(self, key: str, timeout_s: float) -> str | None:
         """A key's text, once it is there; None where it is not within `timeout_s`."""
