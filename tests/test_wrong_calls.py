@@ -202,6 +202,10 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "a backend": (optimizer(process_group="gloo"), "such as process_group=torch.distributed.new_group()"),
     "a copy": (lambda: deepcopy(made()), "a DistributedOptimizer has no copy; copy its `inner`, or save state_dict()"),
     "saved whole": (lambda: pickle.dumps(made()), "has no copy; copy its `inner`, or save state_dict()"),
+    "another inner optimizer": (
+        lambda: setattr(made(), "inner", sgd(model())),
+        "stays with the one that it wraps; call handle.detach(), and wrap the new one",
+    ),
     "by place": (
         lambda: gw.DistributedOptimizer(sgd(model()), model(), K, R),
         "too many positional",

@@ -44,6 +44,9 @@ class Clock:
         """Lets others run until the moment of `turn`, which is this thread's."""
         self._next()
         turn.wait()
+        # one thread has failed: the others end as well
+        if self._errors:
+            raise self._errors[0]
 
     def _next(self) -> None:
         while self._moments:
@@ -55,7 +58,7 @@ class Clock:
                 return
 
     def run(self, bodies: Sequence[Callable[[], object]]) -> None:
-        """Runs the bodies at once, each on a thread of its own. Raises the first error of any of them."""
+        """Runs the bodies at once, each on a thread of its own. The first error ends all, and is raised."""
         self._errors = list[BaseException]()
         stack_size(1 << 18)
         turns = [Turn() for _ in bodies]
@@ -114,6 +117,10 @@ class PlayedStore:
     def check(self, keys: Sequence[str]) -> bool:
         self._ask()
         return all(key in self._texts for key in keys)
+
+    def delete(self, key: str) -> None:
+        self._ask()
+        self._texts.pop(key, None)
 
     def _put(self, key: str, value: str) -> None:
         self._texts[key] = value

@@ -42,6 +42,13 @@ class Wrapper(Optimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.inner = optimizer
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raises ValueError for another `inner`: the exchange has the parameters and the state of this one."""
+        if name == "inner" and self.inner is not None:
+            kind = type(self).__name__
+            raise ValueError(f"a {kind} stays with the one that it wraps; call handle.detach(), and wrap the new one")
+        super().__setattr__(name, value)
+
     @property
     def _wrapped(self) -> Optimizer:
         """`inner`, once the wrapper is made."""

@@ -41,6 +41,7 @@ class Meeting:
     2. Rank 0 reads them, and leaves all of them, equal ones once, or the ranks that did not come in time.
     3. Every rank reads that. So all read the same, and all go on or all raise. Where rank 0 itself does not come, each
        of the others finds that out.
+    4. Texts that all have read are deleted: a rank's facts now, rank 0's and its answer at the next meeting.
     """
 
     hosts: list[str]
@@ -83,9 +84,20 @@ class Meeting:
             store.set(GIVEN_UP, "")
             absent = answer["absent"]
             raise AbsentRanks(self._call, _absent(absent, self._call, answer["waited"]), absent)
+        self._delete_read()
         self.training = answer.get("training", "")  # rank 0 may have an earlier version, which facts tell
         self.hosts = [answer["hosts"][host] for host, _ in answer["ranks"]]
         return [answer["facts"][facts] for _, facts in answer["ranks"]]
+
+    def _delete_read(self) -> None:
+        """Deletes this rank's texts that all who need them have read, now that all ranks have come."""
+        store, rank = self._mesh.store, self._mesh.rank
+        if rank:
+            store.delete(f"meeting/{self._count}/{rank}")
+        elif self._count > 1:
+            # others look for these two until they have read the answer, and so before they come to this meeting
+            for text in "0", "everyone":
+                store.delete(f"meeting/{self._count - 1}/{text}")
 
     def _collect(self, key: str, patience_s: float) -> str:
         """All ranks' facts, or the ranks that do not come, as JSON; on rank 0."""
@@ -156,7 +168,10 @@ def disagreement(facts: Sequence[Facts]) -> tuple[str, str] | None:
 
 
 def _absent(ranks: Sequence[int], call: str, waited_s: float) -> str:
-    return f"{ranks_named(ranks)} did not come to {call} within {waited_s:.0f} s; make the same calls on all ranks"
+    return (
+        f"{ranks_named(ranks)} did not come to {call} within {waited_s:.0f} s; make the same calls on all ranks, "
+        "behind a dist.barrier() where some come later"
+    )
 
 
 def _short(value: str) -> str:

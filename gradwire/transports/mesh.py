@@ -256,3 +256,7 @@ class _Part:
     def check(self, keys: Sequence[str]) -> bool:
         with of_others():
             return self._store.check([f"{self._prefix}/{key}" for key in keys])
+
+    def delete(self, key: str) -> None:
+        with of_others():
+            self._store.delete(f"{self._prefix}/{key}")

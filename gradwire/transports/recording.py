@@ -37,6 +37,9 @@ class Echo:
     def check(self, keys: Sequence[str]) -> bool:
         return all(self.get(key, 0) for key in keys)
 
+    def delete(self, key: str) -> None:
+        self._texts.pop(key.rpartition("/")[0], None)
+
 
 def echo(op: Collective, rank: int, world: int) -> None:
     """Writes to the tensors of `op` the messages that would have come, had all ranks sent the same as this `rank`; of

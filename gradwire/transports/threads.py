@@ -58,6 +58,10 @@ class _Store:
         with self._changed:
             return all(key in self._words for key in keys)
 
+    def delete(self, key: str) -> None:
+        with self._changed:
+            self._words.pop(key, None)
+
 
 class _Hub:
     """The meeting point of the ranks' threads, in the order in which each starts collectives:

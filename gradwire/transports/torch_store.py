@@ -69,6 +69,10 @@ class TorchStore:
         also = [f"{self._prefix}/{key}" for key in others]
         return self._ask(lambda whole: self._store.check([whole, *also]), first, self._patience_s)
 
+    def delete(self, key: str) -> None:
+        """Deletes a key and its text."""
+        self._ask(self._store.delete_key, key, self._patience_s)
+
     def get(self, key: str, timeout_s: float) -> str | None:
         """A key's text, once it is there; None where it is not within `timeout_s`."""
 

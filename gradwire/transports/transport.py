@@ -64,6 +64,10 @@ class KeyValueStore(Protocol):
         """Whether all the keys have texts; one question."""
         ...
 
+    def delete(self, key: str) -> None:
+        """Deletes a key and its text."""
+        ...
+
 
 class Transport(ABC):
     """A carrier of collectives among `world` ranks, which start them in the same order."""

@@ -97,3 +97,16 @@ def test_a_gradient_is_read_once_it_is_on_the_host():
     # where its memory is not pinned, or FSDP has waited
     own.grad_offload_event = None
     assert places.gradient(parameter) is not None
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
+def test_a_backward_pass_that_failed_ends_the_training_of_a_process_alone():
+    """As FSDP then has whole parameters in the model, and gives the optimizer's no gradients."""
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))
+    model = shards.wrapped(mesh["shard"])
+    handle = shards.attached(model, mesh)
+    shards.fail_in_backward(model)
+    with pytest.raises(RuntimeError, match="a backward pass has failed"):
+        shards.loss_of(model, 0)
+    handle.detach()

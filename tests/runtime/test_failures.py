@@ -52,6 +52,10 @@ class Store(_Store):
         self.asked["check"] += 1
         return super().check(keys)
 
+    def delete(self, key: str) -> None:
+        self.asked["delete"] += 1
+        super().delete(key)
+
 
 def ending_of(
     rank: int, store: Store, paused_s: float = 0.0, ranks: int = 3, abort: Any = None, silent: Collection[int] = (),
@@ -299,7 +303,7 @@ def test_a_rank_that_comes_when_the_others_went_on_without_it_says_why_it_was_la
 
 
 @pytest.mark.parametrize("ranks", [2, 16, 64])
-def test_a_meeting_asks_the_store_three_times_a_rank_and_reads_what_is_equal_once(ranks: int):
+def test_a_meeting_asks_the_store_four_times_a_rank_and_reads_what_is_equal_once(ranks: int):
     store, facts = Store(), {"call": "attach()", "plan": "p" * 1000}
 
     def meets(rank: int) -> list[Any]:
@@ -311,8 +315,22 @@ def test_a_meeting_asks_the_store_three_times_a_rank_and_reads_what_is_equal_onc
     for met in raising(together(ranks, meets)):
         assert met == [facts] * ranks + [gethostname()] * ranks
     # a rank that waits longer than a second asks again
-    assert store.asked.total() <= (3 + (monotonic() - began) / gathering.PAUSE_S) * ranks + 1
+    assert store.asked.total() <= (4 + (monotonic() - began) / gathering.PAUSE_S) * ranks + 1
     assert len(store.get("meeting/1/everyone", 0)) < 2000 + 20 * ranks
+
+
+def test_many_meetings_leave_the_texts_of_rank_0_at_the_last_one():
+    """As a training that calls verify() or skip() for weeks."""
+    store = Store()
+
+    def meets(rank: int) -> None:
+        mesh: Any = SimpleNamespace(rank=rank, ranks=3, store=store, timeout_s=60.0, failure=lambda: None)
+        meeting = Meeting(mesh)
+        for number in range(20):
+            assert meeting.gather({"call": str(number)}) == [{"call": str(number)}] * 3
+
+    raising(together(3, meets))
+    assert store._words.keys() == {"meeting/20/0", "meeting/20/everyone"}
 
 
 def test_rank_0_does_not_wait_for_a_rank_that_has_left(monkeypatch: pytest.MonkeyPatch):

@@ -40,6 +40,12 @@ def test_the_ranks_of_a_simulated_meeting_meet():
     assert 0 < found["met_s"] < 60
 
 
-def test_what_a_simulated_rank_raises_ends_the_simulation():
+def test_what_a_simulated_rank_raises_ends_the_simulation_though_others_wait():
+    clock = Clock()
+
+    def waits() -> None:
+        while True:
+            clock.sleep(1.0)
+
     with pytest.raises(ZeroDivisionError):
-        Clock().run([lambda: None, lambda: 1 / 0])
+        clock.run([waits, lambda: 1 / 0])

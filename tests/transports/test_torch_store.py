@@ -69,8 +69,13 @@ def test_a_store_that_was_late_is_asked_again_and_no_other_one_is_called_silent(
     other.goes_on.set()
 
 
-def test_what_does_not_come_is_none_in_a_file_as_well(tmp_path: Path):
-    assert TorchStore("a", dist.FileStore(str(tmp_path / "store"), 2)).get("absent", 0.05) is None
+def test_what_does_not_come_or_was_deleted_is_none_in_a_file_as_well(tmp_path: Path):
+    for own in (server(), dist.FileStore(str(tmp_path / "store"), 2)):
+        store = TorchStore("a", own)
+        assert store.get("absent", 0.05) is None
+        store.set("word", "text")
+        store.delete("word")
+        assert store.get("word", 0) is None
 
 
 @pytest.mark.parametrize("make", [dist.HashStore, server], ids=["in memory", "of a server"])

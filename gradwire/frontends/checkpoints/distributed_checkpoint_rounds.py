@@ -130,7 +130,8 @@ class DistributedRounds:
         ]
         if means.keys() != {name for part in parts for name in part}:
             raise ValueError(
-                "a fragment was under way that is none here; load it with the fragments that it was saved with"
+                "a fragment was under way that is none here; load it with the fragments that it was saved with, frozen "
+                "and thawed as before"
             )
         # this rank's shard of each
         under_way = [

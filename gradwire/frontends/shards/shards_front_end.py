@@ -55,6 +55,7 @@ def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | Non
     front_end = ShardsFrontEnd(model, trained, mesh, choices.find_unused_parameters)
     if axes.ranks == 1:
         choices.close_own(axes)
+        front_end.watch_passes()
         return Handle(None, front_end)
     runtime = choices.runtime(
         "FSDP2", trained.reducible, slots_of(locals_of(trained.reducible)), axes,
@@ -89,10 +90,12 @@ class ShardsFrontEnd(GradientHooks):
         self._undo = [undo for group in self._fsdp_groups if (undo := only_inside_replicas(group))]
         super().hook_in(runtime)
         self.claim(self._parameters.values(), "attach()")
-        self._registered.keep(
-            self._model.register_load_state_dict_post_hook(Hook(self._loaded)),
-            FailedPasses(self._model, runtime.refuse),
-        )
+        self._registered.keep(self._model.register_load_state_dict_post_hook(Hook(self._loaded)))
+        self.watch_passes(runtime.refuse)
+
+    def watch_passes(self, refuse: Callable[[str], Any] | None = None) -> None:
+        """Has the forward pass after a backward pass that failed call `refuse`, and raise RuntimeError."""
+        self._registered.keep(FailedPasses(self._model, refuse))
 
     def unhook(self) -> None:
         attached = self._runtime is not None

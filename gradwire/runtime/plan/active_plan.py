@@ -116,7 +116,7 @@ class ActivePlan:
         try:
             return self.agreed(lambda: self._made_for(self.trained), call=call)
         except AbsentRanks as error:
-            why = f"requires_grad of {changed!r} has changed on some ranks alone: {error}"
+            why = f"requires_grad of {changed!r} has changed on some ranks alone, or sooner than on others: {error}"
             raise AbsentRanks(call, why, error.ranks) from error
 
     def follow(self, plan: Plan) -> None:
