@@ -663,6 +663,8 @@ def a_single_replica_keeps_a_controllers_state_for_later_ones() -> None:
     steps(model, torch.optim.SGD(model.parameters(), lr=0.1), range(5))
     want = {key: tensor for key, tensor in handle.state_dict().items() if key.startswith("//")}
     (alone, single), (_, grown) = attached((1, 4)), attached((2, 2))
+    assert "one replica: nothing to compress" in single.status()
+    assert "replica" not in grown.status()
     assert handed_on(handle, single).keys() == want.keys()
     # what cannot be loaded changes nothing of it
     refused(ValueError, "pass what handle.state_dict() returned", lambda: single.load_state_dict({}))

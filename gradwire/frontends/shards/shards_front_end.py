@@ -33,6 +33,8 @@ from gradwire.torch_private.fully_shard import (
 )
 from gradwire.transports import ProcessGroup
 
+ONE_REPLICA = "one replica: nothing to compress"
+
 
 def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | None) -> Handle:
     """`attach` for a model that fully_shard wrapped."""
@@ -66,7 +68,7 @@ def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | Non
         share_values(model, axes, device)
         on_error.pop_all()
     front_end.hook_in(runtime)
-    return Handle(runtime, front_end)
+    return Handle(runtime, front_end, remark=lambda: ONE_REPLICA if mesh.size(0) == 1 else "")
 
 
 class ShardsFrontEnd(GradientHooks):
