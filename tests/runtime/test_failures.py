@@ -302,6 +302,20 @@ def test_a_rank_that_comes_when_the_others_went_on_without_it_says_why_it_was_la
     assert str(late) == "reducing ended: rank 0 (host a) did not run for 18 s"
 
 
+@pytest.mark.parametrize(
+    ("paused_s", "why"),
+    [(18.0, "rank 2 (host c) did not run for 18 s"), (0.1, "rank 0 (host a), or the store's host, was lost")],
+)
+def test_a_rank_that_wakes_when_all_others_have_ended_says_that_it_was_stopped(paused_s: float, why: str):
+    class Gone(Store):
+        def add(self, key: str, number: int) -> int:
+            raise RuntimeError("the store does not answer")
+
+    error = PeerFailed("reducing ended", "timed out")
+    ending_of(2, Gone(), paused_s).end(error)
+    assert str(error) == f"reducing ended: {why}"
+
+
 @pytest.mark.parametrize("ranks", [2, 16, 64])
 def test_a_meeting_asks_the_store_four_times_a_rank_and_reads_what_is_equal_once(ranks: int):
     store, facts = Store(), {"call": "attach()", "plan": "p" * 1000}
