@@ -64,12 +64,12 @@ def both(planned: Planned) -> dict[str, Timeline]:
 
 def why(planned: Planned, gpus: int = 1, cost: TrainingCost | None = None) -> TextTable:
     """The plan in words, beside the other plans that were tried, as measured; and, where it is asked for, what a
-    training on so many GPUs costs with it."""
+    training on so many GPUs costs with it, at the progress of dense steps."""
     table = explain.explain(planned.shown, planned.timeline, _others(planned))
     native: list[list[str]] = []
     if planned.plan.native:
         native = [["plan", f"{verdict(planned)} What follows is {_BY_A_HOOK} of Gradwire's, for illustration."]]
-    costs = [[cost.heading, cost.at(1e3 * _step_s(planned), gpus)]] if cost else []
+    costs = [[cost.progress_heading, cost.at(1e3 * _step_s(planned), gpus, _efficiency(planned))]] if cost else []
     decided = [["decided", text] for text in planned.decisions]
     return replace(table, rows=[*native, *table.rows, *decided, *costs])
 
@@ -88,11 +88,18 @@ def verdict(planned: Planned) -> str:
     took = f"A step takes {figure(1e3 * _step_s(planned))} ms"
     if planned.plan.native:
         return f"Leave DDP alone: nothing is clearly faster here. {took} with DDP by itself."
-    measured = replace(planned.profile, objective="progress")
-    efficiency = plan_efficiency(measured.problem(), measured.choices(planned.plan))
+    efficiency = _efficiency(planned)
     progress = times(efficiency * planned.gain)
     way = planned.plan.describe()
     return f"{took} with {way}, with an efficiency of {efficiency:.3f}: {progress} the progress of dense steps."
+
+
+def _efficiency(planned: Planned) -> float:
+    """The progress of a step with the plan, in dense steps."""
+    if planned.plan.native:
+        return 1.0
+    measured = replace(planned.profile, objective="progress")
+    return plan_efficiency(measured.problem(), measured.choices(planned.plan))
 
 
 def _step_s(planned: Planned) -> float:

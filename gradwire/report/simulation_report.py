@@ -32,12 +32,12 @@ has no stragglers, no congestion and no jitter."""
 _ENOUGH = 1.1
 """Where a step that is sent each time takes no more than this many mean local ones, there is little to gain."""
 _SHOWN = """Scaling efficiency against ranks, a panel for each link, one line per way to send; of one number of ranks
-alone a bar per way, with the milliseconds of a step; figures in the table below."""
+alone a bar per way, with the milliseconds of a step and its efficiency; figures in the table below."""
 
 
 def table(outcomes: Sequence[Outcome], cost: TrainingCost | None = None) -> TextTable:
     """A row for each cluster: the best plan, its groups, a column for each other way and, where it is asked for, what a
-    training costs in float32 and by the best plan."""
+    training costs in float32 and by the best plan, at equal progress."""
     ways = [BEST, *(way for way in dict.fromkeys(outcome.way for outcome in outcomes) if way != BEST)]
     rows, priced = list[list[str]](), [way for way in (DENSE, BEST) if cost and way in ways]
     # a row for each cluster, its cells way by way
@@ -45,11 +45,15 @@ def table(outcomes: Sequence[Outcome], cost: TrainingCost | None = None) -> Text
         own = {outcome.way: outcome for outcome in outcomes if outcome.cluster == cluster}
         best, *others = [f"{figure(1e3 * own[way].step_s)} ({100 * own[way].scaling_efficiency:.0f} %)" for way in ways]
         where = [str(Link.carrying(cluster.bytes_per_s)), str(cluster.ranks), str(cluster.hosts)]
-        costs = [cost.at(1e3 * own[way].step_s, cluster.ranks) for way in priced] if cost else []
+        costs = (
+            [cost.at(1e3 * own[way].step_s, cluster.ranks, own[way].efficiency or 0.0) for way in priced]
+            if cost
+            else []
+        )
         rows.append([*where, best, f"{own[BEST].groups}{_efficiency(own[BEST])}", *others, *costs])
     headings = {outcome.way: f"{outcome.way}{_efficiency(outcome)}" for outcome in outcomes}
     columns = ["link", "ranks", "hosts", BEST, _GROUPS, *(headings[way] for way in ways[1:])]
-    columns += [f"{cost.heading}, {way}" for way in priced] if cost else []
+    columns += [f"{cost.progress_heading}, {way}" for way in priced] if cost else []
     return TextTable("ms per step (scaling efficiency)", columns, rows, texts=(_GROUPS,), keys=2)
 
 
@@ -174,10 +178,10 @@ def _bars(outcomes: Sequence[Outcome], title: str, links: Sequence[float], narro
             names = [label(outcome.way, narrow) for outcome in own]
             colours = [COLOURS[0 if outcome.way == BEST else 1] for outcome in own]
             bars = axis.barh(names, [outcome.scaling_efficiency for outcome in own], color=colours, height=0.6)
-            axis.bar_label(bars, [f"{figure(1e3 * outcome.step_s)} ms" for outcome in own], padding=6)
+            axis.bar_label(bars, [f"{figure(1e3 * each.step_s)} ms{_efficiency(each)}" for each in own], padding=6)
             axis.set_title(f"{Link.carrying(link)}, {own[0].cluster.ranks} ranks", fontsize=10)
             axis.set_xlabel("scaling efficiency")
-            axis.set_xlim(0, 1.3 if narrow else 1.15)
+            axis.set_xlim(0, 1.9 if narrow else 1.4)
             axis.set_xticks([0, 0.5, 1])
             axis.xaxis.set_major_formatter(PercentFormatter(1))
         axes[0].invert_yaxis()

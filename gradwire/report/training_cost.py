@@ -35,9 +35,20 @@ class TrainingCost:
 
     @property
     def heading(self) -> str:
-        return f"{'hours' if self.price is None else 'cost'} of {self.steps:,} steps"
+        return f"{self._what} of {self.steps:,} steps"
 
-    def at(self, step_ms: float, gpus: int) -> str:
-        """With steps of so many milliseconds on so many GPUs."""
-        hours = self.steps * step_ms / 3.6e6
+    @property
+    def progress_heading(self) -> str:
+        """The heading where steps are longer by the progress that they lack beside dense ones."""
+        return f"{self._what} of {self.steps:,} dense steps' progress"
+
+    @property
+    def _what(self) -> str:
+        return "hours" if self.price is None else "cost"
+
+    def at(self, step_ms: float, gpus: int, efficiency: float = 1.0) -> str:
+        """With steps of so many milliseconds on so many GPUs; "never" where steps make no progress."""
+        if not efficiency:
+            return "never"
+        hours = self.steps * step_ms / efficiency / 3.6e6
         return figure(hours if self.price is None else hours * gpus * self.price)

@@ -144,7 +144,7 @@ def test_a_plan_is_found_on_a_played_cluster_and_its_prediction_is_checked_there
     cost = ["--training-steps", "1000"]
     assert main(["plan", *cluster, *own, "--candidates", "bf16", *cost]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "hours of 1,000 steps" in shown
+    assert "hours of 1,000 dense steps' progress" in shown
     (run,) = tmp_path.iterdir()
     page = (run / "timeline.html").read_text()
     assert "on this machine's CPU" in html.unescape(page)
@@ -281,7 +281,8 @@ def test_a_predicted_training_has_a_cost(tmp_path: Path, capsys: pytest.CaptureF
     for text in (" ".join(capsys.readouterr().out.split()), report.read_text()):
         assert "V100s in float32, by the figures of Wang et al. (MLSys 2023) and NVIDIA; 8 ranks a host" in text
         assert "Beside FP32, the best plan makes" in text
-    assert all(f"hours of 1,000 steps, {way}" in report.read_text() for way in ("FP32", "best plan"))
+    page = html.unescape(report.read_text())
+    assert all(f"hours of 1,000 dense steps' progress, {way}" in page for way in ("FP32", "best plan"))
 
 
 def test_an_unknown_job_names_those_that_are_built_in(capsys: pytest.CaptureFixture[str]) -> None:
@@ -550,3 +551,5 @@ def test_a_training_costs_hours_or_money() -> None:
         table = played_report.steps(timings, Cluster(64, GBIT, 8), TrainingCost(100_000, price))
         assert table.columns[-1] == f"{heading} of 100,000 steps"
         assert [row[-1] for row in table.rows] == cells
+    assert TrainingCost(100_000).at(36.0, 64, efficiency=0.5) == "2.00"
+    assert TrainingCost(100_000).at(36.0, 64, efficiency=0.0) == "never"
