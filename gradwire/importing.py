@@ -18,7 +18,7 @@ _PLAIN = r"\w./~-"
 """What stands for itself in the place of a part in a configuration; %20 is a space."""
 PART = rf"(?P<name>(?P<module>[%{_PLAIN}]+):(?P<cls>[A-Za-z_]\w*))(:(?P<arguments>.*))?"
 """A pattern for a part of a user's own in a configuration, such as my.module:MyCodec:0.01."""
-_NOT_THEIRS = str(Path(__file__).parent), os.path.dirname(importlib.__file__), "<frozen importlib"
+_NOT_THEIRS = f"{Path(__file__).parent}{os.sep}", f"{Path(importlib.__file__).parent}{os.sep}", "<frozen importlib"
 _FILES: dict[str, Path] = {}
 """By the name of a module that was imported from a file, that file."""
 

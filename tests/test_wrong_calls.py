@@ -204,7 +204,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "saved whole": (lambda: pickle.dumps(made()), "has no copy; copy its `inner`, or save state_dict()"),
     "another inner optimizer": (
         lambda: setattr(made(), "inner", sgd(model())),
-        "stays with the one that it wraps; call handle.detach(), and wrap the new one",
+        "cannot change its inner optimizer: call handle.detach(), and wrap the new one",
     ),
     "by place": (
         lambda: gw.DistributedOptimizer(sgd(model()), model(), K, R),

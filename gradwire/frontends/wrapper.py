@@ -44,9 +44,9 @@ class Wrapper(Optimizer):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Raises ValueError for another `inner`: the exchange has the parameters and the state of this one."""
-        if name == "inner" and self.inner is not None:
+        if name == "inner" and self.inner is not None and value is not self.inner:
             kind = type(self).__name__
-            raise ValueError(f"a {kind} stays with the one that it wraps; call handle.detach(), and wrap the new one")
+            raise ValueError(f"{kind} cannot change its inner optimizer: call handle.detach(), and wrap the new one")
         super().__setattr__(name, value)
 
     @property

@@ -73,8 +73,8 @@ class ReplicaGradients(GradientHooks):
     def __init__(
         self, report: Callable[[Exception], None], model: nn.Module, own: ModelReplica, replicas: int, find_unused: bool
     ) -> None:
-        places = ShardedGradients(fsdp_groups(model), replicas) if is_fsdp(model) else FullGradients()
-        super().__init__(own.parameters, model, places, find_unused)
+        gradients = ShardedGradients(fsdp_groups(model), replicas) if is_fsdp(model) else FullGradients()
+        super().__init__(own.parameters, model, gradients, find_unused)
         self._report = report
         self._own = own
         self.reduced = False

@@ -4,6 +4,7 @@ where a rank that differs, or does not come, is an error with a name and not a c
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from secrets import token_hex
 from socket import gethostname
 from time import monotonic
@@ -41,7 +42,8 @@ class Meeting:
     2. Rank 0 reads them, and leaves all of them, equal ones once, or the ranks that did not come in time.
     3. Every rank reads that. So all read the same, and all go on or all raise. Where rank 0 itself does not come, each
        of the others finds that out.
-    4. Texts that all have read are deleted: a rank's facts now, rank 0's and its answer at the next meeting.
+    4. Texts that all have read are deleted. Every other rank deletes its facts at once, for rank 0 has read them; rank
+       0 deletes its own and its answer at the next meeting.
     """
 
     hosts: list[str]
@@ -92,12 +94,13 @@ class Meeting:
     def _delete_read(self) -> None:
         """Deletes this rank's texts that all who need them have read, now that all ranks have come."""
         store, rank = self._mesh.store, self._mesh.rank
-        if rank:
-            store.delete(f"meeting/{self._count}/{rank}")
-        elif self._count > 1:
-            # others look for these two until they have read the answer, and so before they come to this meeting
-            for text in "0", "everyone":
-                store.delete(f"meeting/{self._count - 1}/{text}")
+        with suppress(RuntimeError):  # it deletes nothing, or is gone, which the next call finds
+            if rank:
+                store.delete(f"meeting/{self._count}/{rank}")
+            elif self._count > 1:
+                # others look for these two until they have read the answer, and so before they come to this meeting
+                for text in "0", "everyone":
+                    store.delete(f"meeting/{self._count - 1}/{text}")
 
     def _collect(self, key: str, patience_s: float) -> str:
         """All ranks' facts, or the ranks that do not come, as JSON; on rank 0."""
@@ -169,8 +172,8 @@ def disagreement(facts: Sequence[Facts]) -> tuple[str, str] | None:
 
 def _absent(ranks: Sequence[int], call: str, waited_s: float) -> str:
     return (
-        f"{ranks_named(ranks)} did not come to {call} within {waited_s:.0f} s; make the same calls on all ranks, "
-        "behind a dist.barrier() where some come later"
+        f"{ranks_named(ranks)} did not come to {call} within {waited_s:.0f} s; make the same calls on all ranks; where "
+        "some come later, call dist.barrier() first"
     )
 
 

@@ -71,6 +71,6 @@ def gather(store: TorchStore, rank: int, ranks: Sequence[int], timeout_s: float)
     if absent and rank not in absent:
         raise RuntimeError(
             f"{ranks_named(absent)} did not come to make a process group within {patience_s:.0f} s; make the same "
-            "calls, such as gw.attach(), on all ranks"
+            "calls, such as gw.attach(), on all ranks; where some come later, call dist.barrier() first"
         )
     return not absent

@@ -112,7 +112,7 @@ def test_numbers_are_summed_over_the_ranks_of_all_hosts():
 
 def test_a_controller_sees_nothing_of_the_step_from_which_the_plan_is_made_again():
     controllers, plan = [CountsGroups() for _ in range(2)], plan_with(SPARSE)
-    with job(plan, SLOTS, 2, controllers=controllers, follow_order=lambda slots: plan) as running:
+    with job(plan, SLOTS, 2, controllers=controllers, follow_order=True) as running:
         for number in range(2):
             running.step(draw(SLOTS, 2, number))
     assert [[sums[1:] for sums in controller.seen] for controller in controllers] == [[[2.0, 2 * 2.0]]] * 2

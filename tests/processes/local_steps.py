@@ -686,7 +686,7 @@ def a_distributed_checkpoint_that_does_not_fit_is_one_clear_line() -> None:
             lambda: gw.LocalSteps(inner(small), small).stateful(path))  # fmt: skip
     one = network()
     other = gw.LocalSteps(inner(one), one, gw.TopK(0.1), inner_steps=8)
-    refused(ValueError, "a fragment was under way that is none here",
+    refused(ValueError, "the state has a fragment under way that does not exist here",
             lambda: loads({"local_steps": other.stateful(path)}))  # fmt: skip
     one = network()
     adam = partial(torch.optim.Adam, lr=0.1)

@@ -304,7 +304,10 @@ def test_a_rank_that_comes_when_the_others_went_on_without_it_says_why_it_was_la
 
 @pytest.mark.parametrize(
     ("paused_s", "why"),
-    [(18.0, "rank 2 (host c) did not run for 18 s"), (0.1, "rank 0 (host a), or the store's host, was lost")],
+    [
+        (18.0, "rank 2 (host c) did not run for 18 s, and rank 0 (host a), or the store's host, is gone"),
+        (0.1, "rank 0 (host a), or the store's host, was lost"),
+    ],
 )
 def test_a_rank_that_wakes_when_all_others_have_ended_says_that_it_was_stopped(paused_s: float, why: str):
     class Gone(Store):

@@ -450,11 +450,11 @@ def test_the_state_is_that_after_the_last_whole_step_also_in_the_middle_of_one()
 
 
 def gives_up(running: Job, rank: int) -> int:
-    """How many steps have ended when a rank's backward pass has failed, and it goes on; rank 0 waits for rank 1, for
-    the worker still writes where its next gradients will lie."""
+    """Gives up the step on this rank; returns how many steps are reduced then. Rank 1 comes later, so that rank 0 has
+    to wait for it: the worker still writes where its next gradients will lie."""
     time.sleep(0.05 * rank)
     running.runtimes[rank].give_up()
-    return running.runtimes[rank]._collector.ended
+    return running.runtimes[rank]._collector.reduced
 
 
 @pytest.mark.parametrize("given", [(2, 4), (2, len(SLOTS)), (len(SLOTS), len(SLOTS))], ids=str)

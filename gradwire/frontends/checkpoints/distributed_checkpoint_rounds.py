@@ -130,8 +130,8 @@ class DistributedRounds:
         ]
         if means.keys() != {name for part in parts for name in part}:
             raise ValueError(
-                "a fragment was under way that is none here; load it with the fragments that it was saved with, frozen "
-                "and thawed as before"
+                "the state has a fragment under way that does not exist here; make LocalSteps with the same fragments "
+                "and the same layers frozen, thaw the others, then load"
             )
         # this rank's shard of each
         under_way = [

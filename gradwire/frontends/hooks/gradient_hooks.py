@@ -62,7 +62,7 @@ class GradientHooks(FrontEnd):
         self._forward = False
         # a step is open; the backward pass that opened the last one; whether the runtime asks when gradients are ready
         self._under_way, self._pass, self._notes = False, NO_PASS, False
-        # every backward pass is a step, for on other ranks it may come to these parameters
+        # this rank takes part in every step, even where its own backward pass reaches none of these parameters
         self._joins = False
 
     def hook_in(self, runtime: Runtime) -> None:

@@ -105,8 +105,8 @@ def _check_parts(means: Mapping[int, Mapping[str, Tensor]], fragments: Sequence[
     parts = dict(enumerate(each.parameters.keys() for each in fragments))
     if len(means) < count or any(parts.get(index) != part.keys() for index, part in means.items()):
         raise ValueError(
-            "a fragment was under way that is none here; load it with the fragments that it was saved with, frozen and "
-            "thawed as before"
+            "the state has a fragment under way that does not exist here; make LocalSteps with the same fragments and "
+            "the same layers frozen, thaw the others, then load"
         )
 
 

@@ -66,8 +66,8 @@ class FailureVerdict:
     4. A rank with an error of its own has left that as the verdict. Else the judge blames the first of these that there
        are: ranks without a mark, which are lost, found by bisection; a rank that has detached; the rank that was paused
        for the longest time, if the others have given it up; the ranks for which others waited in a step's exchange
-       until the timeout. If the store is gone, a rank blames itself where it was paused, else rank 0 or the store's
-       host.
+       until the timeout. If the store is gone, a rank names rank 0, or the store's host, and itself where it was
+       paused.
     5. The store may be in rank 0's process, which therefore ends last, when the others have heard the verdict.
     """
 
@@ -165,9 +165,11 @@ class FailureVerdict:
             # one rank judges; the others wait for its verdict, and where it does not come, the first of them judges
             while not (verdict := self._judge() if self._first() else self._judged()):
                 self._round += 1
-        except RuntimeError:  # the store is gone: where this rank was stopped, the others have given it up and ended
-            gone = f"{f'{self._named([0])}, or ' if rank else ''}the store's host, was lost"
-            verdict = Verdict(self._paused({rank: mark}, self._mesh.gives_up_s / 2) or gone)
+        except RuntimeError:
+            gone = f"{f'{self._named([0])}, or ' if rank else ''}the store's host,"
+            # where this rank was stopped, the others may have given it up and ended
+            paused = self._paused({rank: mark}, min(self._mesh.gives_up_s, PATIENCE_S) / 2)
+            verdict = Verdict(f"{paused}, and {gone} is gone" if paused else f"{gone} was lost")
         # the others ended the job before this rank left its mark
         if rank in verdict.lost:
             verdict = Verdict(self._paused({rank: mark}) or verdict.why, verdict.lost)

@@ -15,7 +15,8 @@ FILE = sys.modules[torch.optim.Optimizer.__module__].__file__
 """torch wraps the `step()` of every optimizer with a function of this file."""
 
 _of_process: "WeakSet[RankProgress]" = WeakSet()
-"""Those of all jobs in this process: the training thread may wait in another job than the one that failed."""
+"""The RankProgress of every job in this process: the training thread may wait in another one than
+that which failed."""
 
 
 class RankProgress:

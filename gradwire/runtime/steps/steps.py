@@ -203,8 +203,9 @@ class Steps:
         if tensors is not None:
             self.executor.keep(tensors)
         gradients, residual = stored.gradients(tensors, fixed), self.float_residuals.of(group)
-        how = self._scale(), self._given_up, self._weights.share
-        self._inputs[group] = GroupInput(gradients, absent, *how, residual)
+        self._inputs[group] = GroupInput(
+            gradients, absent, self._scale(), self._given_up, self._weights.share, float_residual=residual
+        )
         self.machine.complete(group)
         # walk the script as far as groups are there, until the step is over
         while (entry := self.machine.next()) is not None:

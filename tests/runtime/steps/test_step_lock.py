@@ -229,7 +229,7 @@ def test_ranks_that_have_begun_other_steps_are_refused():
             runtime._executor.post(partial(sleep, 0.1))
             runtime.reduce(gradients[rank])
             with runtime.between_steps("a call"):
-                return runtime._collector.ended
+                return runtime._collector.reduced
 
         assert raising(together(2, waits)) == [2, 2]
 
