@@ -350,6 +350,24 @@ def test_many_meetings_leave_the_texts_of_rank_0_at_the_last_one():
     assert store._words.keys() == {"meeting/20/0", "meeting/20/everyone"}
 
 
+def test_a_store_that_cannot_delete_ends_no_meeting():
+    """Some stores of torch cannot, and one whose process ends just then need not: all have read what they need."""
+
+    class Keeping(Store):
+        def delete(self, key: str) -> None:
+            raise RuntimeError("not supported")
+
+    store = Keeping()
+
+    def meets(rank: int) -> None:
+        mesh: Any = SimpleNamespace(rank=rank, ranks=2, store=store, timeout_s=60.0, failure=lambda: None)
+        meeting = Meeting(mesh)
+        for number in range(3):
+            assert meeting.gather({"call": str(number)}) == [{"call": str(number)}] * 2
+
+    raising(together(2, meets))
+
+
 def test_rank_0_does_not_wait_for_a_rank_that_has_left(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(failure_verdict, "OTHERS_S", 1.0)
     store = Store()

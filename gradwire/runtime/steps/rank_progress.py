@@ -15,8 +15,7 @@ FILE = sys.modules[torch.optim.Optimizer.__module__].__file__
 """torch wraps the `step()` of every optimizer with a function of this file."""
 
 _of_process: "WeakSet[RankProgress]" = WeakSet()
-"""The RankProgress of every job in this process: the training thread may wait in another one than
-that which failed."""
+"""The RankProgress of every job in this process: the training thread may be waiting in another job when one fails."""
 
 
 class RankProgress:
