@@ -18,7 +18,8 @@ _PLAIN = r"\w./~-"
 """What stands for itself in the place of a part in a configuration; %20 is a space."""
 PART = rf"(?P<name>(?P<module>[%{_PLAIN}]+):(?P<cls>[A-Za-z_]\w*))(:(?P<arguments>.*))?"
 """A pattern for a part of a user's own in a configuration, such as my.module:MyCodec:0.01."""
-_NOT_THEIRS = f"{Path(__file__).parent}{os.sep}", f"{Path(importlib.__file__).parent}{os.sep}", "<frozen importlib"
+_LIBRARY_PATHS = f"{Path(__file__).parent}{os.sep}", f"{Path(importlib.__file__).parent}{os.sep}", "<frozen importlib"
+"""Files whose frames are not the user's code."""
 _FILES: dict[str, Path] = {}
 """By the name of a module that was imported from a file, that file."""
 
@@ -114,11 +115,11 @@ def _of_file(path: Path) -> ModuleType:
 
 
 def raised(error: Exception) -> str:
-    """What an exception in code of the user's says, and the line of theirs where it came from."""
+    """The first line of an exception's text, with the user's file and line that raised it."""
     if isinstance(error, ImportError | SyntaxError):
         return str(error)
-    said = f"{type(error).__name__}: {error}"
-    frames = [each for each in extract_tb(error.__traceback__) if not each.filename.startswith(_NOT_THEIRS)]
+    said = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+    frames = [each for each in extract_tb(error.__traceback__) if not each.filename.startswith(_LIBRARY_PATHS)]
     if not frames:
         return said
     lines = [each.lineno for each in frames if each.filename == frames[0].filename]

@@ -41,7 +41,7 @@ class Tables:
 
 @contextmanager
 def shown_as_they_come(folder: Path) -> Iterator[None]:
-    """A context in which each new row is printed in a line; one with `ok` where it is not true. The output of a run
+    """A context in which each new row is printed in a line, but for those whose `ok` is true. The output of a run
     that is cut off has these lines alone."""
     over = Event()
 

@@ -26,7 +26,7 @@ FOLDER = ROOT / "docs" / "benchmarks"
 PUBLISHED = ROOT / "docs" / "published.md"
 DRAWN = {
     "converged.png": lambda: converged.picture(load("converged")["rows"]),
-    "fidelity.png": lambda: fidelity.picture(300, load("fidelity")["runs"]),
+    "fidelity.png": lambda: fidelity.picture(fidelity.STEPS, load("fidelity")["runs"]),
 }
 """The pictures of losses in docs/."""
 

@@ -187,14 +187,14 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
             measured.extend(mine)
             write()
 
-    # a folder of results, written anew after each set-up
+    # a folder of results, made once all ranks are there and named if the run fails; written anew after each set-up
     try:
-        with ExitStack() as told:
+        with ExitStack() as stack:
             for cluster, setups in groupby(of, key=clusters.__getitem__):
                 with runner(cluster) as ranks:
                     if folder is None:
                         folder = ranks.agreed(lambda: run_folder(out, name))
-                        told.enter_context(writing_to(folder))
+                        stack.enter_context(writing_to(folder))
                     # once for a cluster: ranks that run already can meet only once
                     for setup in setups:
                         now = titles[setup]

@@ -37,7 +37,7 @@ class RecipeChanges:
 
 @dataclass(frozen=True)
 class ProfiledJob:
-    """The job that is profiled, or was."""
+    """The job to profile, or the one that a profile was measured on."""
 
     task: a.Task = None
     model: a.OwnModel = None

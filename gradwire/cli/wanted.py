@@ -76,6 +76,8 @@ def described(
     else:
         named = Training(task=task or "lm") if model is None else Training(task=UserModel.name)
     if folder is not None and "folder" not in signature(TASKS[named.task]).parameters:
+        if model is not None:
+            raise ValueError("your own --model reads its own files: leave --data out")
         raise ValueError(f"{named.task} takes no --data: name a --task that reads files, such as text or images")
     # --model and --data are options of the task, too
     given = [*([f"function={model}"] if model else []), *([f"folder={folder}"] if folder else []), *(options or [])]

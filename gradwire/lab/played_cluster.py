@@ -79,7 +79,7 @@ class PlayedCluster:
 
 @dataclass(frozen=True, kw_only=True)
 class PlayedSpec(Spec):
-    """A job on the ranks that run or, with `play`, on a cluster of which each of them plays one rank by itself."""
+    """A job. With `play` each process plays one rank of that cluster by itself."""
 
     play: PlaySpec | None = None
 

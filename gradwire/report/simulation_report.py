@@ -53,7 +53,9 @@ def table(outcomes: Sequence[Outcome], cost: TrainingCost | None = None) -> Text
         rows.append([*where, best, f"{own[BEST].groups}{_efficiency(own[BEST])}", *others, *costs])
     headings = {outcome.way: f"{outcome.way}{_efficiency(outcome)}" for outcome in outcomes}
     columns = ["link", "ranks", "hosts", BEST, _GROUPS, *(headings[way] for way in ways[1:])]
-    columns += [f"{cost.progress_heading}, {way}" for way in priced] if cost else []
+    if cost:
+        lossless = all(outcome.efficiency == 1 for outcome in outcomes if outcome.way in priced)
+        columns += [f"{cost.heading if lossless else cost.progress_heading}, {way}" for way in priced]
     return TextTable("ms per step (scaling efficiency)", columns, rows, texts=(_GROUPS,), keys=2)
 
 
@@ -70,7 +72,7 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     text = f"Beside {first}, the best plan makes {times(most)} the progress on {_place(where)}"
     text = f"{text}, with groups of {where.groups}"
     text = f"{text}; {times(least)} on {_place(there)}." if len(gains) > 1 else f"{text}."
-    return f"{text} {_best_alone(outcomes, where, first)}"
+    return f"{text} {_best_alone(outcomes, where, first)}".strip()
 
 
 def _best_alone(outcomes: Sequence[Outcome], where: Outcome, first: str) -> str:
@@ -78,12 +80,16 @@ def _best_alone(outcomes: Sequence[Outcome], where: Outcome, first: str) -> str:
     that harm no training, in a sentence."""
     own = {each.way: each for each in outcomes if each.cluster == where.cluster and each.every == 1}
     alone = [each for way, each in own.items() if way not in (BEST, GIVEN) and each.progress]
+    if not alone:
+        return ""
     most, shortest = max(alone, key=lambda each: each.progress), min(alone, key=lambda each: each.step_s)
-    text = f"Of one compressor alone, {most.way} makes the most progress on {_place(where)}"
+    if most.way == first:
+        return f"No compressor alone does better than {first} there."
+    text = f"Of one compressor alone, {most.way} does best on {_place(where)}"
     text = f"{text}, {times(most.progress / own[first].progress)}, with steps of {figure(1e3 * most.step_s)} ms"
     if most is shortest:
         return f"{text}."
-    return f"{text}; {shortest.way} has the shortest step, {figure(1e3 * shortest.step_s)} ms, but makes less."
+    return f"{text}; {shortest.way} has the shortest step, {figure(1e3 * shortest.step_s)} ms, but makes less progress."
 
 
 def per_step_or_rounds(outcomes: Sequence[Outcome]) -> str | None:

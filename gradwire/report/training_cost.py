@@ -39,7 +39,7 @@ class TrainingCost:
 
     @property
     def progress_heading(self) -> str:
-        """The heading where steps are longer by the progress that they lack beside dense ones."""
+        """The heading where there are as many steps as make the progress of `steps` dense ones."""
         return f"{self._what} of {self.steps:,} dense steps' progress"
 
     @property
@@ -47,7 +47,8 @@ class TrainingCost:
         return "hours" if self.price is None else "cost"
 
     def at(self, step_ms: float, gpus: int, efficiency: float = 1.0) -> str:
-        """With steps of so many milliseconds on so many GPUs; "never" where steps make no progress."""
+        """With steps of so many milliseconds on so many GPUs. `efficiency` is a step's progress in dense steps, so that
+        more steps are needed where it is below 1; "never" where they make none."""
         if not efficiency:
             return "never"
         hours = self.steps * step_ms / efficiency / 3.6e6

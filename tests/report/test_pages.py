@@ -21,9 +21,11 @@ from gradwire.report import (
     verdict,
 )
 from gradwire.report.pictures import COLOURS
+from gradwire.report.text_table import figure
 from gradwire.report.timing import Timing
+from gradwire.report.training_cost import TrainingCost
 from gradwire.schedule.cluster import Cluster
-from gradwire.schedule.simulate import simulate
+from gradwire.schedule.simulate import BEST, GIVEN, simulate
 from tests.report.test_report import FACTS, RUNS, diverging, made_up
 from tests.report.test_timeline_report import BOTH, TABLES
 from tests.support.browser import CHROMIUM, Page, browser
@@ -223,8 +225,17 @@ def test_one_number_of_ranks_is_drawn_as_bars_and_the_best_compressor_is_named()
     outcomes = list(simulate(profile("resnet50"), Cluster(8, 1e9 / 8)))
     drawn = simulation_report.picture(outcomes, "resnet50")
     assert len(drawn.axes[0].patches) == len(outcomes)
-    said = "Of one compressor alone, DGC(ratio=0.01) makes the most progress on 8 ranks at 1gbit, 4.5"
+    said = "Of one compressor alone, DGC(ratio=0.01) does best on 8 ranks at 1gbit, 4.5"
     assert said in simulation_report.verdict(outcomes)
+    # a training costs as many steps as dense ones make its progress
+    best = next(each for each in outcomes if each.way == BEST)
+    priced = simulation_report.table(outcomes, TrainingCost(3_600_000))
+    assert priced.columns[-1] == "hours of 3,600,000 dense steps' progress, best plan"
+    assert priced.rows[0][-1] == figure(1e3 * best.step_s / best.efficiency)
+    # nothing is said of one compressor where none helps
+    harmful = [replace(each, efficiency=0.0) for each in outcomes if each.way not in ("FP32", BEST)]
+    given = replace(best, way=GIVEN, efficiency=1.0)
+    assert "Of one" not in simulation_report.verdict([given, *harmful, best])
     # lines keep their panel, however many and long their names
     many = [replace(each, way=f"{number} {each.way * 3}") for each in outcomes for number in range(3)]
     wider = [replace(each, cluster=Cluster(16, 1e9 / 8)) for each in many]

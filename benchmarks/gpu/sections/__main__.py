@@ -16,7 +16,7 @@ from benchmarks.gpu.device import Device  # noqa: E402
 from benchmarks.gpu.rows import Rows, raise_if_dead  # noqa: E402
 from gradwire.lab.network.nsenter import die_with  # noqa: E402
 
-# where the script is cut off, nothing stays on the GPU
+# where the script is cut off, this process ends too, and does not stay on the GPU
 die_with(os.getppid())
 # all is imported: wait for this section's turn
 if end := sys.stdin.readline():

@@ -22,6 +22,7 @@ import gradwire as gw
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.rows import Rows
 from benchmarks.shared.provenance import ROOT
+from gradwire.lab.network.nsenter import die_with
 
 RANKS, STEPS, WIDTH = 4, 30, 512
 WAYS: dict[str, dict[str, Any]] = {
@@ -53,7 +54,9 @@ def start(name: str, ranks: int, device: Device, folder: Path) -> list["subproce
     command = [sys.executable, "-m", __name__, name, device.device.type, str(folder / "store")]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
     return [
-        subprocess.Popen([*command, str(rank), str(ranks)], env=os.environ | {"PYTHONPATH": str(ROOT)}, **pipes)
+        subprocess.Popen(
+            [*command, str(rank), str(ranks), str(os.getpid())], env=os.environ | {"PYTHONPATH": str(ROOT)}, **pipes
+        )
         for rank in range(ranks)
     ]
 
@@ -87,7 +90,8 @@ def train(device: torch.device, dies: int | None = None, local: bool = False, **
 
 def main() -> None:
     """One rank."""
-    name, kind, store, rank, ranks = sys.argv[1:]
+    name, kind, store, rank, ranks, parent = sys.argv[1:]
+    die_with(int(parent))
     device = Device.of(kind, tiny=True).device
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks))
     try:

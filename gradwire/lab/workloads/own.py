@@ -41,8 +41,8 @@ class UserModel(Task):
     The model is a module; batches(rank, world) an iterable of a rank's batches, begun anew where it ends; and
     loss(model, batch) the mean loss of one. A fourth, held_out(), may give batches on which the loss is shown.
 
-    Raises ValueError for what cannot be imported or is of another form, TaskError where the function or batches raises,
-    and for a loss that is no number.
+    Raises ValueError for what cannot be imported or is of another form, TaskError where the function, or
+    the call of batches or held_out, raises, and for a loss that is no number.
     """
 
     name: ClassVar[str] = "own"
@@ -203,7 +203,9 @@ def _held_out(function: str) -> list[Any]:
     if (held_out := _first(function).held_out) is None:
         return []
     with _named(function), RandomState(0).used():
-        batches = list(_iterable(held_out(), "held_out()", function))
+        with _failing(function):
+            given = held_out()
+        batches = list(_iterable(given, "held_out()", function))
     if not batches:
         raise ValueError(f"{function}: held_out() gives no batch: give one or more, or leave held_out out")
     return batches
@@ -236,7 +238,8 @@ def _named(function: str) -> Iterator[None]:
 
 @contextmanager
 def _failing(function: str) -> Iterator[None]:
-    """As `_named`, of all that the user's function raises: in one line. The traceback of a step helps, and stays."""
+    """Makes any exception of the user's function a TaskError of one line. Training steps keep their traceback, which
+    helps."""
     with _named(function):
         try:
             yield

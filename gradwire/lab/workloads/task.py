@@ -192,7 +192,7 @@ def random_images(count: int, pixels: int, classes: int, generator: Generator) -
 
 
 def random_windows(count: int, length: int, words: int, generator: Generator) -> Batch:
-    """Tokens (count, length), and those that follow them."""
+    """Tokens (count, length) and, of the same shape, the next token of each."""
     tokens = torch.randint(words, (count, length + 1), generator=generator)
     return tokens[:, :-1], tokens[:, 1:]
 
