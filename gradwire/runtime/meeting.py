@@ -92,7 +92,7 @@ class Meeting:
         return [answer["facts"][facts] for _, facts in answer["ranks"]]
 
     def _delete_read(self) -> None:
-        """Deletes this rank's texts that all who need them have read, now that all ranks have come."""
+        """Deletes this rank's texts that no rank needs any more, now that all have come."""
         store, rank = self._mesh.store, self._mesh.rank
         with suppress(RuntimeError):  # it deletes nothing, or is gone, which the next call finds
             if rank:

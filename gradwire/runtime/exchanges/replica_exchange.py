@@ -26,8 +26,8 @@ class ReplicaExchange(GroupExchange):
         begin   what is done at every step; `enter` is its part that sets input, step and state
         turns   the collectives: `reduce`, or for a dense group without memory one sum
 
-    On a GPU a recorded step is `begin`, then what was recorded of `turns` (`recordings.py`). On a host
-    with several ranks all call `begin`, and the leader alone `reduce`, with the host's sum (`HostExchange`)."""
+    On a GPU a recorded step is `begin`, then what was recorded of `turns` (`recordings.py`). On a host with several
+    ranks all call `begin`, and the leader alone `reduce`, with the host's sum (`HostExchange`)."""
 
     def __init__(self, group: Group, index: int, stored: StoredGroup, job: JobContext) -> None:
         self.group = group

@@ -3,7 +3,7 @@
     a user's, or for other parameters   the thread that trains: the ranks compare what each has made, by `agreed`,
                                         `agreed_replan`, `agreed_for`; then the worker: `work_with`, `replan`, `follow`
     a controller's                      worker, `step_ended` or `native_ended`: all ranks have what rank 0 decided
-    the first one, made again           worker, `step_ended`: once rank 0 has told the order of gradients
+    the first one, made again           worker, `step_ended`: once all ranks have the order of rank 0's gradients
     a checkpoint's                      `check`, while the ranks compare their states; then the worker: `load`
 
 State moves when the next step begins, in `Steps.close`.
