@@ -98,7 +98,7 @@ def test_a_step_that_is_voted_on_counts_when_it_is_committed(case):
     states, *_ = undisturbed(plan)
     with harness.job(plan, SLOTS, WORLD, elastic=True, voted=True) as running:
         for grads in GRADS[:WHOLE]:
-            running.step(GRADS[WHOLE])  # nobody votes on that
+            running.step(GRADS[WHOLE])  # no rank votes on that
             running.skip()  # and so there is nothing to take back
             running.step(grads)
             for runtime in running.runtimes:
@@ -130,7 +130,7 @@ def test_a_step_that_was_not_voted_on_is_none_of_the_controllers():
     plan, controllers = plan_of(SLOTS, *CASES[0]), [Counts() for _ in range(WORLD)]
     with harness.job(plan, SLOTS, WORLD, elastic=True, voted=True, controllers=controllers) as running:
         for grads in GRADS[:WHOLE]:
-            running.step(GRADS[WHOLE])  # nobody votes on that
+            running.step(GRADS[WHOLE])  # no rank votes on that
             running.step(grads)
             for runtime in running.runtimes:
                 runtime.commit()
@@ -150,7 +150,7 @@ def test_a_step_whose_controllers_sums_are_lost_counts_on_no_rank():
     assert [[int(state["step"]) for state in own] for own in left] == [[1], *[[1, 2]] * (WORLD - 1)]
 
 
-def test_where_a_backward_pass_failed_nobody_votes_on_the_step_and_it_is_counted_as_on_the_others():
+def test_where_a_backward_pass_failed_no_rank_votes_on_the_step_and_it_is_counted_as_on_the_others():
     with harness.job(plan_of(SLOTS, *CASES[1]), SLOTS, WORLD, elastic=True, voted=True) as running:
 
         def ends(rank: int) -> None:
@@ -172,7 +172,7 @@ def test_where_a_backward_pass_failed_nobody_votes_on_the_step_and_it_is_counted
 def test_a_step_under_way_behind_one_that_was_not_voted_on_is_none_that_others_may_have_counted():
     plan = plan_of(SLOTS, *CASES[1])
     with harness.job(plan, SLOTS, WORLD, elastic=True, voted=True) as running:
-        running.step(GRADS[0])  # nobody votes on that
+        running.step(GRADS[0])  # no rank votes on that
         for own, runtime in zip(GRADS[1], running.runtimes, strict=True):
             runtime.open_step()
             for slot, gradient in [*enumerate(own)][::2]:  # the first group

@@ -522,7 +522,7 @@ def test_a_step_given_up_leaves_gradients_where_they_lie_for_the_next_plan():
         running.install(second)
         for seed in range(2):
             check_means(running, places, seed, lambda own, slot: own.mark_ready(slot))
-        # buckets that DDP has replaced are kept by nobody
+        # buckets that DDP has replaced are not kept
         for runtime in running.runtimes:
             runtime.fix_addresses(False)
         running.finish()
