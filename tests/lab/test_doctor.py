@@ -2,13 +2,14 @@
 
 import re
 import sys
+from socket import create_server
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from gradwire.cli import main
-from gradwire.lab.doctor import collectives, environment, kernels, rank_groups
+from gradwire.lab.doctor import collectives, environment, joining, kernels, rank_groups
 from gradwire.lab.doctor.facts import Facts, facts_here, hosts_of, names_of
 from gradwire.lab.doctor.findings import Finding, merged
 from gradwire.lab.doctor.site import Site
@@ -47,6 +48,23 @@ def test_all_is_well_on_four_ranks_of_two_hosts() -> None:
     assert "groups: gloo: all ranks, inside hosts, between hosts" in first.out
     assert all(f"{axis}: 15 collectives" in first.out for axis in ("all ranks", "inside hosts", "between hosts"))
     assert [(ended.code, ended.out) for ended in others] == [(0, "")] * 3
+
+
+@pytest.mark.parametrize(("host", "why"), [("127.0.0.1", "Connection refused"), ("no-host.invalid", "[Errno -")])
+def test_a_store_that_cannot_be_reached_is_named_with_the_reason(
+    host: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It took torch three times PATIENCE_S, and its reason was that time."""
+    monkeypatch.setattr(joining, "PATIENCE_S", 0.1)
+    with create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    assert main(["doctor", "--device", "cpu"]) == 1
+    said = capsys.readouterr().err
+    assert f"cannot reach the store at {host}:{port}: " in said
+    assert why in said
 
 
 FAULTS = {

@@ -116,7 +116,7 @@ def meet(device: str, interface: str | None = None) -> Iterator[Peers]:
         dist.destroy_process_group()
 
 
-def unmet(error: RuntimeError) -> OSError:
+def unmet(error: OSError | RuntimeError) -> OSError:
     """The error, in one line, of a rank that has not met the others: it did not reach the store, or they did not."""
     rank = f"rank {os.environ['RANK']} (host {gethostname()})"
     store = f"the store at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
