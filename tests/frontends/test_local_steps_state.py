@@ -129,14 +129,14 @@ WRONG = {
     "inner groups": ({}, {}, one_group_more, "has groups of 4 and 1 parameters, and here of 4"),
     "outer groups": ({}, {}, outer_of_two, "has 2 groups"),
     "outer class": ({}, {}, another_outer, "the state's outer optimizer is Adam, and here SGD"),
-    "fragments": ({"fragments": 2, "delay": 1}, {"delay": 1}, the_same, "with the fragments that it was saved with"),
-    "more": ({"delay": 2}, {"fragments": 2, "delay": 2}, the_same, "with the fragments that it was saved with"),
+    "fragments": ({"fragments": 2, "delay": 1}, {"delay": 1}, the_same, "make LocalSteps with the same fragments"),
+    "more": ({"delay": 2}, {"fragments": 2, "delay": 2}, the_same, "make LocalSteps with the same fragments"),
     "delay": ({"delay": 2}, {}, the_same, "with the delay and mix that it was saved with"),
     "mix": ({"delay": 2, "mix": 0.5}, {"delay": 2}, the_same, "with the delay and mix that it was saved with"),
     "eager": ({"eager": True}, {}, the_same, "saved with eager=True"),
     "not eager": ({}, {"eager": True}, the_same, "saved with eager=False"),
     "eager fragments": (
-        {"eager": True, "fragments": 2}, {"eager": True}, the_same, "with the fragments that it was saved with",
+        {"eager": True, "fragments": 2}, {"eager": True}, the_same, "make LocalSteps with the same fragments",
     ),
 }  # fmt: skip
 Change = Callable[[nn.Module, dict[str, Any]], dict[str, Any]]
