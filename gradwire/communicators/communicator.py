@@ -1,21 +1,20 @@
 """The interfaces of communicators: collectives by which all ranks' payloads become one mean."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from gradwire.compressors import Codec, Compressor, FixedSizeCompressor, GroupContext, Reduction, Sparse
+from gradwire.compressors.companion import Companion
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
-from gradwire.options import Options
-from gradwire.recordable import Recordable
 from gradwire.slots import Layout
 from gradwire.wire import Wire
 
 
-class Communicator(Options, Recordable, ABC):
+class Communicator(Companion):
     """An algorithm that reduces a group over the ranks: a frozen dataclass of its options. Gradients come divided by
     the number of ranks, so that the sum over the ranks is the mean."""
 
@@ -30,14 +29,6 @@ class Communicator(Options, Recordable, ABC):
             raise ValueError(
                 f"{type(compressor).__name__} sums its own factors; pair it with AllReduce(), not {self.called}()"
             )
-
-    def takes(self, compressor: Compressor) -> bool:
-        """Whether this one can reduce a compressor."""
-        try:
-            self.check(compressor)
-        except ValueError:
-            return False
-        return True
 
     def rounds(self, compressor: Compressor, world: int) -> int:
         """The collectives that `reduce` runs among `world` ranks, one after another."""

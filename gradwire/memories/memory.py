@@ -5,23 +5,22 @@ compressor leaves in x is the next residual. So residuals add up over the ranks 
 right when the number of ranks changes.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 
 from gradwire.compressors import Compressor, DoubleBuffer
+from gradwire.compressors.companion import Companion
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.options import Options
-from gradwire.recordable import Recordable
 from gradwire.slots import Layout
 
 RESIDUAL = "residual"
 """The name of the tensor that is compressed: this rank's part of what the mean still lacks."""
 
 
-class Memory(Options, Recordable, ABC):
+class Memory(Companion):
     """An error feedback algorithm: a frozen dataclass of its hyperparameters."""
 
     flat_state: ClassVar[tuple[str, ...]] = (RESIDUAL,)
@@ -66,14 +65,6 @@ class Memory(Options, Recordable, ABC):
             raise ValueError(
                 f"{compressor} multiplies what it sends to be unbiased; use memory=NoMemory(), or rescale=False"
             )
-
-    def takes(self, compressor: Compressor) -> bool:
-        """Whether this one can keep a compressor's error."""
-        try:
-            self.check(compressor)
-        except ValueError:
-            return False
-        return True
 
     @abstractmethod
     def add(self, flat: Mapping[str, DoubleBuffer], gradient: LazySum, layout: Layout, ranks: int) -> LazySum:

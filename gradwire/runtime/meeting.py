@@ -94,7 +94,7 @@ class Meeting:
     def _delete_read(self) -> None:
         """Deletes this rank's texts that no rank needs any more, now that all have come."""
         store, rank = self._mesh.store, self._mesh.rank
-        with suppress(RuntimeError):  # it deletes nothing, or is gone, which the next call finds
+        with suppress(RuntimeError):  # the store cannot delete, or is gone, which the next call finds
             if rank:
                 store.delete(f"meeting/{self._count}/{rank}")
             elif self._count > 1:

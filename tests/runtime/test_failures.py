@@ -68,6 +68,11 @@ def ending_of(
     return FailureVerdict(mesh, lambda: HOSTS if ranks == 3 else [], lambda within_s: paused_s, lambda: None)
 
 
+def meeting_of(rank: int, store: Store, ranks: int) -> Meeting:
+    mesh: Any = SimpleNamespace(rank=rank, ranks=ranks, store=store, timeout_s=60.0, failure=lambda: None)
+    return Meeting(mesh)
+
+
 def marked(store: Store, ranks: Collection[int]) -> None:
     """Leaves marks of ranks that were interrupted."""
     for rank in ranks:
@@ -324,8 +329,7 @@ def test_a_meeting_asks_the_store_four_times_a_rank_and_reads_what_is_equal_once
     store, facts = Store(), {"call": "attach()", "plan": "p" * 1000}
 
     def meets(rank: int) -> list[Any]:
-        mesh: Any = SimpleNamespace(rank=rank, ranks=ranks, store=store, timeout_s=60.0, failure=lambda: None)
-        meeting = Meeting(mesh)
+        meeting = meeting_of(rank, store, ranks)
         return [*meeting.gather(facts), *meeting.hosts]
 
     began = monotonic()
@@ -341,8 +345,7 @@ def test_many_meetings_leave_the_texts_of_rank_0_at_the_last_one():
     store = Store()
 
     def meets(rank: int) -> None:
-        mesh: Any = SimpleNamespace(rank=rank, ranks=3, store=store, timeout_s=60.0, failure=lambda: None)
-        meeting = Meeting(mesh)
+        meeting = meeting_of(rank, store, 3)
         for number in range(20):
             assert meeting.gather({"call": str(number)}) == [{"call": str(number)}] * 3
 
@@ -360,8 +363,7 @@ def test_a_store_that_cannot_delete_ends_no_meeting():
     store = Keeping()
 
     def meets(rank: int) -> None:
-        mesh: Any = SimpleNamespace(rank=rank, ranks=2, store=store, timeout_s=60.0, failure=lambda: None)
-        meeting = Meeting(mesh)
+        meeting = meeting_of(rank, store, 2)
         for number in range(3):
             assert meeting.gather({"call": str(number)}) == [{"call": str(number)}] * 2
 
