@@ -131,9 +131,15 @@ def fsdp_is_in_backward(model: Any) -> bool:
     return model._get_fsdp_state()._state_ctx.post_backward_final_callback_queued
 
 
+def fsdp_waits_for_call(model: Any) -> bool:
+    """Whether `set_manual_backward_finalization(True)` was called, so that FSDP reduces what is left of a backward pass
+    in `finalize_backward()`, as torch's pipeline stages have it from torch 2.15 on."""
+    return getattr(model._get_fsdp_state()._state_ctx, "manual_backward_finalization", False)
+
+
 def reset_drops_whole_gradients(model: Any) -> None:
-    """Makes `reset_iter_state()` of a wrapped model drop whole gradients, for good. torch 2.13 documents that it does,
-    but keeps them, and FSDP adds them to the next ones. Before torch 2.13 there is no such method."""
+    """Makes `reset_iter_state()` of a wrapped model drop whole gradients, for good. torch 2.13 and 2.14 document that
+    it does, but keep them, and FSDP adds them to the next ones. Before torch 2.13 there is no such method."""
     reset = getattr(type(model), "reset_iter_state", None)
     if not reset or "reset_iter_state" in vars(model):
         return
@@ -169,15 +175,16 @@ def has_whole_gradients(groups: Iterable[Any]) -> bool:
 
 
 def _whole_gradients(parameter: Any) -> tuple[Tensor | None, Tensor | None]:
-    # of the gathered parameter, which is there from the first forward pass on; and in reduce_dtype
+    # of the gathered parameter, which is there from the first forward pass on; before torch 2.15 also in reduce_dtype
     whole = getattr(parameter, "_unsharded_param", None)
-    return None if whole is None else whole.grad, parameter.unsharded_accumulated_grad
+    return None if whole is None else whole.grad, vars(parameter).get("unsharded_accumulated_grad")
 
 
 def _put_whole_gradients(parameter: Any, gradient: Tensor | None, accumulated: Tensor | None) -> None:
     if (whole := getattr(parameter, "_unsharded_param", None)) is not None:
         whole.grad = gradient
-    parameter.unsharded_accumulated_grad = accumulated
+    if "unsharded_accumulated_grad" in vars(parameter):
+        parameter.unsharded_accumulated_grad = accumulated
 
 
 def fsdp_sums(group: Any) -> bool:

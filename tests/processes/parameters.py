@@ -386,6 +386,41 @@ def gradients_that_ddp_copies_together_are_sent_when_they_are_in_their_bucket() 
             torch.testing.assert_close(ours, theirs)
 
 
+def of_options(attach: bool, finalize: bool = False, **options) -> list[Tensor]:
+    """All gradients, step by step, of a DDP with these options whose memory other tensors take when it is freed."""
+    ddp = DistributedDataParallel(Parts(), **options)
+    if finalize:
+        ddp.require_manual_backward_finalization = True
+    if attach:
+        gw.attach(ddp, gw.FP32(), groups=gw.groups.of(count=6))
+    size, kept, found = sum(p.numel() for p in ddp.parameters()), list[Tensor](), list[Tensor]()
+    for step in range(12):
+        ddp.zero_grad()
+        ddp(batch(step)[0]).square().mean().backward()
+        if finalize:
+            ddp.finalize_backward()
+        found.append(torch.cat([p.grad.flatten() for p in ddp.parameters()]))
+        if step > 6:
+            kept += [torch.full((size,), torch.nan) for _ in range(3)]
+    return found
+
+
+@scenario(2)
+def buckets_that_ddp_makes_anew_in_each_step_have_the_means() -> None:
+    if "lazy_bucket_allocation" in DDP_OPTIONS:
+        for ours, theirs in zip(of_options(True, lazy_bucket_allocation=True), of_options(False), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+@scenario(2)
+def means_are_there_after_finalize_backward() -> None:
+    if hasattr(DistributedDataParallel, "finalize_backward"):
+        for lazy in (False, True):
+            finalized = of_options(True, finalize=True, lazy_bucket_allocation=lazy)
+            for ours, theirs in zip(finalized, of_options(False), strict=True):
+                assert torch.equal(ours, theirs)
+
+
 class Biased(nn.Module):
     """A bias beside what a checkpoint recomputes: its gradient comes before that."""
 

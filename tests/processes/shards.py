@@ -1041,6 +1041,18 @@ def gradients_outside_of_a_backward_pass_are_refused() -> None:
             lambda: [group.post_backward() for group in fsdp_groups(model)])  # fmt: skip
 
 
+@scenario(4)
+def gradients_that_come_with_finalize_backward_are_refused() -> None:
+    """As under torch 2.15's pipeline stages."""
+    mesh = meshes()[0]
+    model = wrapped(mesh["shard"])
+    if not hasattr(model, "set_manual_backward_finalization"):
+        return
+    gw.attach(model, gw.TopK(0.1), mesh=mesh, find_unused_parameters=True)
+    model.set_manual_backward_finalization(True)
+    refused(RuntimeError, "call model.set_manual_backward_finalization(False)", lambda: loss_of(model, 0).backward())
+
+
 def attached(model: nn.Module, mesh: DeviceMesh) -> gw.Handle:
     return gw.attach(model, gw.FP32(), mesh=mesh, find_unused_parameters=True)
 

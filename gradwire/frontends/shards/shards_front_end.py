@@ -26,6 +26,7 @@ from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private.compiled import named_parameters
 from gradwire.torch_private.fully_shard import (
     fsdp_groups,
+    fsdp_waits_for_call,
     is_gathered,
     only_inside_replicas,
     parameters_of_fsdp,
@@ -34,6 +35,10 @@ from gradwire.torch_private.fully_shard import (
 from gradwire.transports import ProcessGroup
 
 ONE_REPLICA = "one replica: nothing to compress"
+BY_CALL = (
+    "FSDP reduces gradients in finalize_backward(), after the backward pass, as in torch's pipeline stages; call "
+    "model.set_manual_backward_finalization(False), and train without pipeline stages"
+)
 
 
 def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | None) -> Handle:
@@ -132,6 +137,8 @@ class ShardsFrontEnd(GradientHooks):
             if self._to_check or self._forward:
                 self._check_same(module, self._runtime)
                 self._to_check = False
+            if fsdp_waits_for_call(module):
+                self._runtime.refuse(BY_CALL)
             self.follow()
         super()._forward_begins(module, arguments)
 
