@@ -1,5 +1,6 @@
 PYTHON ?= python3
 VENV := .venv
+CONSTRAINTS := constraints.txt
 BIN := $(VENV)/bin
 # uv installs sooner than pip. It reads none of pip's settings, so those that say where packages are go along; of
 # index-url only the first, which is the environment's if that has one.
@@ -7,15 +8,15 @@ given = $(shell $(PYTHON) -m pip config list | sed -n "s/.*\.$(1)='\(.*\)'/\1/p"
 setting = $(patsubst %,--$(1)=%,$(call given,$(1)))
 SOURCES = $(firstword $(call setting,index-url)) $(call setting,extra-index-url) $(call setting,find-links)
 INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --index-strategy unsafe-best-match $(SOURCES) \
-	--constraint constraints.txt --reinstall-package gradwire
-PACKAGE := pyproject.toml constraints.txt $(wildcard native/*)
+	--constraint $(CONSTRAINTS) --reinstall-package gradwire
+PACKAGE := pyproject.toml $(CONSTRAINTS) $(wildcard native/*)
 TORCH := $(VENV)/.torch
 LAB := $(VENV)/.lab
 DEV := $(VENV)/.dev
 
 WORKERS := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2)))
 
-.PHONY: demo test test-all test-deepspeed test-megatron test-ray test-torchft test-titan lint docs benchmarks sanitize fuzz dist wheels extras clean
+.PHONY: demo test test-all test-torch test-deepspeed test-megatron test-ray test-torchft test-titan lint docs benchmarks sanitize fuzz dist wheels extras clean
 
 demo: $(LAB)  ## the main job: a language model over slow links, dense against compressed
 	$(BIN)/gradwire demo
@@ -27,6 +28,11 @@ test: $(DEV)  ## all tests but the long ones, with two workers more than cores, 
 
 test-all: $(DEV)  ## and the long ones: every row of every table, trainings in small
 	$(PYTEST)
+
+test-torch:  ## all tests but the long ones with another torch: make test-torch VERSION=2.15.0
+	mkdir -p build
+	sed 's/^torch==.*/torch==$(VERSION)/; /^triton==/d' constraints.txt > build/torch-$(VERSION).txt
+	$(MAKE) test VENV=build/torch-$(VERSION) CONSTRAINTS=build/torch-$(VERSION).txt
 
 test-deepspeed: $(DEV)  ## the tests that need DeepSpeed, which builds one of its kernels for CPUs
 	$(INSTALL) --editable '.[deepspeed]'
@@ -79,9 +85,9 @@ wheels: dist  ## tries each of them in an empty environment, and the library for
 extras:  ## the package, and it with each extra, each in an empty environment
 	.ci/extras
 
-$(TORCH): constraints.txt
+$(TORCH): $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt uv
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) uv
 	$(INSTALL) torch
 	touch $(TORCH)
 
