@@ -87,7 +87,6 @@ def _new_backend(name: str, store: Any, rank: int, ranks: list[int], timeout: ti
     else:
         options.global_ranks_in_group = ranks
         backend = dist.ProcessGroupNCCL(store, rank, len(ranks), options)
-    backend._set_sequence_number_for_group()
     return backend
 
 
