@@ -52,6 +52,11 @@ def copies_together(ddp: DistributedDataParallel) -> bool:
     return getattr(ddp, "batched_grad_copy", False)
 
 
+def frees_buckets(ddp: DistributedDataParallel) -> bool:
+    """Whether it has memory for its buckets in backward passes alone: `lazy_bucket_allocation`, from torch 2.15 on."""
+    return getattr(ddp, "lazy_bucket_allocation", False)
+
+
 def skips_unused(ddp: DistributedDataParallel) -> bool:
     """Whether it calls no hook for a bucket that no rank has used."""
     return getattr(ddp, "skip_all_reduce_unused_params", False)

@@ -91,7 +91,7 @@ DDP_OPTIONS = {
     "broadcast_buffers", "forward_sync_buffers", "init_sync",  # DDP's own
     "process_group", "device_mesh",  # the ranks that exchange
     "bucket_cap_mb", "bucket_cap_mb_list", "gradient_as_bucket_view",  # means go where gradients lie in any bucket
-    "lazy_bucket_allocation",  # buckets never stay, so none has a fixed place
+    "lazy_bucket_allocation",  # buckets are freed after each step, so none has a fixed place
     "find_unused_parameters", "static_graph", "batched_grad_copy",  # say how gradients are seen
     "delay_all_reduce_named_params", "param_to_hook_all_reduce",  # DDP reduces these itself, as status() says
     "mixed_precision", "skip_all_reduce_unused_params",  # refused

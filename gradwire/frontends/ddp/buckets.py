@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.frontends.paused import Accumulated
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private.autograd import in_backward
-from gradwire.torch_private.reducer import copies_together, is_joining, parts_of
+from gradwire.torch_private.reducer import copies_together, frees_buckets, is_joining, parts_of
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Buckets:
     """The buckets of one DDP, which hand its gradients to the runtime, all on the thread that trains.
 
     DDP moves its buckets once, after the first step. Until they have stayed for a step, slots are submitted bucket by
-    bucket; from then on their places are fixed, and a slot just arrives.
+    bucket; from then on their places are fixed, and a slot just arrives. With `lazy_bucket_allocation` DDP frees its
+    buckets after each step, and no place is fixed.
     """
 
     one_by_one: bool
@@ -48,7 +49,7 @@ class Buckets:
     """Slots and passes whose gradients DDP has only accumulated so far."""
 
     def __init__(
-        self, runtime: Runtime, slot: Mapping[Tensor, int], static_graph: bool, accumulated: Accumulated
+        self, runtime: Runtime, slot: Mapping[Tensor, int], ddp: DistributedDataParallel, accumulated: Accumulated
     ) -> None:
         self.one_by_one = self.fixed = self.notes = False
         self.late = None
@@ -56,7 +57,8 @@ class Buckets:
         self.accumulated = accumulated
         self._runtime = runtime
         self._slot = slot
-        self._static_graph = static_graph
+        self._static_graph = ddp.static_graph
+        self._may_fix = not (ddp.static_graph or frees_buckets(ddp))
         self._places: dict[int, BucketPlace] = {}
         self._stayed = False
 
@@ -108,10 +110,13 @@ class Buckets:
             self._arrive(bucket)
         else:
             self._submit(bucket)
+        if not bucket.is_last():
+            return
         # all buckets have stayed since the step before: their places count as fixed
-        if bucket.is_last() and self._stayed and not self.fixed and not self._static_graph:
+        if self._stayed and not self.fixed and self._may_fix:
             self.fixed = True
             self._runtime.fix_addresses(True)
+        self._runtime.backward_done()  # lets go of buckets without fixed places, which DDP may free
 
     def _submit_sparse(self, bucket: GradBucket) -> None:
         """Submits a sparse gradient, which is alone in its bucket and another tensor in each step."""

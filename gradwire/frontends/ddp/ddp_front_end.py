@@ -106,7 +106,7 @@ class DDPFrontEnd(FrontEnd):
         self._native = False
         self._slot = {parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
         self._accumulated = Accumulated()
-        self._buckets = Buckets(runtime, self._slot, self.ddp.static_graph, self._accumulated)
+        self._buckets = Buckets(runtime, self._slot, self.ddp, self._accumulated)
         self.unreduced = Unreduced(self.ddp, self._named, managed)
         before, after, hooks = self.ddp.register_forward_pre_hook, self.ddp.register_forward_hook, self._forward_hooks
         hooks.keep(

@@ -9,7 +9,8 @@ from gradwire.frontends.paused import Accumulated
 
 def test_a_step_begins_without_the_gradients_of_a_pass_that_failed():
     runtime: Any = SimpleNamespace(wants_readiness=lambda: False)
-    buckets = Buckets(runtime, {}, False, Accumulated())
+    ddp: Any = SimpleNamespace(static_graph=False)
+    buckets = Buckets(runtime, {}, ddp, Accumulated())
     for slot in range(2):
         buckets.begin()
         buckets.seen.add(slot)
