@@ -222,6 +222,11 @@ class TimesReplicas:
             summed.record_stream(stream)
 
 
+def can_reduce_unused() -> bool:
+    """Whether FSDP can reduce zeros for parameters without a gradient, as from torch 2.13 on."""
+    return hasattr(FSDPModule, "set_reduce_scatter_unused_params")
+
+
 def reduces_unused(group: Any) -> Callable[[], None]:
     """Has FSDP reduce zeros for those of one of `fsdp_groups` that got no gradient. Returns a function that undoes
     that."""

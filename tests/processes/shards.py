@@ -30,7 +30,7 @@ import gradwire as gw
 from gradwire.collective import framed
 from gradwire.frontends.shards.shard_collectives import ShardAllGather, ShardReduceScatter
 from gradwire.frontends.shards.shard_compression import ShardCompression
-from gradwire.torch_private.fully_shard import fsdp_groups, parameters_of_fsdp
+from gradwire.torch_private.fully_shard import can_reduce_unused, fsdp_groups, parameters_of_fsdp
 from tests.processes.scenarios import (
     Halving,
     check_a_spike_is_skipped,
@@ -267,6 +267,8 @@ def modules_that_were_wrapped_as_a_list_are_one_group() -> None:
     assert not any(group._all_reduce_hook for group in fsdp_groups(model))
     torch.testing.assert_close(flat_gradients(model), native)
     # and where shards are compressed
+    if not can_reduce_unused():
+        return
     shards = with_a_list(line())
     compression = gw.compress_shards(shards, gw.TopK(0.5), memory=gw.Residual())
     flat_gradients(shards)
@@ -1407,6 +1409,8 @@ def what_a_reduce_scatter_loses_is_added_to_the_next() -> None:
 
 @scenario(2)
 def a_memory_of_shards_ends_without_a_trace_and_is_of_what_was_trained() -> None:
+    if not can_reduce_unused():
+        return
     model = fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), mesh=line())
     model[1].requires_grad_(False)
     (group,) = fsdp_groups(model)
@@ -1453,6 +1457,8 @@ def models_train_with_a_memory_of_what_shards_did_not_send() -> None:
             optimizer.zero_grad()
         return loss.item()
 
+    if not can_reduce_unused():
+        return
     first = loss_of(wrapped(line()), 5, side=False).item()
     dense, forgetting = run(None), run(gw.Quantized(2))
     assert abs(run(gw.Quantized(2), gw.Residual()) - dense) < abs(forgetting - dense)
@@ -1473,6 +1479,8 @@ def shards_that_cannot_be_compressed_are_refused() -> None:
     refused(ValueError, "memory", lambda: gw.compress_shards(model, gw.QSGD(), memory=gw.Residual() if alone else None))
     short = gw.Residual(dtype=torch.bfloat16)
     refused(ValueError, "keeps float32", lambda: gw.compress_shards(model, gw.QSGD(), memory=short))
+    with patch("gradwire.frontends.shards.shard_compression.can_reduce_unused", lambda: False):  # torch before 2.13
+        refused(ValueError, "needs torch 2.13", lambda: gw.compress_shards(model, gw.QSGD(), memory=gw.Residual()))
     for mesh in meshes():  # replicas are compared as well
         seed = dist.get_rank() // (dist.get_world_size() // 2)
         refused(ValueError, "differ in seed", partial(gw.compress_shards, wrapped(mesh), gw.QSGD(), seed=seed))

@@ -18,6 +18,7 @@ from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.job_options import JobOptions
 from gradwire.torch_private.compiled import named_parameters, uncompiled
 from gradwire.torch_private.fully_shard import (
+    can_reduce_unused,
     collectives_of,
     cut_over,
     fsdp_groups,
@@ -71,7 +72,7 @@ def compress_shards(
     With `memory=gw.Residual()` the gradients that a rank has not sent are added to its next ones, and `gradients` may
     be TopK, ChunkTopK or EFSignSGD. That takes 4 bytes for each of the model's parameters on every rank, whatever the
     number of shards. Parameters without a gradient then count as zeros, as with
-    `set_reduce_scatter_unused_params(True)`.
+    `set_reduce_scatter_unused_params(True)` of torch 2.13.
 
     Call it on all ranks, after `fully_shard`. For replicas of sharded models see `attach`, which keeps what it did not
     send. Raises ValueError, on all ranks, for compressors that need a memory, for ranks that differ, and for a model
@@ -145,6 +146,11 @@ def _check(gradients: Codec, weights: Codec, memory: Residual | None) -> None:
     check_type("memory", memory, (Residual,), "gw.Residual()")
     if memory and memory.dtype != torch.float32:
         raise ValueError(f"compress_shards() keeps float32, not {memory.dtype}; use memory=gw.Residual()")
+    if memory and not can_reduce_unused():
+        raise ValueError(
+            "compress_shards(memory=...) needs torch 2.13, whose FSDP2 can reduce zeros for parameters without a "
+            f"gradient, and this is torch {torch.__version__}; leave memory= out, with gw.QSGD() or gw.Quantized(8)"
+        )
     # both codecs suit shards
     lacking = "" if memory else "needs a memory for gradients"
     for name, codec, lack in (
