@@ -68,12 +68,17 @@ def split(x: Tensor, indices: Tensor, edges: Tensor, capacity: int) -> Iterator[
 def split_on_device(x: Tensor, indices: Tensor, edges: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
     """`split` without a host sync: indices and values (ranges, ≤ capacity) each, n and 0 behind a range's last
     entry. Indices of n or more are unused."""
-    ranges = torch.arange(len(edges) - 1, dtype=torch.int64, device=x.device)
-    outside = torch.searchsorted(edges[1:], indices, right=True) != ranges[:, None]
-    # the largest magnitudes of each range; -1 for indices of other ranges
-    sizes = x[indices.clamp(max=len(x) - 1)].abs_().expand_as(outside).masked_fill(outside, -1)
-    largest, chosen = sizes.topk(min(len(indices), capacity), sorted=False)
-    found = indices[chosen].masked_fill_(largest < 0, len(x)).sort().values
+    ranges, room = len(edges) - 1, min(len(indices), capacity)
+    # sort by range, the largest magnitudes first: as indices ascend, `owner` is the same before and after
+    owner = torch.searchsorted(edges[1:], indices, right=True)
+    order = x[indices.clamp(max=len(x) - 1)].abs_().argsort(descending=True)
+    order = order[owner[order].argsort(stable=True)]
+    # the first of each range go to its row; all others, and unused ones, to one more row
+    place = torch.arange(len(indices), dtype=torch.int64, device=x.device)
+    place -= torch.searchsorted(indices, edges)[owner]
+    to = torch.where(place < room, place.add(owner, alpha=room), ranges * room)
+    found = indices.new_full(((ranges + 1) * room,), len(x)).scatter_(0, to, indices[order])
+    found = found[: ranges * room].view(ranges, room).sort().values
     return found, x[found.clamp(max=len(x) - 1)].masked_fill_(found == len(x), 0)
 
 

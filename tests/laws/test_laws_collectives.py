@@ -17,6 +17,7 @@ from gradwire.ops.entries import EliasFano, Entries
 from gradwire.ops.ranges import even, split, split_on_device
 from gradwire.slots import Layout
 from gradwire.wire import Wire
+from tests.support.allocations import Largest
 from tests.support.cases import CASES
 from tests.support.harness import SMALL, draw, job, place_bytes, plan_of, slots_of, total
 
@@ -231,7 +232,9 @@ def test_split_is_the_same_on_every_device(n: int, capacity: int, world: int):
     indices = x.abs().topk(min(n, 300)).indices.sort().values
     bounds = even(n, world)
     edges = torch.tensor(bounds)
-    found, values = split_on_device(x, indices, edges, capacity)
+    with Largest() as largest:
+        found, values = split_on_device(x, indices, edges, capacity)
+    assert largest.bytes <= 8 * (len(indices) + (world + 1) * capacity), largest.by  # not ranks times what is chosen
     for by_host, row, kept in zip(split(x, indices, edges, capacity), found, values, strict=True):
         there = row < n
         assert torch.equal(by_host[0], row[there])

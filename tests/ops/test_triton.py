@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 from unittest.mock import patch
 
 import pytest
@@ -18,10 +18,11 @@ from gradwire.ops.formats import Blocks, Code, nearest
 from gradwire.ops.noise import SALT_MASK, Seed, hashed_draws
 from tests.support.kernel_cases import CODES, DTYPES, SHAPES, garbage, numbers, same_bits, weighable
 
-pytest.importorskip("triton")
+triton: Any = pytest.importorskip("triton")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is numpy, which warns of infinities
 from gradwire.ops.reference.products import COLUMNS, ROWS  # noqa: E402
 from gradwire.ops.triton import TRITON, products  # noqa: E402
+from gradwire.ops.triton.launching import launch, programs_for, programs_of  # noqa: E402
 
 vectors = {"n": st.one_of(st.integers(0, 70), st.integers(4000, 9000)), "seed": st.integers(0, 2**32 - 1)}
 few = settings(max_examples=25, deadline=None)
@@ -358,6 +359,19 @@ def test_products_are_the_references(shapes: list[tuple[int, int, int, int]], ga
 def test_draws_are_the_hashed_ones(n: int, salt: int, step: int):
     seed, cpu = Seed(0, salt, torch.tensor([step])), torch.device("cpu")
     assert torch.equal(TRITON.draws(n, seed, cpu), hashed_draws(n, seed, cpu))
+
+
+@triton.jit
+def count_programs(out, n, SIZE: triton.language.constexpr):
+    triton.language.store(out, programs_of(n, SIZE))
+
+
+@pytest.mark.parametrize("n", [1, 2, 2048, 2049, 2**31 - 1])
+def test_programs_are_counted_as_the_host_counts_them(n: int):
+    """Of the longest vector, too, whose elements and one more program's have no number of 32 bits."""
+    found = torch.zeros(1, dtype=torch.int64)
+    launch(count_programs, 1, found, n, SIZE=2048)
+    assert found.item() == programs_for(n, 2048)
 
 
 def in_batches(vector: Tensor, shapes: list[tuple[int, int, int]]) -> list[Tensor]:

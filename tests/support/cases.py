@@ -88,7 +88,7 @@ CASES = [
     Case(gw.TopK(0.05), RESIDUAL, SCATTER, 48 * 0.05, (45, 124), interpreted="vectors"),
     Case(gw.TopK(0.05), gw.Residual(decay=0.9), GATHER, 48 * 0.05, (16, 49), interpreted="vectors"),
     Case(gw.TopK(0.05), SHORT, GATHER, 48 * 0.05, (18, 70), gpu_differs=True, interpreted="vectors"),
-    Case(gw.TopK(0.05), gw.Residual(0.9, 4, torch.bfloat16), gw.OkTopk(), 48 * 0.05, (67, 138), gpu_differs=True),
+    Case(gw.TopK(0.05), gw.Residual(0.9, 4, torch.bfloat16), gw.OkTopk(), 48 * 0.05, (75, 146), gpu_differs=True),
     Case(gw.TopK(0.05), EIGHT, GATHER, 48 * 0.05, (20, 100), gpu_differs=True, interpreted="vectors"),
     Case(gw.TopK(0.05), gw.Residual(limit=4), GATHER, 48 * 0.05, (26, 57)),
     Case(gw.TopK(0.05), gw.DGCMemory(momentum=0.8), GATHER, 48 * 0.05, (18, 57), interpreted="vectors"),
@@ -96,9 +96,9 @@ CASES = [
     Case(gw.DGC(0.05), gw.DGCMemory(), GATHER, 48 * 0.05, (18, 56), gpu_differs=True),
     Case(gw.DGC(0.05), gw.DGCMemory(masking=False, clip=0.5), GATHER, 48 * 0.05, (24, 64), gpu_differs=True),
     Case(gw.DGC(0.05), RESIDUAL, GATHER, 48 * 0.05, (16, 48), gpu_differs=True),
-    Case(gw.TopK(0.05), RESIDUAL, gw.SplitGather(), 48 * 0.05, (56, 100)),
-    Case(gw.DGC(0.05), gw.DGCMemory(), gw.SplitGather(slack=1.0, growth=1.0), 48 * 0.05, (58, 113), gpu_differs=True),
-    Case(gw.TopK(1.0), RESIDUAL, gw.SplitGather(), 48, (43, 70), exact=True),
+    Case(gw.TopK(0.05), RESIDUAL, gw.SplitGather(), 48 * 0.05, (64, 108)),
+    Case(gw.DGC(0.05), gw.DGCMemory(), gw.SplitGather(slack=1.0, growth=1.0), 48 * 0.05, (66, 121), gpu_differs=True),
+    Case(gw.TopK(1.0), RESIDUAL, gw.SplitGather(), 48, (51, 78), exact=True),
     Case(gw.TopK(0.05), RESIDUAL, gw.Exclusive(), 48 * 0.05, (27, 50)),
     Case(gw.DGC(0.05), gw.DGCMemory(), gw.Exclusive(), 48 * 0.05, (29, 57), gpu_differs=True),
     Case(gw.TopK(1.0), RESIDUAL, gw.Exclusive(), 48, (27, 47), exact=True),
@@ -108,17 +108,17 @@ CASES = [
     Case(gw.TopK(0.05), RESIDUAL, gw.GlobalTopK(), 48 * 0.05, (36, 80)),
     Case(gw.DGC(0.05), gw.DGCMemory(), gw.GlobalTopK(), 48 * 0.05, (38, 91), gpu_differs=True),
     Case(gw.TopK(1.0), RESIDUAL, gw.GlobalTopK(), 48, (36, 77), exact=True),
-    Case(gw.TopK(0.05), RESIDUAL, gw.OkTopk(), 48 * 0.05, (58, 112), gpu_differs=True),
+    Case(gw.TopK(0.05), RESIDUAL, gw.OkTopk(), 48 * 0.05, (66, 120), gpu_differs=True),
     Case(
-        gw.DGC(0.05), gw.DGCMemory(), gw.OkTopk(slack=1.0, rebalance=2, reuse=3), 48 * 0.05, (75, 130), gpu_differs=True
+        gw.DGC(0.05), gw.DGCMemory(), gw.OkTopk(slack=1.0, rebalance=2, reuse=3), 48 * 0.05, (83, 138), gpu_differs=True
     ),
-    Case(gw.TopK(1.0), RESIDUAL, gw.OkTopk(rebalance=1), 48, (74, 121), exact=True, gpu_differs=True),
+    Case(gw.TopK(1.0), RESIDUAL, gw.OkTopk(rebalance=1), 48, (82, 129), exact=True, gpu_differs=True),
     Case(gw.TopK(0.05, value_bits=4), RESIDUAL, GATHER, 11 * 0.05, (20, 89), gpu_differs=True),
     Case(gw.TopK(0.05, value_bits=4), gw.Residual(decay=0.9), SCATTER, 11 * 0.05, (53, 245), gpu_differs=True),
-    Case(gw.TopK(0.05, value_bits=4), RESIDUAL, gw.SplitGather(), 11 * 0.05, (64, 185), gpu_differs=True),
+    Case(gw.TopK(0.05, value_bits=4), RESIDUAL, gw.SplitGather(), 11 * 0.05, (72, 193), gpu_differs=True),
     Case(gw.TopK(0.05, value_bits=4), RESIDUAL, gw.GlobalTopK(), 11 * 0.05, (44, 153), gpu_differs=True),
     Case(
-        gw.TopK(0.05, value_bits=4), RESIDUAL, gw.OkTopk(rebalance=2, reuse=3), 11 * 0.05, (80, 202), gpu_differs=True
+        gw.TopK(0.05, value_bits=4), RESIDUAL, gw.OkTopk(rebalance=2, reuse=3), 11 * 0.05, (88, 210), gpu_differs=True
     ),
     Case(gw.TopK(0.05, value_bits=4), NONE, GATHER, 11 * 0.05, (20, 88), gpu_differs=True),
     Case(
@@ -126,7 +126,7 @@ CASES = [
         RESIDUAL,
         gw.SplitGather(slack=1.0, growth=1.0),
         11 * 0.05,
-        (67, 208),
+        (75, 216),
         gpu_differs=True,
     ),
     Case(gw.HardThreshold(0.5, 0.05, value_bits=4), RESIDUAL, GATHER, 11 * 0.05, (27, 92), gpu_differs=True),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.codes import upper_half
-from gradwire.ops.triton.launching import programs_for
+from gradwire.ops.triton.launching import programs_for, programs_of
 
 SIZE = 1024
 """Elements of a program."""
@@ -20,7 +20,7 @@ def cast_kernel(x, rows, n, length, stride, limit, KEEP: tl.constexpr, SIZE: tl.
     """Casts SIZE of n elements to rows of `length`, `stride` elements from each other, clipped to ±limit; to KEEP the
     error, leaves it in x."""
     # the row and columns of this program
-    programs = tl.cdiv(length, SIZE)
+    programs = programs_of(length, SIZE)
     row = (tl.program_id(0) // programs).to(tl.int64)
     place = tl.program_id(0) % programs * SIZE + tl.arange(0, SIZE)
     live = (place < length) & (row * length + place < n)

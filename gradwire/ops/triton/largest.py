@@ -16,6 +16,7 @@ first digit, second and third.
 import triton
 import triton.language as tl
 
+from gradwire.ops.triton.launching import programs_of
 from gradwire.ops.triton.sums import note_unless_finite, summed, weight_of
 
 TILE: tl.constexpr = tl.constexpr(2048)
@@ -82,7 +83,7 @@ def list_tile(x, live, bound, keys, places):
 @triton.jit
 def list_kernel(x, state, keys, places, counts, n):
     """Lists one tile of a vector of n elements; `counts` says how many elements each tile lists."""
-    tiles = tl.cdiv(n, TILE)
+    tiles = programs_of(n, TILE)
     row, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0).to(tl.int64)
     state += row * STATE
     at = tile % tiles * TILE + tl.arange(0, TILE)
@@ -114,8 +115,8 @@ def add_list_kernel(
 def tiles_of(n, TILES: tl.constexpr):
     """Of a program that reads lists: the vector, and its tiles (TILES,), of which some may be behind the last; the
     first of these among those of all vectors; and which are tiles of this vector."""
-    tiles = tl.cdiv(n, TILE)
-    programs = tl.cdiv(tiles, TILES)
+    tiles = programs_of(n, TILE)
+    programs = programs_of(tiles, TILES)
     row = (tl.program_id(0) // programs).to(tl.int64)
     tile = tl.program_id(0) % programs * TILES + tl.arange(0, TILES)
     return row, row * tiles + tile, tile, tile < tiles
@@ -162,7 +163,7 @@ def digits_kernel(
     if NUMBER > 0:
         known, _left = next_known(state, NUMBER)
     elif tl.load(state + LISTED) < k:
-        first, tiles = tl.program_id(0) % tl.cdiv(tl.cdiv(n, TILE), TILES) * TILES, tl.cdiv(n, TILE)
+        first, tiles = tl.program_id(0) % programs_of(programs_of(n, TILE), TILES) * TILES, programs_of(n, TILE)
         for number in range(first, tl.minimum(first + TILES, tiles)):
             begin = (row * tiles + number) * TILE
             element = begin - row * tiles * TILE + tl.arange(0, TILE)

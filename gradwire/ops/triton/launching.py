@@ -7,6 +7,8 @@ from threading import Event, RLock
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 ROUNDED = {"enable_fp_fusion": False}
 """For kernels that decode: each operation is rounded by itself, so that all ranks have what torch would compute."""
@@ -41,6 +43,12 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
 def programs_for(n: int, each: int) -> int:
     """The number of programs for n elements, `each` of them in one."""
     return -(-n // each)
+
+
+@triton.jit
+def programs_of(n, SIZE: tl.constexpr):
+    """`programs_for` in a kernel, of 1 to 2^31 - 1 elements."""
+    return (n - 1) // SIZE + 1  # tl.cdiv adds SIZE first
 
 
 def power_of_2(n: int) -> int:

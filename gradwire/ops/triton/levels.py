@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from gradwire.ops.triton.codes import LARGEST, upper_half
+from gradwire.ops.triton.launching import programs_of
 from gradwire.ops.triton.places import GROUP, store_place
 
 
@@ -18,7 +19,7 @@ def pack_levels_kernel(
     not sent. To TAKE elements, `chosen` is a vector, which keeps the error; else it has values, and these as they are
     sent go to `sent`. `levels` (15,) are the 8 levels, and the 7 edges between them. All else is as in
     `pack_kernel`."""
-    groups = tl.cdiv(n, GROUP)
+    groups = programs_of(n, GROUP)
     group, row = tl.program_id(0) % groups, (tl.program_id(0) // groups).to(tl.int64)
     payloads = payloads + row * stride
     indices = indices + row * m

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from gradwire.ops import entries
+from gradwire.ops.triton.launching import programs_of
 
 GROUP: tl.constexpr = tl.constexpr(entries.GROUP)
 """Elements that share a scale."""
@@ -34,7 +35,7 @@ def pack_kernel(
     these are `chosen` (m,) or, to TAKE them, the elements of a vector `chosen` at the indices, which become 0. Payloads
     are `stride` words apart, and vectors `source_stride` elements; a payload's lower bits and values begin at words
     `low_at` and `values_at`. LOW: how many lower bits an index has."""
-    program, row = tl.program_id(0) % tl.cdiv(m, SIZE), (tl.program_id(0) // tl.cdiv(m, SIZE)).to(tl.int64)
+    program, row = tl.program_id(0) % programs_of(m, SIZE), (tl.program_id(0) // programs_of(m, SIZE)).to(tl.int64)
     payloads, indices = payloads + row * stride, indices + row * m
     at = program.to(tl.int64) * SIZE + tl.arange(0, SIZE)
     index = tl.load(indices + at, at < m, n)
@@ -65,7 +66,7 @@ def set_bits(word):
 def words_kernel(counts, starts, rows, stride, words, spans, SIZE: tl.constexpr):
     """Counts the entries in SIZE of a row's `words` upper words: counts (rows, programs of a row). Sets the row's
     `starts` (rows, spans + 1), as far as they are not to be known, behind the last word."""
-    programs = tl.cdiv(words, SIZE)
+    programs = programs_of(words, SIZE)
     row, program = (tl.program_id(0) // programs).to(tl.int64), tl.program_id(0) % programs
     at = program * SIZE + tl.arange(0, SIZE)
     word = tl.load(rows + row * stride + at, at < words, 0)
@@ -79,7 +80,7 @@ def ends_kernel(
 ):  # fmt: skip
     """Counts the entries up to the end of each of SIZE upper words: ends (rows, words) int32. Where number i·SPAN of a
     row's zeros is in one of them, counted from 1, that is start number i."""
-    programs = tl.cdiv(words, SIZE)
+    programs = programs_of(words, SIZE)
     row, program = (tl.program_id(0) // programs).to(tl.int64), tl.program_id(0) % programs
     # what programs before this one have counted
     before = 0
@@ -198,7 +199,7 @@ def unpack_kernel(
 ):  # fmt: skip
     """Unpacks SIZE of the k entries of one payload: indices (k,) below n, and to found (k,) their values or, in a
     payload without values, 1; 0 for entries that are not filled. `steps` are enough to bisect `words`."""
-    program, row = tl.program_id(0) % tl.cdiv(k, SIZE), (tl.program_id(0) // tl.cdiv(k, SIZE)).to(tl.int64)
+    program, row = tl.program_id(0) % programs_of(k, SIZE), (tl.program_id(0) // programs_of(k, SIZE)).to(tl.int64)
     rows = rows + row * stride
     ends = ends + row * words
     indices = indices + row * k

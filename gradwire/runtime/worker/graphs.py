@@ -3,9 +3,10 @@
 Only this module knows them. The rest of the runtime sees `Executor.graphs`, which tests replace by a tape.
 """
 
+import gc
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Protocol, TypeVar
 
 import torch
@@ -37,15 +38,16 @@ class CUDAGraphs:
     def record(self, turn: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """See `Graphs`."""
         graph = torch.cuda.CUDAGraph()
-        try:
-            # launches of this thread alone are captured; other threads go on
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            value = turn()
-        except BaseException:
-            with suppress(RuntimeError):  # it says that the capture has failed
-                self._end(graph)
-            raise
-        self._end(graph)
+        with _nothing_collected():
+            try:
+                # launches of this thread alone are captured; other threads go on
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                value = turn()
+            except BaseException:
+                with suppress(RuntimeError):  # it says that the capture has failed
+                    self._end(graph)
+                raise
+            self._end(graph)
         return graph.replay, value
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> None:
@@ -54,3 +56,16 @@ class CUDAGraphs:
         except RuntimeError:
             end_failed(graph, self._pool)
             raise
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """A context without garbage collection. A dropped graph, kernel or tensor that it frees, of torch.compile for
+    example, calls what CUDA forbids during a capture."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()

@@ -1,5 +1,6 @@
 """Recorded turns, on a tape: what is replayed is what would have been computed, to the last bit."""
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -333,6 +334,21 @@ def test_a_capture_that_fails_leaves_nothing_under_way(captures: CUDAGraphs, inv
         assert captures.record(turn)[1] == 7
     assert not Capture.under_way
     assert not Capture.draws
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_nothing_is_collected_while_a_turn_is_recorded(captures: CUDAGraphs, collects: bool):
+    """A dropped graph or kernel that Python collects then, of anybody's, makes the capture invalid."""
+    before = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        assert captures.record(gc.isenabled)[1] is False
+        assert gc.isenabled() is collects
+        with pytest.raises(ZeroDivisionError):
+            captures.record(lambda: 1 / 0)
+        assert gc.isenabled() is collects
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_a_turn_that_launches_nothing_is_no_reason_to_warn(captures: CUDAGraphs):
