@@ -69,8 +69,14 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     # gain of the best plan over the first way, cluster by cluster
     gains = [(best.progress / other.progress, best) for other, best in zip(of[first], of[BEST], strict=True)]
     (most, where), (least, there) = max(gains, key=lambda g: g[0]), min(gains, key=lambda g: g[0])
-    text = f"Beside {first}, the best plan makes {times(most)} the progress on {_place(where)}"
-    text = f"{text}, with groups of {where.groups}"
+    # where all steps make the same progress, and with the objective "step", their time alone counts
+    timed = all(outcome.efficiency in (1, None) for outcome in outcomes)
+    gain = (
+        f"steps of the best plan are {times(most)} as fast"
+        if timed
+        else f"the best plan makes {times(most)} the progress"
+    )
+    text = f"Beside {first}, {gain} on {_place(where)}, with groups of {where.groups}"
     text = f"{text}; {times(least)} on {_place(there)}." if len(gains) > 1 else f"{text}."
     return f"{text} {_best_alone(outcomes, where, first)}".strip()
 
