@@ -18,6 +18,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from gradwire.cli.run_setup import leads
@@ -86,14 +87,16 @@ class _TimeLeft(TimeRemainingColumn):
 
 def progress_bars() -> Progress:
     """Progress bars on standard error, each with a note, of the process that leads: others would wipe them away."""
+    names, figures = Column(overflow="ellipsis"), Column(no_wrap=True)
     return Progress(
-        TextColumn("{task.description:<24}", markup=False),
+        # where there is little room, names are cut, not figures
+        TextColumn("{task.description}", markup=False, table_column=names),
         BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-        TimeElapsedColumn(),
+        MofNCompleteColumn(table_column=figures),
+        TextColumn("{task.fields[note]}", markup=False, table_column=names),
+        TimeElapsedColumn(table_column=figures),
         TextColumn("left"),
-        _TimeLeft(),
+        _TimeLeft(table_column=figures),
         console=console(stderr=True),
         speed_estimate_period=3600,  # of turns that take minutes too
         disable=not leads(),

@@ -80,6 +80,17 @@ def test_only_the_process_that_leads_shows_progress(
     assert progress.disable == (rank > 0)
 
 
+@pytest.mark.parametrize("name", ["dense", "topk:0.01+residual+allgather+gravac:10,1000"])
+def test_progress_on_a_narrow_terminal_cuts_names_and_no_figures(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    with progress_bars() as progress:
+        progress.update(progress.add_task(name, total=3000, note="loss 2.190"), completed=1500)
+    shown = capsys.readouterr().err
+    assert all(figure in shown for figure in ("1500/3000", "0:00:00 left -:--:--", "2.190"))
+
+
 def test_help_is_whole_in_the_list_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
