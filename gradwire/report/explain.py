@@ -9,6 +9,7 @@ from gradwire.report.timeline_rows import LANES
 from gradwire.report.timeline_shares import COMPUTE, Shares, of_slowest_rank
 from gradwire.report.words import counted
 from gradwire.schedule import Objective
+from gradwire.schedule.candidate_names import in_short
 from gradwire.schedule.timeline import Span, Timeline
 from gradwire.tuner.trials import Tried
 
@@ -36,7 +37,7 @@ def explain(
         ["what sets the pace", _pace(shares)],
         ["groups", _groups(plan)],
     ]
-    return TextTable("Why this plan", ["", "in words"], rows + _others(others, objective), texts=("in words",))
+    return TextTable("Why this plan", ["about", "in words"], rows + _others(others, objective), texts=("in words",))
 
 
 def groups(plan: Plan, timeline: Timeline) -> TextTable:
@@ -53,7 +54,7 @@ def lanes(timelines: Mapping[str, Timeline]) -> TextTable:
     rows = [[lane, *(_ms(each.busy_s.get(lane, 0.0)) for each in shares)] for lane in LANES]
     rows += [["exposed wire", *(_ms(each.wire_exposed_s) for each in shares)]]
     rows += [["step", *(_ms(each.step_s) for each in shares)]]
-    return TextTable(" and ".join(timelines).capitalize(), ["lane", *timelines], rows)
+    return TextTable("Lane by lane", ["lane", *timelines], rows)
 
 
 def _step(shares: Shares) -> str:
@@ -143,8 +144,8 @@ def _group(index: int, group: Group, spans: Sequence[Span]) -> list[str]:
 
 
 def _way(group: Group) -> str:
-    parts = [repr(part).removesuffix("()") for part in (group.compressor, group.memory, group.communicator)]
-    return f"{parts[0]}{f' with {parts[1]}' if group.memory.error_feedback else ''} over {parts[2]}"
+    kept = f" with {in_short(group.memory)}" if group.memory.error_feedback else ""
+    return f"{in_short(group.compressor, first=1)}{kept} over {in_short(group.communicator)}"
 
 
 def _ms(seconds: float) -> str:

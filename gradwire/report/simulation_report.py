@@ -136,7 +136,7 @@ def picture(outcomes: Sequence[Outcome], title: str, narrow: bool = False) -> Fi
     if len({outcome.cluster.ranks for outcome in outcomes}) == 1:
         return _bars(outcomes, title, links, narrow)
     with rc_context(STYLE):
-        drawn, axes = sheet(len(links), max(3.4, 7 / len(links)), 2.8 if narrow else 4.6, narrow, sharey=True)
+        drawn, axes = sheet(len(links), max(3.4, 12 / len(links)), 2.8 if narrow else 4.6, narrow, sharey=True)
         head(drawn, "" if narrow else title)
         # a panel for each link, a line for each way
         for axis, link in zip(axes, links, strict=True):

@@ -71,7 +71,7 @@ def table(name: str, results: Sequence[Result], others: Columns[Result] | None =
         f"times {NOCOMM}": lambda each: f"{each.timing.times_nocomm:.2f}",
         "kB per rank": lambda each: figure(each.timing.totals.wire_bytes / each.timing.steps / 1e3),
         "fewer bytes": lambda each: times(each.timing.totals.ratio),
-        "cut": lambda each: each.row.note,
+        **({"cut": lambda each: each.row.note} if any(each.row.note for each in results) else {}),
     }
     more = others or {}
     return TextTable.of(f"Suite {name}", results, {**columns, **more}, texts=("configuration", "cut", *more))

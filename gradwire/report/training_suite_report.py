@@ -82,7 +82,7 @@ def table(name: str, trained: Sequence[TrainedTask]) -> TextTable:
         seconds = [never if to_dense is None else figure(to_dense), figure(row["seconds"])]
         sent = [times(fewer) if fewer else "-", figure(row["wire_bytes"] / 1e6), times(row["bytes_factor"])]
         rows.append([row["task"], row["model"], row["configuration"], ended, *seconds, *sent])
-    return TextTable(f"Suite {name}", columns, rows, texts=("configuration",))
+    return TextTable(f"Suite {name}", columns, rows, texts=("model", "configuration"))
 
 
 def write(folder: Path, name: str, trained: Sequence[TrainedTask], facts: Mapping[str, Any]) -> list[Path]:

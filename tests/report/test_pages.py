@@ -40,7 +40,12 @@ def adapting() -> Run:
 
 
 def write_training(folder: Path) -> Path:
-    return training_report.write(folder, [*MANY, adapting()], "loss", FACTS | {"command": "gradwire train " * 20})[-1]
+    return training_report.write(
+        folder,
+        [*MANY, adapting()],
+        "loss",
+        FACTS | {"command": "gradwire train " * 20, "optimizer_options": {"lr": 0.1, "momentum": None}},
+    )[-1]
 
 
 def write_simulation(folder: Path) -> Path:
@@ -168,6 +173,32 @@ def test_phones_get_pictures_with_panels_below_each_other(tab: Page, written: di
     assert tab.value(shape) < 0.6
     tab.open(written["training"], width=400)
     assert tab.value(shape) > 1.5
+    # a wide one is as wide as the page, in letters of its size
+    tab.open(written["simulation"], width=1280)
+    assert tab.value(shape) < 0.6
+
+
+def test_on_phones_a_number_that_names_a_row_says_of_what_and_words_begin_at_the_left(
+    tab: Page, written: dict[str, Path]
+) -> None:
+    tab.open(written["timeline"], width=400)
+    group = "[...document.querySelectorAll('tbody th')].find(each => each.textContent === '0')"
+    assert tab.value(f"getComputedStyle({group}, '::before').content") == '"group "'
+    assert tab.value("getComputedStyle(document.querySelector('td.text:not(:only-of-type)')).textAlign") == "left"
+
+
+def test_what_can_be_copied_to_a_shell_is_broken_between_words_and_nothing_stands_empty(
+    tab: Page, written: dict[str, Path]
+) -> None:
+    tab.open(written["suite"], width=1280)
+    assert tab.value("[...document.querySelectorAll('.option')].every(each => each.getClientRects().length === 1)")
+    commands = "[...document.querySelectorAll('tr td:last-child')].map(each => each.innerText)"
+    assert "gradwire bench dense --model resnet50 --hosts 2 --link 1gbit" in tab.value(commands)[0]
+    for path in written.values():
+        tab.open(path)
+        assert tab.value("[...document.querySelectorAll('th')].filter(each => !each.textContent).length") == 0
+        # a column of empty cells, or an option that was not given
+        assert tab.value("[...document.querySelectorAll('td')].filter(each => !each.textContent).length") == 0
 
 
 def ended(dense: float, other: float) -> list[Run]:
