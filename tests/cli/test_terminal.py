@@ -60,6 +60,16 @@ def test_a_table_fits_cuts_no_digit_and_leaves_out_no_column(width: int) -> None
     assert text.count("Training") == 1
 
 
+def test_a_table_fits_a_dumb_terminal_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rich takes that for 80 columns wide, whatever width it is given, so every table was thought to fit."""
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    show(TextTable("Training", COLUMNS, FIGURES))
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert all(out.count(figure) == 3 for figure in FIGURES[0][1:])
+
+
 def test_what_names_a_row_stands_before_each_block_of_columns() -> None:
     lines = printed(TextTable("Training", COLUMNS, FIGURES, keys=2), 80).splitlines()
     rows = [line.split() for line in lines if ".2345" in line]
