@@ -48,7 +48,8 @@ class Task(ABC):
         for field in fields(self):
             value = getattr(self, field.name)
             if type(value) is int and not 1 <= value <= MOST:
-                raise ValueError(f"{field.name} must be at least 1, and at most {MOST:,}, got {value}")
+                bound = "at least 1" if value < 1 else f"at most {MOST:,}"
+                raise ValueError(f"{field.name} must be {bound}, got {value}")
 
     def build_model(self, seed: int) -> nn.Module:
         """A fresh model, the same on every rank for the same seed; torch's generators are left as they were."""
