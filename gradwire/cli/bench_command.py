@@ -13,7 +13,7 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gradwire.cli.console import console, mistakes, progress_bars, show
+from gradwire.cli.console import mistakes, progress_bars, show, show_and_write
 from gradwire.cli.option_groups import Compared, Play, PricedTraining
 from gradwire.cli.run_setup import cuts_here, leads, named_if_full, ranks_of, run_folder, writing_to
 from gradwire.cli.wanted import texts
@@ -111,16 +111,9 @@ def _show_played(
     real = ("hosts", "ranks")
     facts = {name: str(fact) for name, fact in circumstances(running).items() if name not in real and fact is not None}
     facts |= {"place": str(setup.play), "parameters": str(setup.parameters())}
-    # the report is written also where the output is closed, as by `head`
-    try:
-        console().print(f"{title}; ms per step", highlight=False, markup=False)
-        show(played_report.steps(times.timings, setup.play.cluster, cost))
-        if fastest := played_report.winners(times):
-            show(fastest)
-        console().print(played_report.verdict(times), highlight=False)
-    finally:
-        paths = played_report.write(folder, title, times, samples, facts, cost)
-    print(*paths, sep="\n")
+    tables = played_report.steps(times.timings, setup.play.cluster, cost), played_report.winners(times)
+    shown = f"{title}; ms per step", *tables, played_report.verdict(times)
+    show_and_write(shown, lambda: played_report.write(folder, title, times, samples, facts, cost))
 
 
 def bench_suite(name: str, cuts: dict[str, Any], timed: TimingOptions, out: Path, own: Mapping[str, object]) -> None:
@@ -148,17 +141,18 @@ def _show_setup(
     turns = f"{timed.repeats} x {timed.steps} steps{rounds}{autocast}"
     columns = "ms per step; the column wire sums messages that overlap, so it may exceed the step"
     heading = headed(f"{setup.title}, {cluster}: {turns}", stopped, columns)
-    # the heading, the table and, also where the output is closed, as by `head`, the same as JSON with all samples
-    try:
-        console().print(heading, highlight=False, markup=False)
-        show(text_table.timings(timings))
-    finally:
+
+    def write() -> list[Path]:
         if json_file:
             facts = {"model": setup.title, "parameters": setup.parameters(), **asdict(timed)} | circumstances(cluster)
             facts |= {"stopped": stopped} if stopped else {}
             figures = {"timings": [t.to_json() for t in timings], "samples": [s.to_line() for s in samples]}
             with named_if_full(json_file):
                 json_file.write_text(json.dumps(facts | figures, indent=1) + "\n")
+        # nothing beside it, which may be the output itself
+        return []
+
+    show_and_write([heading, text_table.timings(timings)], write)
 
 
 def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path) -> None:
@@ -173,9 +167,7 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
     now, folder = "", None
     paths: list[Path] = []
     if rows[0].setup.link == REAL and leads():
-        console().print(
-            f"{rows[0].setup.ranks} ranks and their own network stand for the published ones", highlight=False
-        )
+        show(f"{rows[0].setup.ranks} ranks and their own network stand for the published ones")
 
     def write(**stopped: str) -> None:
         assert folder
@@ -206,8 +198,7 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
     # show what there is, even where a set-up failed
     finally:
         if measured:
-            show(suites.table(name, measured))
-            print(*paths, sep="\n")
+            show_and_write([suites.table(name, measured)], lambda: paths)
 
 
 def time_turns(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.cli.bench_command import headed, time_turns
-from gradwire.cli.console import console, mistakes, show
+from gradwire.cli.console import mistakes, show_and_write
 from gradwire.cli.option_groups import Play, PricedTraining, ProfiledJob
 from gradwire.cli.run_setup import run_folder, writing_to
 from gradwire.cli.scheduler_commands import read_job
@@ -97,12 +97,10 @@ def _show(
         for (way, step_s), timing in zip(predicted, [alone, *timings], strict=False)
     ]
     title = headed(title, stopped)
-    path = home / "check.json"
-    # the file is written also where the output is closed, as by `head`
-    try:
-        console().print(title, highlight=False, markup=False)
-        show(check_report.table(rows, outcomes[0].cluster.ranks, cost))
-        console().print(f"{check_report.verdict(rows)} {doubt}".strip(), highlight=False)
-    finally:
-        write_json(path, {"title": title, "rows": [asdict(row) for row in rows]})
-    print(path)
+
+    def write() -> list[Path]:
+        write_json(path := home / "check.json", {"title": title, "rows": [asdict(row) for row in rows]})
+        return [path]
+
+    verdict = f"{check_report.verdict(rows)} {doubt}".strip()
+    show_and_write([title, check_report.table(rows, outcomes[0].cluster.ranks, cost), verdict], write)

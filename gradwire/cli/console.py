@@ -2,9 +2,10 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -17,6 +18,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from gradwire.cli.run_setup import leads
@@ -24,6 +26,8 @@ from gradwire.report import terminal
 from gradwire.report.text_table import TextTable
 
 _WIDTH_IN_FILES = 100
+_NO_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
+"""In what torch raises then."""
 
 
 class Mistake(typer.TyperException):
@@ -32,17 +36,36 @@ class Mistake(typer.TyperException):
 
 @contextmanager
 def mistakes() -> Iterator[None]:
-    """Turns ValueErrors into the user's mistakes."""
+    """Turns ValueErrors, and sizes for which there is no memory, into the user's mistakes."""
     try:
         yield
     except ValueError as error:
         raise Mistake(str(error)) from error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in _NO_MEMORY):
+            raise
+        raise Mistake("there is no memory for such sizes: give smaller ones, such as of the batch") from error
 
 
-def show(table: TextTable) -> None:
-    """Prints a table, as wide as there is room."""
+def show(*shown: TextTable | str | None) -> None:
+    """Prints tables, as wide as there is room, and sentences; nothing for what is empty."""
     there = console()
-    there.print(terminal.fitted(table, there.width))
+    for each in filter(None, shown):
+        if isinstance(each, TextTable):
+            there.print(terminal.fitted(each, there.width))
+        else:
+            there.print(each, highlight=False, markup=False)
+
+
+def show_and_write(shown: Iterable[TextTable | str | None], write: Callable[[], Iterable[Path]]) -> None:
+    """Shows a report, and then the paths of its files, which are written also where the output is closed, as by
+    `head`."""
+    try:
+        show(*shown)
+    finally:
+        paths = write()
+    for path in paths:
+        print(path)
 
 
 def console(stderr: bool = False) -> Console:
@@ -64,14 +87,16 @@ class _TimeLeft(TimeRemainingColumn):
 
 def progress_bars() -> Progress:
     """Progress bars on standard error, each with a note, of the process that leads: others would wipe them away."""
+    names, figures = Column(overflow="ellipsis"), Column(no_wrap=True)
     return Progress(
-        TextColumn("{task.description:<24}", markup=False),
+        # where there is little room, names are cut, not figures
+        TextColumn("{task.description}", markup=False, table_column=names),
         BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-        TimeElapsedColumn(),
+        MofNCompleteColumn(table_column=figures),
+        TextColumn("{task.fields[note]}", markup=False, table_column=names),
+        TimeElapsedColumn(table_column=figures),
         TextColumn("left"),
-        _TimeLeft(),
+        _TimeLeft(table_column=figures),
         console=console(stderr=True),
         speed_estimate_period=3600,  # of turns that take minutes too
         disable=not leads(),

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import torch
 import typer
 
-from gradwire.cli.console import mistakes
+from gradwire.cli.console import console, mistakes
 from gradwire.cli.run_setup import leads
 from gradwire.lab.doctor.examination import examine
 from gradwire.lab.doctor.facts import hosts_of
@@ -57,6 +57,7 @@ def _start(ranks: int | None, hosts: int | None, link: str | None, device: str |
             raise ValueError("GPUs of one machine go around an emulated link: give --device cpu with --link")
         ranks = ranks or (max(1, torch.cuda.device_count()) if kind == "cuda" else max(2, hosts or 0))
         cluster = LabCluster(ranks, shaped, kind, _ranks_per_host(ranks, hosts))
+    print(f"starting {cluster}", file=sys.stderr, flush=True)
     with Network(cluster.hosts, cluster.link) if cluster.link else nullcontext() as network:
         try:
             launch(["-m", "gradwire", "doctor", "--device", kind], cluster.ranks, network=network)
@@ -75,15 +76,17 @@ def _ranks_per_host(ranks: int, hosts: int | None) -> int:
 
 
 class _Shown:
-    """Prints progress to standard error, and the findings of each check to standard output; on a rank that does not
-    lead nothing, unless rank 0, which would, is lost."""
+    """Prints each check's name when it begins, and its findings when it has ended; on a rank that does not lead
+    nothing, unless rank 0, which would, is lost."""
 
     def __init__(self, leads: bool) -> None:
         self._leads, self._sections = leads, dict[str, Sequence[Finding]]()
+        self._width = min(report.WIDTH, console().width)
 
     def begins(self, check: str) -> None:
         if self._leads:
-            print(f"checking: {check}", file=sys.stderr, flush=True)
+            self._sections[check] = []
+            print(check, flush=True)
 
     def met(self, site: Site) -> None:
         if self._leads:
@@ -93,13 +96,15 @@ class _Shown:
     def found(self, check: str, findings: Sequence[Finding]) -> None:
         if self._leads:
             self._sections[check] = findings
-            print(report.section(check, findings), flush=True)
+            print(report.findings_of(findings, self._width), flush=True)
 
     def ended(self, check: str, finding: Finding, first_is_lost: bool) -> None:
         if self._leads or first_is_lost:
-            self._sections[check] = [finding]
             out = sys.stdout if self._leads else sys.stderr
-            print(report.section(check, [finding]), file=out, flush=True)
+            if check not in self._sections:
+                print(check, file=out)
+            self._sections[check] = [finding]
+            print(report.findings_of([finding], self._width), file=out, flush=True)
 
     def end(self) -> int:
         """Prints the verdict; returns the exit code."""

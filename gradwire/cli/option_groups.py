@@ -6,7 +6,10 @@ from functools import wraps
 from inspect import Parameter, signature
 from typing import Any
 
+import typer
+
 from gradwire.cli import arguments as a
+from gradwire.lab.names import MOST
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,16 @@ GROUPS = (Compared, RecipeChanges, ProfiledJob, Play, PricedTraining, Pictures)
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """A command for typer: where `command` has a group of options as a parameter, this one has the options."""
+    """A command for typer: where `command` has a group of options as a parameter, this one has the options. Whole
+    numbers beyond the steps and samples that anyone could wait for are mistakes."""
     own = signature(command)
     groups = {name: each.annotation for name, each in own.parameters.items() if each.annotation in GROUPS}
 
     @wraps(command)
     def call(**options: Any) -> None:
+        for name, value in options.items():
+            if isinstance(value, int) and value > MOST:
+                raise typer.BadParameter(f"--{name.replace('_', '-')} {value} is too many: give {MOST:,} or fewer")
         given = {name: group(**{each: options.pop(each) for each in _options(group)}) for name, group in groups.items()}
         command(**options, **given)
 

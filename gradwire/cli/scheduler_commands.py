@@ -6,9 +6,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from gradwire.cli.console import console, mistakes, progress_bars, show
+from gradwire.cli.console import mistakes, progress_bars, show_and_write
 from gradwire.cli.option_groups import Play, PricedTraining, ProfiledJob
 from gradwire.cli.run_setup import cluster_of, leads, run_folder, writing_to
 from gradwire.cli.wanted import described
@@ -59,12 +60,13 @@ def find_plan(
     with runner(cluster) as ranks:
         home = ranks.agreed(lambda: run_folder(out, f"plan-{spec.task}"))
         with writing_to(home):
-            if planned := _plan(spec, ranks, home):
+            if planned := _plan(spec, ranks):
                 where = f"{played} on {this_machines(device)}" if played else cluster
-                doubts = doubt(device, play.gpus_per_host)
-                paths = plan_report.write(home, f"A plan for {spec.task}: {where}", planned, gpus, cost, doubts)
-                show(plan_report.why(planned, gpus, cost))
-                print(*filter(None, [doubts]), *paths, sep="\n")
+                title, doubts = f"A plan for {spec.task}: {where}", doubt(device, play.gpus_per_host)
+                show_and_write(
+                    [plan_report.why(planned, gpus, cost), doubts],
+                    lambda: plan_report.write(home, title, planned, gpus, cost, doubts),
+                )
 
 
 def predict(
@@ -107,16 +109,11 @@ def predict(
     home = run_folder(out, "simulate")
     with writing_to(home):
         outcomes = _simulated(measured, clusters, chosen, every)
-        # also where the output is closed, as by `head`
-        try:
-            console().print(title, highlight=False, markup=False)
-            show(simulation_report.table(outcomes, cost))
-            console().print(simulation_report.verdict(outcomes), highlight=False)
-            if sentence := simulation_report.per_step_or_rounds(outcomes):
-                console().print(sentence, highlight=False)
-        finally:
-            paths = simulation_report.write(home, title, outcomes, facts, cost, doubts)
-        print(*filter(None, [doubts]), *paths, sep="\n")
+        sentences = simulation_report.verdict(outcomes), simulation_report.per_step_or_rounds(outcomes), doubts
+        show_and_write(
+            [title, simulation_report.table(outcomes, cost), *sentences],
+            lambda: simulation_report.write(home, title, outcomes, facts, cost, doubts),
+        )
 
 
 def _clusters(measured: Profile, ranks: str, links: str, play: Play) -> list[Cluster]:
@@ -157,17 +154,17 @@ def _simulated(measured: Profile, clusters: list[Cluster], chosen: Plan | None, 
     return outcomes
 
 
-def _plan(spec: PlanSpec, ranks: Runner, home: Path) -> Planned | None:
+def _plan(spec: PlanSpec, ranks: Runner) -> Planned | None:
     """The plan that the ranks found; None where another process leads."""
     lines: list[dict[str, Any]] = []
-    with progress_bars() as progress:
+    with TemporaryDirectory() as folder, progress_bars() as progress:
         bar = progress.add_task("planning", total=MOST_STEPS, note="starting")
 
         def follow(line: dict[str, Any]) -> None:
             lines.append(line)
             progress.update(bar, completed=line.get("step", MOST_STEPS), note=line.get("doing", "done"))
 
-        ranks.run(plan, spec, home / "steps.jsonl", follow)
+        ranks.run(plan, spec, Path(folder, "steps.jsonl"), follow)
     return Planned.from_line(lines[-1]) if leads() else None
 
 

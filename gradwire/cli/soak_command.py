@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from gradwire.cli.console import mistakes, show
+from gradwire.cli.console import mistakes, show_and_write
 from gradwire.cli.run_setup import run_folder, writing_to
 from gradwire.lab.network.link import LOOPBACK, link_of
 from gradwire.lab.soak.faults import read_kinds
@@ -34,10 +34,8 @@ def soak(minutes: float, faults: str, hosts: int, link: str | None, seed: int, o
             job.run(minutes, kinds, lambda followed: _show(job.came, followed))
         finally:
             if job.came.faults or job.came.broken:
-                paths = report.write(folder, job.came)
-                show(report.table(job.came))
-                show(report.by_front_end(job.came))
-                print(*paths, report.verdict(job.came), sep="\n")
+                shown = report.table(job.came), report.by_front_end(job.came), report.verdict(job.came)
+                show_and_write(shown, lambda: report.write(folder, job.came))
     if job.came.broken:
         raise typer.Exit(1)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.progress import Progress
 
-from gradwire.cli.console import mistakes, progress_bars, show
+from gradwire.cli.console import mistakes, progress_bars, show_and_write
 from gradwire.cli.run_setup import cluster_of, leads, run_folder, writing_to
 from gradwire.cli.wanted import Wanted
 from gradwire.lab.configuration import Configuration, parse_all
@@ -107,8 +107,7 @@ def _compare_all(folder: Path, name: str, comparisons: list[Comparison], cluster
                 paths = training_suite_report.write(folder, name, trained, circumstances(cluster))
     finally:
         if trained:
-            show(training_suite_report.table(name, trained))
-            print(*paths, sep="\n")
+            show_and_write([training_suite_report.table(name, trained)], lambda: paths)
 
 
 def compare_in(folder: Path, comparison: Comparison, cluster: LabCluster, ranks: Runner) -> list[Run]:
@@ -137,13 +136,8 @@ def compare_in(folder: Path, comparison: Comparison, cluster: LabCluster, ranks:
 
 
 def _report(comparison: Comparison, cluster: LabCluster, folder: Path, runs: list[Run]) -> None:
-    metric = comparison.looked_at
-    # the report is written also where the output is closed, as by `head`
-    try:
-        show(text_table.training(runs, metric))
-    finally:
-        paths = report.write(folder, runs, metric, comparison.facts() | circumstances(cluster))
-    print(*paths, sep="\n")
+    metric, facts = comparison.looked_at, comparison.facts() | circumstances(cluster)
+    show_and_write([text_table.training(runs, metric)], lambda: report.write(folder, runs, metric, facts))
 
 
 def _train(configuration: Configuration, spec: TrainSpec, steps: int, ranks: Runner, progress: Progress) -> Run:

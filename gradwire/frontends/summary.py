@@ -3,30 +3,40 @@
 from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
 
-from gradwire.plans import Plan
+from gradwire.plans import Group, Plan
 from gradwire.runtime.state.row_memory import PLAIN_ROWS, RowScheme
 from gradwire.runtime.stats import Stats
+from gradwire.schedule.candidate_names import in_short
 
-HEADINGS = ("group", "tensors", "elements", "compressor", "memory", "communicator", "rule")
+HEADINGS = ("tensors", "elements", "compressor", "memory", "communicator", "rule")
+MOST_ROWS = 40
+"""Of more groups those that are sent alike are one row."""
 
 
 def table(
     plan: Plan, numel: Mapping[str, int], stats: Stats, sparse: Collection[str] = (), way: RowScheme = PLAIN_ROWS
 ) -> str:
-    """The plan group by group, with tensors of so many elements, and the `sparse` gradients beside it, whose rows go
-    this way; then what a step sent and where its time went; of an automatic plan also how it was chosen."""
-    rows = [
-        (
-            str(index), str(len(group.slots)), f"{sum(numel[name] for name in group.slots):,}", str(group.compressor),
-            str(group.memory), str(group.communicator), group.rule,
-        )
-        for index, group in enumerate(plan.groups)
-    ]  # fmt: skip
+    """The plan group by group, of very many by how they are sent, with tensors of so many elements, and the `sparse`
+    gradients beside it, whose rows go this way; then what a step sent and where its time went; of an automatic plan
+    also how it was chosen."""
+    if len(plan.groups) <= MOST_ROWS:
+        rows = [("group", *HEADINGS), *((str(index), *_row([own], numel)) for index, own in enumerate(plan.groups))]
+    else:
+        ways = [(group.compressor, group.memory, group.communicator, group.rule) for group in plan.groups]
+        alike = [[own for own, of in zip(plan.groups, ways, strict=True) if of == way] for way in dict.fromkeys(ways)]
+        rows = [("groups", *HEADINGS), *((str(len(groups)), *_row(groups, numel)) for groups in alike)]
     elements = sum(numel[name] for group in plan.groups for name in group.slots)
     # without rules there is no column of theirs
-    shown = [cells[: None if any(group.rule for group in plan.groups) else -1] for cells in (HEADINGS, *rows)]
+    shown = [cells[: None if any(group.rule for group in plan.groups) else -1] for cells in rows]
     beside = [f"{_rows(way)}: {', '.join(sorted(sparse))}"] if sparse else []
-    return "\n".join([*(_aligned(shown) if rows else [plan.describe()]), *beside, *_figures(stats, elements)])
+    return "\n".join([*(_aligned(shown) if plan.groups else [plan.describe()]), *beside, *_figures(stats, elements)])
+
+
+def _row(groups: Sequence[Group], numel: Mapping[str, int]) -> tuple[str, ...]:
+    """The cells of groups that are sent alike."""
+    names, first = [name for group in groups for name in group.slots], groups[0]
+    parts = in_short(first.compressor, first=1), in_short(first.memory), in_short(first.communicator)
+    return str(len(names)), f"{sum(numel[name] for name in names):,}", *parts, first.rule
 
 
 def _rows(way: RowScheme) -> str:

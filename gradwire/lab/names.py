@@ -41,6 +41,8 @@ KINDS = (
 )  # fmt: skip
 """Of the catalogue."""
 DEVICES = ("cpu", "cuda")
+MOST = 10**12
+"""Steps, samples, ranks and the like that an option takes, at most."""
 TIMED_STEPS, TURNS = 20, 3
 """The steps that a timing takes by default: in a turn of each configuration, and how many turns each gets."""
 

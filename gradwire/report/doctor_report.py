@@ -16,9 +16,9 @@ def heading(ranks: int, hosts: int, device: str) -> str:
     return f"gradwire doctor: {counted(ranks, 'rank')} on {counted(hosts, 'host')}, {device}"
 
 
-def section(check: str, findings: Sequence[Finding]) -> str:
-    """A check's findings."""
-    return "\n".join([check, *(line for finding in findings for line in _lines(finding))])
+def findings_of(check: Sequence[Finding], width: int = WIDTH) -> str:
+    """A check's findings, in lines of `width` columns at most."""
+    return "\n".join(line for finding in check for line in _lines(finding, width))
 
 
 def verdict(sections: Mapping[str, Sequence[Finding]]) -> str:
@@ -32,12 +32,11 @@ def faulty(sections: Mapping[str, Sequence[Finding]]) -> list[str]:
     return [check for check, findings in sections.items() if any(finding.ok is False for finding in findings)]
 
 
-def _lines(finding: Finding) -> list[str]:
+def _lines(finding: Finding, width: int) -> list[str]:
     where = f" [{finding.where}]" if finding.where else ""
-    lines = _wrapped(f"  {_MARKS[finding.ok]:<5} {finding.name}{where}: {finding.words}", _INDENT)
-    helps = "" if finding.ok is False else "may help: "
-    return [*lines, *(_wrapped(f"{_INDENT}-> {helps}{finding.remedy}", f"{_INDENT}   ") if finding.remedy else [])]
-
-
-def _wrapped(text: str, indent: str) -> list[str]:
-    return wrap(text, WIDTH, subsequent_indent=indent)
+    text = f"  {_MARKS[finding.ok]:<5} {finding.name}{where}: {finding.words}"
+    lines = wrap(text, width, subsequent_indent=_INDENT)
+    if finding.remedy:
+        helps = "" if finding.ok is False else "may help: "
+        lines += wrap(f"{_INDENT}-> {helps}{finding.remedy}", width, subsequent_indent=f"{_INDENT}   ")
+    return lines

@@ -8,6 +8,8 @@ from gradwire.report.text_table import TextTable, figure
 from gradwire.report.timeline_rows import LANES
 from gradwire.report.timeline_shares import COMPUTE, Shares, of_slowest_rank
 from gradwire.report.words import counted
+from gradwire.schedule import Objective
+from gradwire.schedule.candidate_names import in_short
 from gradwire.schedule.timeline import Span, Timeline
 from gradwire.tuner.trials import Tried
 
@@ -19,8 +21,11 @@ gradient was there, and until its mean was."""
 LANES_NOTE = """Milliseconds in which a lane is busy, of the rank that ends last; what overlaps counts once."""
 
 
-def explain(plan: Plan, timeline: Timeline, others: Mapping[str, Tried]) -> TextTable:
-    """The explanation of `plan` by a step's `timeline`, beside `others`, the other plans that were tried, by name."""
+def explain(
+    plan: Plan, timeline: Timeline, others: Mapping[str, Tried], objective: Objective = "progress"
+) -> TextTable:
+    """The explanation of `plan` by a step's `timeline`, beside `others`, the other plans that were tried for this
+    objective, by name."""
     shares = Shares.of(timeline)
     sent = sum(span.wire_bytes for span in of_slowest_rank(timeline))
     # one line for each question, in the order in which one asks
@@ -32,7 +37,7 @@ def explain(plan: Plan, timeline: Timeline, others: Mapping[str, Tried]) -> Text
         ["what sets the pace", _pace(shares)],
         ["groups", _groups(plan)],
     ]
-    return TextTable("Why this plan", ["", "in words"], rows + _others(others), texts=("in words",))
+    return TextTable("Why this plan", ["about", "in words"], rows + _others(others, objective), texts=("in words",))
 
 
 def groups(plan: Plan, timeline: Timeline) -> TextTable:
@@ -49,7 +54,7 @@ def lanes(timelines: Mapping[str, Timeline]) -> TextTable:
     rows = [[lane, *(_ms(each.busy_s.get(lane, 0.0)) for each in shares)] for lane in LANES]
     rows += [["exposed wire", *(_ms(each.wire_exposed_s) for each in shares)]]
     rows += [["step", *(_ms(each.step_s) for each in shares)]]
-    return TextTable(" and ".join(timelines).capitalize(), ["lane", *timelines], rows)
+    return TextTable("Lane by lane", ["lane", *timelines], rows)
 
 
 def _step(shares: Shares) -> str:
@@ -109,19 +114,23 @@ def _groups(plan: Plan) -> str:
     return f"{counted(len(plan.groups), 'group')}: {_listed(words)}." if len(ways) > 1 else f"{words[0]}."
 
 
-def _others(others: Mapping[str, Tried]) -> list[list[str]]:
+def _others(others: Mapping[str, Tried], objective: Objective) -> list[list[str]]:
     """The next best plan, and the rest of them, best first, each as it was beside the chosen one in the same trials."""
     ordered = sorted(others.items(), key=lambda other: -other[1].progress)
-    words = [f"{name} took {_ms(tried.step_s)} ms a step, {_difference(tried.progress)}" for name, tried in ordered]
+    words = [
+        f"{name} took {_ms(tried.step_s)} ms a step, for {_difference(tried.progress, objective)} per second"
+        for name, tried in ordered
+    ]
     rows = [["next best plan", f"{words[0]}."]] if words else []
     return rows + ([["other plans", f"{'; '.join(words[1:])}."]] if words[1:] else [])
 
 
-def _difference(progress: float) -> str:
+def _difference(progress: float, objective: Objective) -> str:
     percent = 100 * (progress - 1)
+    what, less = ("steps", "fewer") if objective == "step" else ("progress", "less")
     if abs(percent) < 0.05:
-        return "for the same progress per second"
-    return f"for {abs(percent):.1f} % {'more' if percent > 0 else 'less'} progress per second"
+        return f"the same {what}"
+    return f"{abs(percent):.1f} % {'more' if percent > 0 else less} {what}"
 
 
 def _group(index: int, group: Group, spans: Sequence[Span]) -> list[str]:
@@ -135,8 +144,8 @@ def _group(index: int, group: Group, spans: Sequence[Span]) -> list[str]:
 
 
 def _way(group: Group) -> str:
-    parts = [repr(part).removesuffix("()") for part in (group.compressor, group.memory, group.communicator)]
-    return f"{parts[0]}{f' with {parts[1]}' if group.memory.error_feedback else ''} over {parts[2]}"
+    kept = f" with {in_short(group.memory)}" if group.memory.error_feedback else ""
+    return f"{in_short(group.compressor, first=1)}{kept} over {in_short(group.communicator)}"
 
 
 def _ms(seconds: float) -> str:

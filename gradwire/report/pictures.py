@@ -11,7 +11,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from gradwire.lab.results import TRAINING_LOSS, Record, Run, Spread, shown
 from gradwire.report.text_table import diverged, figure
@@ -67,8 +67,8 @@ def sheet(panels: int, width: float, height: float, narrow: bool, **options: Any
 
 
 def label(text: str, narrow: bool, width: int = 20) -> str:
-    """A name, over several lines where there is little room."""
-    return "\n".join(wrap(text, width)) if narrow else text
+    """A name, over several lines of so many letters, or twice as many, where it is longer."""
+    return "\n".join(wrap(text, width if narrow else 2 * width))
 
 
 def legend(picture: Figure, lines: Sequence[Line2D], labels: Sequence[str], narrow: bool) -> None:
@@ -99,7 +99,9 @@ def curves(runs: Sequence[Run], metric: str, title: str, narrow: bool = False) -
             for index, run in enumerate(runs):
                 _draw(panel, run, metric, index, x)
             panel.set_xlabel(label)
-            if label != "steps":
+            if label == "steps":
+                panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+            else:
                 _logarithmic(panel)
         for panel in axes if narrow else axes[:1]:
             panel.set_ylabel(f"{shown(metric)} (nats)" if metric.endswith("loss") else shown(metric))

@@ -65,7 +65,7 @@ def both(planned: Planned) -> dict[str, Timeline]:
 def why(planned: Planned, gpus: int = 1, cost: TrainingCost | None = None) -> TextTable:
     """The plan in words, beside the other plans that were tried, as measured; and, where it is asked for, what a
     training on so many GPUs costs with it, at the progress of dense steps."""
-    table = explain.explain(planned.shown, planned.timeline, _others(planned))
+    table = explain.explain(planned.shown, planned.timeline, _others(planned), planned.profile.objective)
     native: list[list[str]] = []
     if planned.plan.native:
         native = [["plan", f"{verdict(planned)} What follows is {_BY_A_HOOK} of Gradwire's, for illustration."]]

@@ -69,8 +69,14 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     # gain of the best plan over the first way, cluster by cluster
     gains = [(best.progress / other.progress, best) for other, best in zip(of[first], of[BEST], strict=True)]
     (most, where), (least, there) = max(gains, key=lambda g: g[0]), min(gains, key=lambda g: g[0])
-    text = f"Beside {first}, the best plan makes {times(most)} the progress on {_place(where)}"
-    text = f"{text}, with groups of {where.groups}"
+    # where all steps make the same progress, and with the objective "step", their time alone counts
+    timed = all(outcome.efficiency in (1, None) for outcome in outcomes)
+    gain = (
+        f"steps of the best plan are {times(most)} as fast"
+        if timed
+        else f"the best plan makes {times(most)} the progress"
+    )
+    text = f"Beside {first}, {gain} on {_place(where)}, with groups of {where.groups}"
     text = f"{text}; {times(least)} on {_place(there)}." if len(gains) > 1 else f"{text}."
     return f"{text} {_best_alone(outcomes, where, first)}".strip()
 
@@ -130,7 +136,7 @@ def picture(outcomes: Sequence[Outcome], title: str, narrow: bool = False) -> Fi
     if len({outcome.cluster.ranks for outcome in outcomes}) == 1:
         return _bars(outcomes, title, links, narrow)
     with rc_context(STYLE):
-        drawn, axes = sheet(len(links), max(3.4, 7 / len(links)), 2.8 if narrow else 4.6, narrow, sharey=True)
+        drawn, axes = sheet(len(links), max(3.4, 12 / len(links)), 2.8 if narrow else 4.6, narrow, sharey=True)
         head(drawn, "" if narrow else title)
         # a panel for each link, a line for each way
         for axis, link in zip(axes, links, strict=True):

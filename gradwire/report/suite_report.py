@@ -17,7 +17,7 @@ from gradwire.report.pictures import NARROW, STYLE, draw_spreads, label
 from gradwire.report.report_files import write_json, write_picture, write_text
 from gradwire.report.text_table import Columns, TextTable, figure, spread, times
 from gradwire.report.timing import Timing
-from gradwire.report.words import in_words
+from gradwire.report.words import counted, in_words
 
 _NOTE = """Times nocomm: over the same model on as many ranks that do not talk, in turns with the others of the set-up.
 Bytes are the mean over the ranks; for plain DDP they are those of its ring all-reduce. Fewer bytes: than plain DDP.
@@ -71,7 +71,7 @@ def table(name: str, results: Sequence[Result], others: Columns[Result] | None =
         f"times {NOCOMM}": lambda each: f"{each.timing.times_nocomm:.2f}",
         "kB per rank": lambda each: figure(each.timing.totals.wire_bytes / each.timing.steps / 1e3),
         "fewer bytes": lambda each: times(each.timing.totals.ratio),
-        "cut": lambda each: each.row.note,
+        **({"cut": lambda each: each.row.note} if any(each.row.note for each in results) else {}),
     }
     more = others or {}
     return TextTable.of(f"Suite {name}", results, {**columns, **more}, texts=("configuration", "cut", *more))
@@ -109,7 +109,7 @@ def write(folder: Path, name: str, results: Sequence[Result], facts: Mapping[str
     whole = table(name, results, {"command": lambda each: each.command})
     shown = [page.Picture("Step times", _SHOWN, drawn, picture(name, results, narrow=True))]
     report = page.render(
-        f"{whole.title}: {len(results)} rows", _verdict(results), shown, [(whole, _NOTE)], in_words(facts)
+        f"{whole.title}: {counted(len(results), 'row')}", _verdict(results), shown, [(whole, _NOTE)], in_words(facts)
     )
     write_text(folder / "report.html", report)
     write_json(folder / "suite.json", {"suite": name, **facts, "rows": [result.to_json() for result in results]})
@@ -127,13 +127,14 @@ def _verdict(results: Sequence[Result]) -> str:
         others = [result for name, result in own.items() if name.partition("@")[0] != DENSE]
         gains += [(dense / result.timing.step_ms.median, result) for result in others if dense]
     if not gains:
-        return f"{len(results)} rows; none has plain DDP beside it."
+        return f"{counted(len(results), 'row')} without plain DDP beside any."
     most, best = max(gains, key=lambda gain: gain[0])
     faster = {result.row.setup for gain, result in gains if gain > 1}
     if not faster:
-        return f"In none of {len(setups)} set-ups is anything faster than plain DDP."
+        return f"Nothing is faster than plain DDP in {counted(len(setups), 'set-up')}."
     where = f"{best.timing.configuration} on {best.row.setup}: {times(most)} faster"
-    return f"In {len(faster)} of {len(setups)} set-ups something is faster than plain DDP, most of all {where}."
+    where = f"something is faster than plain DDP, most of all {where}"
+    return f"In {len(faster)} of {counted(len(setups), 'set-up')} {where}."
 
 
 def _bars(axis: Axes, panel: Sequence[Result], narrow: bool) -> None:

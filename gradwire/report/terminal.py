@@ -78,5 +78,5 @@ def _stacked(table: TextTable) -> Grid:
 
 
 def _needed(grid: Grid) -> int:
-    wide = Console(width=10_000)
+    wide = Console(width=10_000, height=25)  # without a height, a dumb terminal has 80 columns
     return wide.measure(grid).minimum

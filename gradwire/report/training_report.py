@@ -10,7 +10,7 @@ from gradwire.lab.results import Run, shown
 from gradwire.report import decisions, page, pictures, text_table, verdict
 from gradwire.report.page import Picture
 from gradwire.report.report_files import write_json, write_picture, write_text
-from gradwire.report.words import in_words
+from gradwire.report.words import counted, in_words
 
 _TRAINING_NOTE = """Seconds are rank 0's time in steps; evaluating and recording stop the clock. Bytes are the
 mean over the ranks; for plain DDP they are those of its ring all-reduce. At the interface, packet headers and
@@ -47,7 +47,7 @@ def write(folder: Path, runs: Sequence[Run], metric: str, facts: Mapping[str, An
     noted = [(text_table.training(runs, metric), _TRAINING_NOTE), (text_table.splits(runs), _SPLIT_NOTE)]
     noted += [(decisions.table(run), decisions.note(run)) for run in controlled]
     report = folder / "report.html"
-    heading = f"{facts['task']}: {len(runs)} configurations compared"
+    heading = f"{facts['task']}: {counted(len(runs), 'configuration')}"
     sentence = verdict.of_training(runs, metric)
     write_text(report, page.render(heading, sentence, list(drawn.values()), noted, in_words(facts)))
     write_json(folder / "run.json", facts)

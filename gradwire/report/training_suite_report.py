@@ -82,7 +82,7 @@ def table(name: str, trained: Sequence[TrainedTask]) -> TextTable:
         seconds = [never if to_dense is None else figure(to_dense), figure(row["seconds"])]
         sent = [times(fewer) if fewer else "-", figure(row["wire_bytes"] / 1e6), times(row["bytes_factor"])]
         rows.append([row["task"], row["model"], row["configuration"], ended, *seconds, *sent])
-    return TextTable(f"Suite {name}", columns, rows, texts=("configuration",))
+    return TextTable(f"Suite {name}", columns, rows, texts=("model", "configuration"))
 
 
 def write(folder: Path, name: str, trained: Sequence[TrainedTask], facts: Mapping[str, Any]) -> list[Path]:
@@ -101,11 +101,11 @@ def _verdict(trained: Sequence[TrainedTask]) -> str:
 
 def _soonest(one: TrainedTask) -> str:
     if diverged(one.runs[0]):
-        return f"{one.task}: {one.runs[0].configuration} diverged: there is nothing to compare the others with."
+        return f"{one.task}: {one.runs[0].configuration} diverged: there is nothing to compare with."
     seconds = {run.configuration: one.seconds_to_dense(run) for run in one.runs}
     dense_s = seconds.pop(one.runs[0].configuration) or one.runs[0].last.wall_s
     reached = {name: taken_s for name, taken_s in seconds.items() if taken_s is not None}
     if not reached:
-        return f"{one.task}: none of {len(seconds)} reached dense's {one.metric}."
+        return f"{one.task}: nothing else reached dense's {one.metric}."
     name = min(reached, key=lambda each: reached[each])
     return f"{one.task}: {name} was where dense ended {times(dense_s / reached[name])} as fast."

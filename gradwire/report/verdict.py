@@ -14,19 +14,17 @@ def of_training(runs: Sequence[Run], metric: str) -> str:
     """A sentence on the fastest of the runs that are as good as the first."""
     first, *others = runs
     if diverged(first):
-        rest = f": there is nothing to compare the other {len(others)} with" if others else ""
-        return f"{first.configuration} diverged{rest}."
+        return f"{first.configuration} diverged{': there is nothing to compare with' if others else ''}."
     if not others:
         return f"{first.configuration} reached {shown(metric)} {score(_reached(first, metric))}."
     # of the runs that are faster, the fastest that is as good
     finished = [run for run in others if not diverged(run)]
     fast = sorted((run for run in finished if _speed(first, run) > 1), key=lambda run: -_speed(first, run))
-    lost = f"{len(others) - len(finished)} of {len(others)} diverged"
     if not finished:
-        return f"{lost}: there is nothing to compare {first.configuration} with."
+        return f"All but {first.configuration} diverged: there is nothing to compare it with."
     if not fast:
-        none = f"None of {len(finished)} was faster than {first.configuration}"
-        return f"{none}." if finished == others else f"{none}; {lost}."
+        lost = "" if finished == others else f"; {len(others) - len(finished)} of {len(others)} diverged"
+        return f"Nothing was faster than {first.configuration}{lost}."
     good = [run for run in fast if as_good(_reached(first, metric), _reached(run, metric), metric)]
     if good:
         return _sentence(first, good[0], metric)

@@ -13,6 +13,8 @@ def in_words(facts: Mapping[str, Any]) -> dict[str, str]:
     """Facts about a run, as its page shows them."""
 
     def words(value: Any) -> str:
-        return ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+        return (
+            ", ".join(f"{k}={v}" for k, v in value.items() if v is not None) if isinstance(value, dict) else str(value)
+        )
 
     return {name.replace("_", " "): words(value) for name, value in facts.items() if value is not None}

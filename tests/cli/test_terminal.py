@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 import gradwire
-from gradwire.cli import bench_command, main, run_setup, scheduler_commands, train_command
+from gradwire.cli import bench_command, console, main, run_setup, train_command
 from gradwire.cli.console import progress_bars, show
 from gradwire.lab.catalogue import catalogue
 from gradwire.lab.configuration import parse_all
@@ -19,6 +19,7 @@ from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
 from gradwire.lab.experiments.comparison import Comparison
 from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.jobs.bench_job import TimedSteps
+from gradwire.lab.launch import runner
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.lab.names import NOCOMM
@@ -59,6 +60,16 @@ def test_a_table_fits_cuts_no_digit_and_leaves_out_no_column(width: int) -> None
     assert text.count("Training") == 1
 
 
+def test_a_table_fits_a_dumb_terminal_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rich takes that for 80 columns wide, whatever width it is given, so every table was thought to fit."""
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    show(TextTable("Training", COLUMNS, FIGURES))
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert all(out.count(figure) == 3 for figure in FIGURES[0][1:])
+
+
 def test_what_names_a_row_stands_before_each_block_of_columns() -> None:
     lines = printed(TextTable("Training", COLUMNS, FIGURES, keys=2), 80).splitlines()
     rows = [line.split() for line in lines if ".2345" in line]
@@ -77,6 +88,17 @@ def test_only_the_process_that_leads_shows_progress(
         progress.update(progress.add_task("timing", total=2, note="starting"), advance=1, note="dense")
     assert ("timing" in capsys.readouterr().err) == (rank == 0)
     assert progress.disable == (rank > 0)
+
+
+@pytest.mark.parametrize("name", ["dense", "topk:0.01+residual+allgather+gravac:10,1000"])
+def test_progress_on_a_narrow_terminal_cuts_names_and_no_figures(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    with progress_bars() as progress:
+        progress.update(progress.add_task(name, total=3000, note="loss 2.190"), completed=1500)
+    shown = capsys.readouterr().err
+    assert all(figure in shown for figure in ("1500/3000", "0:00:00 left -:--:--", "2.190"))
 
 
 def test_help_is_whole_in_the_list_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,11 +192,10 @@ def test_figures_are_kept_where_the_output_is_closed_while_they_are_shown(
 ) -> None:
     """Piped to `head`, the figures of hours went without a report."""
 
-    def closed(table: TextTable) -> None:
+    def closed(*shown: object) -> None:
         raise BrokenPipeError
 
-    for module in (bench_command, scheduler_commands, train_command):
-        monkeypatch.setattr(module, "show", closed)
+    monkeypatch.setattr(console, "show", closed)
     if command == "simulate":
         assert main(["simulate", "resnet50", "--ranks", "8", "--link", "25gbit", "--out", str(tmp_path)]) == 1
     elif command == "bench":
@@ -188,6 +209,11 @@ def test_figures_are_kept_where_the_output_is_closed_while_they_are_shown(
         with pytest.raises(BrokenPipeError):
             train_command._report(comparison, LabCluster(2), tmp_path, RUNS)
     assert [*tmp_path.rglob("report.*")]
+
+
+def test_what_is_shown_is_text_and_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    show("topk:0.01;*.[qkv]_proj.*=fp32 is the fastest", None, "")
+    assert capsys.readouterr().out == "topk:0.01;*.[qkv]_proj.*=fp32 is the fastest\n"
 
 
 OWN_LIST = """
@@ -304,6 +330,17 @@ def test_what_forbids_namespaces_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert network._forbidden().startswith("it needs root or user namespaces")
     (tmp_path / "kernel" / "apparmor_restrict_unprivileged_userns").write_text("1\n")
     assert "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0" in network._forbidden()
+
+
+def test_a_plan_that_was_stopped_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be made of the job's own files."""
+
+    def stopped(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "launch", stopped)
+    assert main(["plan", "--task", "digits", "--out", str(tmp_path)]) == 130
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.long

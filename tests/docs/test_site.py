@@ -96,6 +96,15 @@ def test_pages_fit_screens_and_are_as_dark_as_the_reader_asks(
             assert is_dark(tab) == dark
 
 
+def test_lines_of_code_are_whole_on_a_wide_screen(site: Path, tmp_path: Path) -> None:
+    if not CHROMIUM:
+        pytest.skip("no Chromium on this machine")
+    with browser(tmp_path / "browser") as tab:
+        for name in ("recipes", "faults", "practice"):
+            tab.open(site / f"{name}.html", width=1920)
+            assert tab.value(CUT_CODE) == 0
+
+
 def is_dark(tab: Page) -> bool:
     paper = re.findall(r"\d+", tab.value("getComputedStyle(document.body).backgroundColor"))
     return sum(map(int, paper[:3])) < 300
@@ -113,6 +122,8 @@ def test_pages_turn_dark_when_the_system_does(site: Path, tmp_path: Path) -> Non
 
 CUT = """[...document.querySelectorAll(".md-typeset__scrollwrap")]
   .filter(box => box.scrollWidth > box.clientWidth + 1).length"""
+CUT_CODE = """[...document.querySelectorAll(".md-content pre code")]
+  .filter(each => each.scrollWidth > each.clientWidth + 1).length"""
 BROKEN = """[...document.querySelectorAll(".md-typeset td:nth-child(-n+2) code")]
   .filter(each => /^[\\w.]+$/.test(each.textContent) && each.getClientRects().length > 1)
   .map(each => each.textContent)"""

@@ -105,7 +105,7 @@ def test_the_optimizer_is_the_tasks_unless_the_user_says_otherwise(task, recipe:
         ({"lr": -1.0}, "lr=-1.0 is no learning rate"),
         ({"lr": float("inf")}, "lr=inf is no learning rate"),
         ({"momentum": 1.0}, "momentum=1.0 is not from 0 to below 1"),
-        ({"weight_decay": -0.1}, "weight_decay=-0.1 is not a finite number from 0 on"),
+        ({"weight_decay": -0.1}, "weight_decay=-0.1 is not from 0 to below 1e"),
         ({"clip": 0.0}, "clip=0.0 is no norm"),
         ({"optimizer": "adam"}, "there is no optimizer 'adam': did you mean adamw"),
         ({"schedule": "cosin"}, "there is no schedule 'cosin': did you mean cosine"),

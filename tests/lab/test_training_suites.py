@@ -116,7 +116,7 @@ def test_nothing_is_as_good_as_a_dense_run_that_diverged(metric: str, ended: flo
     assert [row["seconds_to_dense"] for row in trained.rows()] == [None, None]
     assert [row[4] for row in table("gravac", [trained]).rows] == ["-", "-"]
     page, _ = write(tmp_path, "gravac", [trained], {})
-    assert "digits: dense diverged: there is nothing to compare the others with." in page.read_text()
+    assert "digits: dense diverged: there is nothing to compare with." in page.read_text()
 
 
 @pytest.mark.long

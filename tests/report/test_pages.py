@@ -40,7 +40,12 @@ def adapting() -> Run:
 
 
 def write_training(folder: Path) -> Path:
-    return training_report.write(folder, [*MANY, adapting()], "loss", FACTS | {"command": "gradwire train " * 20})[-1]
+    return training_report.write(
+        folder,
+        [*MANY, adapting()],
+        "loss",
+        FACTS | {"command": "gradwire train " * 20, "optimizer_options": {"lr": 0.1, "momentum": None}},
+    )[-1]
 
 
 def write_simulation(folder: Path) -> Path:
@@ -168,6 +173,32 @@ def test_phones_get_pictures_with_panels_below_each_other(tab: Page, written: di
     assert tab.value(shape) < 0.6
     tab.open(written["training"], width=400)
     assert tab.value(shape) > 1.5
+    # a wide one is as wide as the page, in letters of its size
+    tab.open(written["simulation"], width=1280)
+    assert tab.value(shape) < 0.6
+
+
+def test_on_phones_a_number_that_names_a_row_says_of_what_and_words_begin_at_the_left(
+    tab: Page, written: dict[str, Path]
+) -> None:
+    tab.open(written["timeline"], width=400)
+    group = "[...document.querySelectorAll('tbody th')].find(each => each.textContent === '0')"
+    assert tab.value(f"getComputedStyle({group}, '::before').content") == '"group "'
+    assert tab.value("getComputedStyle(document.querySelector('td.text:not(:only-of-type)')).textAlign") == "left"
+
+
+def test_what_can_be_copied_to_a_shell_is_broken_between_words_and_nothing_stands_empty(
+    tab: Page, written: dict[str, Path]
+) -> None:
+    tab.open(written["suite"], width=1280)
+    assert tab.value("[...document.querySelectorAll('.option')].every(each => each.getClientRects().length === 1)")
+    commands = "[...document.querySelectorAll('tr td:last-child')].map(each => each.innerText)"
+    assert "gradwire bench dense --model resnet50 --hosts 2 --link 1gbit" in tab.value(commands)[0]
+    for path in written.values():
+        tab.open(path)
+        assert tab.value("[...document.querySelectorAll('th')].filter(each => !each.textContent).length") == 0
+        # a column of empty cells, or an option that was not given
+        assert tab.value("[...document.querySelectorAll('td')].filter(each => !each.textContent).length") == 0
 
 
 def ended(dense: float, other: float) -> list[Run]:
@@ -182,22 +213,22 @@ VERDICTS = [
     ([*RUNS, made_up("dgc", 1, 1e6)], "loss", "dgc: 8.00× faster than dense, held-out loss +0.0 %."),
     (RUNS[:1], "loss", "dense reached held-out loss 1.500."),
     (ended(0.00021, 0.0)[:1], "loss", "dense reached held-out loss 0.000210."),
-    (RUNS[::-1], "loss", "None of 1 was faster than topk:0.01+residual."),
+    (RUNS[::-1], "loss", "Nothing was faster than topk:0.01+residual."),
     (
         [RUNS[0], diverging("signsgd", [5.0, 6, 7, float("nan")])],
         "loss",
-        "1 of 1 diverged: there is nothing to compare dense with.",
+        "All but dense diverged: there is nothing to compare it with.",
     ),
     (
         [RUNS[0], RUNS[0], diverging("signsgd", [5.0, 6, 7, float("nan")])],
         "loss",
-        "None of 1 was faster than dense; 1 of 2 diverged.",
+        "Nothing was faster than dense; 1 of 2 diverged.",
     ),
     ([diverging("dense", [5.0, 6, 7, float("nan")])], "loss", "dense diverged."),
     (
         [diverging("dense", [5.0, 6, 7, float("nan")]), RUNS[1]],
         "loss",
-        "dense diverged: there is nothing to compare the other 1 with.",
+        "dense diverged: there is nothing to compare with.",
     ),
     (ended(0.0, 0.0), "loss", "topk: 4.00× faster than dense, held-out loss from 0 to 0."),
     (ended(0.0, -1.0), "loss", "topk: 4.00× faster than dense, held-out loss from 0 to -1.00."),
@@ -232,6 +263,9 @@ def test_one_number_of_ranks_is_drawn_as_bars_and_the_best_compressor_is_named()
     priced = simulation_report.table(outcomes, TrainingCost(3_600_000))
     assert priced.columns[-1] == "hours of 3,600,000 dense steps' progress, best plan"
     assert priced.rows[0][-1] == figure(1e3 * best.step_s / best.efficiency)
+    # with the objective "step" all efficiencies are 1
+    timed = [replace(each, efficiency=1.0) for each in outcomes]
+    assert re.match(r"Beside FP32, steps of the best plan are \d.*× as fast on 8 ", simulation_report.verdict(timed))
     # nothing is said of one compressor where none helps
     harmful = [replace(each, efficiency=0.0) for each in outcomes if each.way not in ("FP32", BEST)]
     given = replace(best, way=GIVEN, efficiency=1.0)

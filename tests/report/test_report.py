@@ -140,7 +140,7 @@ def test_the_report_is_complete_by_itself(tmp_path: Path) -> None:
     assert not re.search('(src|href)="(?!data:)', page)
     assert "&lt;over&gt;" in page
     assert "topk:0.01+residual" in page
-    assert "width=8" in page
+    assert "width=<wbr>8" in page
 
 
 def test_pictures_and_tables_say_what_they_are(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_controllers_decisions_are_drawn_and_told(tmp_path: Path, factor: floa
     assert [path.name for path in paths] == ["curves.png", "decisions.png", "costs.png", "report.html"]
     report = paths[-1].read_text()
     assert "Decisions of topk:0.1+gravac" in report
-    assert '<td class="text" data-column="decision">scale up to 20x' in report
+    assert '<td class="text" data-column="decision"><span>scale up to 20x' in report
     figures = [name for name, value in told.items() if value is not None]
     assert decisions.table(run).columns == ["step", *figures, "decision"]
     assert ("Throughput:" in decisions.note(run)) == bool(figures)

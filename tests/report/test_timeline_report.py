@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -191,7 +192,9 @@ def test_words_say_what_the_figures_are():
     assert words["what sets the pace"].startswith("The wire:")
     assert words["next best plan"] == "one group took 69.0 ms a step, for 15.0 % less progress per second."
     assert words["other plans"] == "fp32 took 50.0 ms a step, for 75.0 % less progress per second."
-    assert words["groups"].startswith("2 groups: 1 group (2 tensors) by TopK(ratio=0.01, value_bits=32) with Residual")
+    words = dict(explain.explain(PLAN, PREDICTED, {"fp32": Tried(0.05, 0.25)}, "step").rows)
+    assert words["next best plan"] == "fp32 took 50.0 ms a step, for 75.0 % fewer steps per second."
+    assert words["groups"].startswith("2 groups: 1 group (2 tensors) by TopK(ratio=0.01) with Residual over")
 
 
 def test_a_plan_without_rivals_names_none():
@@ -290,7 +293,7 @@ def test_the_report_has_every_plan_that_was_tried_though_they_read_alike():
     """Four plans of one group of TopK, which differ in what the group's tensors are called."""
     plans = [gw.Plan((gw.Group((name,), gw.TopK(0.01), gw.Residual(), gw.AllGather()),)) for name in "abcd"]
     tried = {plan: Tried(0.01 * number, 1 / number) for number, plan in enumerate(plans, 1)}
-    profile: Any = None  # of which these words have nothing
+    profile: Any = SimpleNamespace(objective="progress")  # of which these words have nothing else
     planned = Planned(PLAN, PLAN, profile, tried, 1.0, MEASURED, [])
     words = " ".join(text for row in plan_report.why(planned).rows for text in row)
     assert re.findall(r"took (\d+)\.?\d* ms", words) == ["10", "20", "30", "40"]

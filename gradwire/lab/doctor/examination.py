@@ -82,7 +82,6 @@ def examine(site: Site, listener: Listener) -> None:
     spent = 0.0
     try:
         # the ranks meet, and learn each other's facts
-        listener.begins(name)
         site.everyone = [dict(facts) for facts in meeting.gather({"call": name} | facts_here(site.device))]
         listener.met(site)
         for name, check in CHECKS.items():

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from gradwire.lab.configuration import check_autocast, check_hooks, check_plans, parse_all
 from gradwire.lab.jobs.bench_job import BenchSpec
@@ -27,6 +27,8 @@ _BYTES_PER_PARAMETER = 20
 @dataclass(frozen=True)
 class TimingOptions(Options):
     """Steps, repeats, seed, device and autocast of a timing."""
+
+    called: ClassVar[str] = "bench"
 
     steps: int
     repeats: int

@@ -17,6 +17,8 @@ WARM_UP_STEPS = 20
 """Steps in which the rate rises, where the recipe says nothing."""
 SCHEDULES = ("constant", "cosine", "linear", "drop:...")
 _DROP = "drop:"
+_TOO_LARGE = 1e38
+"""For float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,16 +55,16 @@ class Recipe:
         # numbers of an optimizer that can be
         if self.optimizer not in (None, "sgd", "adamw"):
             raise unknown("optimizer", self.optimizer, ("sgd", "adamw"))
-        if self.lr is not None and not 0 < self.lr < inf:
-            raise ValueError(f"lr={self.lr} is no learning rate: it is positive and finite")
+        if self.lr is not None and not 0 < self.lr < _TOO_LARGE:
+            raise ValueError(f"lr={self.lr} is no learning rate: it is above 0 and below {_TOO_LARGE:g}")
         if self.momentum is not None and not 0 <= self.momentum < 1:
             raise ValueError(f"momentum={self.momentum} is not from 0 to below 1")
-        if self.clip is not None and not 0 < self.clip < inf:
-            raise ValueError(f"clip={self.clip} is no norm: it is positive and finite")
+        if self.clip is not None and not 0 < self.clip < _TOO_LARGE:
+            raise ValueError(f"clip={self.clip} is no norm: it is above 0 and below {_TOO_LARGE:g}")
         for name in ("weight_decay", "warm_up"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value < inf:
-                raise ValueError(f"{name}={value} is not a finite number from 0 on")
+            if value is not None and not 0 <= value < _TOO_LARGE:
+                raise ValueError(f"{name}={value} is not from 0 to below {_TOO_LARGE:g}")
         # raises for a schedule that cannot be read
         self.drops  # noqa: B018
 

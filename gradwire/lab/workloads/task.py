@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from gradwire.lab.names import MOST
 from gradwire.lab.random_state import seeded
 from gradwire.lab.task_error import TaskError
 from gradwire.lab.workloads.to_device import to_device
@@ -46,8 +47,9 @@ class Task(ABC):
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if type(value) is int and value < 1:
-                raise ValueError(f"{field.name} must be at least 1, got {value}")
+            if type(value) is int and not 1 <= value <= MOST:
+                bound = "at least 1" if value < 1 else f"at most {MOST:,}"
+                raise ValueError(f"{field.name} must be {bound}, got {value}")
 
     def build_model(self, seed: int) -> nn.Module:
         """A fresh model, the same on every rank for the same seed; torch's generators are left as they were."""
