@@ -221,6 +221,8 @@ FAULTS = [
           "                self._moment(call)\n"),
     Fault("runtime/steps/gradient_collector.py", "self._holds_back = until_backward_ends", "self._holds_back = False"),
     Fault("runtime/steps/gradient_collector.py", "return bool(self._held_back) or not", "return not"),
+    Fault("runtime/steps/weights.py", "        self._pipeline.sum(self._own, self._pipeline.mesh.divided)\n", ""),
+    Fault("runtime/steps/weights.py", "self._sum, SAME)", "self._sum)"),
     Fault("script.py", "if len(in_flight) >= IN_FLIGHT:", "if len(in_flight) > IN_FLIGHT:"),
     # checkpoint
     Fault("checkpoint.py", "tensor[before.memories].sum(0)", "tensor[before.own]"),
@@ -393,6 +395,7 @@ FAULTS = [
     Fault("frontends/local_steps/round_state.py", "        copy_by_name(fragments[index].sent, kept[\"sent\"])\n", ""),
     Fault("frontends/local_steps/rounds.py",
           "        self.outer.param_groups[0][\"params\"] += new\n", ""),
+    Fault("frontends/local_steps/rounds.py", "1 / self.runtime.mesh.replica.world", "1 / self.runtime.mesh.averaged"),
     Fault("frontends/local_steps/fragments.py", "        new.anchors |= self.anchors\n", ""),
     Fault("frontends/local_steps/fragments.py", "self.sent[name].copy_(self.parameters[name])", "pass"),
     Fault("runtime/steps/steps.py", "self.counted if times_sent is None else times_sent", "self.counted"),

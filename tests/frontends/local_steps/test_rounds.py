@@ -11,7 +11,7 @@ from torch import nn
 import gradwire as gw
 from gradwire.frontends.local_steps.fragments import Fragment
 from gradwire.frontends.local_steps.schedule import Schedule
-from tests.support.harness import raising, together
+from tests.support.harness import hosts, raising, together
 
 INNER_STEPS = 2
 
@@ -81,6 +81,20 @@ def test_shared_parameters_of_eager_updates_are_not_compared():
         replica.train(INNER_STEPS)
 
     raising(together(2, run))
+
+
+def test_with_eager_updates_a_host_is_one_replica():
+    transports, averages = hosts(2, 2), gw.Outer(1.0, momentum=0)
+
+    def run(rank: int) -> None:
+        replica = Replica(transports[rank], eager=True, outer=averages, inner_steps=1)
+        moved, before = 1.0 + rank // 2, replica.shared()
+        with torch.no_grad():
+            replica.model.weight += moved
+        replica.train(1)
+        torch.testing.assert_close(replica.model.weight, before + moved / 2)
+
+    raising(together(4, run))
 
 
 @pytest.mark.parametrize("call", ["verify", "thaw"])
