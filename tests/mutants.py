@@ -390,6 +390,9 @@ FAULTS = [
     Fault("controllers/recompress.py",
           "        here |= {name: given for name, given in there.items() if given[1]}\n", ""),
     Fault("frontends/checkpoints/elastic_resume.py", "first.about.ranks != ranks and ", ""),
+    Fault("runtime/state/store.py", "stored.parts, stored.leader_of = self._parts(stored.kinds, stored.slots), {}",
+          "stored.parts = self._parts(stored.kinds, stored.slots)"),
+    Fault("runtime/state/gathered_state.py", "[rank if (name, key) in its else first for", "[rank for"),
     # front ends
     Fault("frontends/local_steps/round_state.py", "        copy_by_name(fragment.last_own, kept[\"moved\"])\n", ""),
     Fault("frontends/local_steps/round_state.py", "        copy_by_name(fragments[index].sent, kept[\"sent\"])\n", ""),

@@ -89,6 +89,7 @@ def test_with_eager_updates_a_host_is_one_replica():
     def run(rank: int) -> None:
         replica = Replica(transports[rank], eager=True, outer=averages, inner_steps=1)
         moved, before = 1.0 + rank // 2, replica.shared()
+        replica.train(1)
         with torch.no_grad():
             replica.model.weight += moved
         replica.train(1)
