@@ -400,6 +400,8 @@ FAULTS = [
           "        self.outer.param_groups[0][\"params\"] += new\n", ""),
     Fault("frontends/local_steps/rounds.py", "1 / self.runtime.mesh.replica.world", "1 / self.runtime.mesh.averaged"),
     Fault("frontends/local_steps/fragments.py", "        new.anchors |= self.anchors\n", ""),
+    Fault("frontends/local_steps/fragments.py", "                getattr(new, mine)[name].copy_(tensor)\n",
+          "                pass\n"),
     Fault("frontends/local_steps/fragments.py", "self.sent[name].copy_(self.parameters[name])", "pass"),
     Fault("runtime/steps/steps.py", "self.counted if times_sent is None else times_sent", "self.counted"),
     # ops: gradients, and what calls the library

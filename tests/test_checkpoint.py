@@ -516,7 +516,7 @@ def test_states_that_were_not_saved_together_are_not_resharded():
 
 
 @pytest.mark.parametrize(
-    ("change", "what"), [({"skipped": 1}, "the steps that the state skipped"), ({"momenta": {"w": "Dion"}}, "the momenta")]
+    ("change", "what"), [({"skipped": 1}, "the steps that the state skip"), ({"momenta": {"w": "Dion"}}, "the momenta")]
 )
 def test_states_that_say_other_things_of_themselves_are_not_resharded(change: dict[str, Any], what: str):
     states = [checkpoint.pack({}, {}, 3, about(rank, **change if rank else {})) for rank in range(2)]

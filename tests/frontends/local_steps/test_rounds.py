@@ -69,6 +69,19 @@ def test_what_is_healed_while_it_travels_is_as_if_just_sent():
     assert torch.equal(weight, fragment.anchors["weight"])
 
 
+def test_what_travels_while_a_parameter_joins_its_fragment_is_as_before():
+    weight, thawed = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.ones(2))
+    fragment = Fragment({"weight": weight}, Schedule(inner_steps=2, fragments=1, delay=1))
+    weight.data += 1
+    fragment.measure()
+    weight.data += 2
+    grown = fragment.grown({"weight": weight, "thawed": thawed})
+    assert torch.equal(grown.pseudo_gradients["weight"], torch.full((3,), -1.0))
+    grown.merge(None)
+    assert weight.tolist() == [2.0] * 3
+    assert thawed.tolist() == [1.0] * 2
+
+
 def test_shared_parameters_of_eager_updates_are_not_compared():
     transports = gw.Threads.group(2)
 
