@@ -221,6 +221,8 @@ FAULTS = [
           "                self._moment(call)\n"),
     Fault("runtime/steps/gradient_collector.py", "self._holds_back = until_backward_ends", "self._holds_back = False"),
     Fault("runtime/steps/gradient_collector.py", "return bool(self._held_back) or not", "return not"),
+    Fault("runtime/steps/weights.py", "        self._pipeline.sum(self._own, self._pipeline.mesh.divided)\n", ""),
+    Fault("runtime/steps/weights.py", "self._sum, SAME)", "self._sum)"),
     Fault("script.py", "if len(in_flight) >= IN_FLIGHT:", "if len(in_flight) > IN_FLIGHT:"),
     # checkpoint
     Fault("checkpoint.py", "tensor[before.memories].sum(0)", "tensor[before.own]"),
@@ -388,12 +390,18 @@ FAULTS = [
     Fault("controllers/recompress.py",
           "        here |= {name: given for name, given in there.items() if given[1]}\n", ""),
     Fault("frontends/checkpoints/elastic_resume.py", "first.about.ranks != ranks and ", ""),
+    Fault("runtime/state/store.py", "stored.parts, stored.leader_of = self._parts(stored.kinds, stored.slots), {}",
+          "stored.parts = self._parts(stored.kinds, stored.slots)"),
+    Fault("runtime/state/gathered_state.py", "[rank if (name, key) in its else first for", "[rank for"),
     # front ends
     Fault("frontends/local_steps/round_state.py", "        copy_by_name(fragment.last_own, kept[\"moved\"])\n", ""),
     Fault("frontends/local_steps/round_state.py", "        copy_by_name(fragments[index].sent, kept[\"sent\"])\n", ""),
     Fault("frontends/local_steps/rounds.py",
           "        self.outer.param_groups[0][\"params\"] += new\n", ""),
+    Fault("frontends/local_steps/rounds.py", "1 / self.runtime.mesh.replica.world", "1 / self.runtime.mesh.averaged"),
     Fault("frontends/local_steps/fragments.py", "        new.anchors |= self.anchors\n", ""),
+    Fault("frontends/local_steps/fragments.py", "                getattr(new, mine)[name].copy_(tensor)\n",
+          "                pass\n"),
     Fault("frontends/local_steps/fragments.py", "self.sent[name].copy_(self.parameters[name])", "pass"),
     Fault("runtime/steps/steps.py", "self.counted if times_sent is None else times_sent", "self.counted"),
     # ops: gradients, and what calls the library

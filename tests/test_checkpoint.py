@@ -287,6 +287,21 @@ def test_hosts_go_on_bit_for_bit_from_each_ranks_state_and_from_that_of_all(comp
                     assert all(torch.equal(a, b) for a, b in zip(own_means, means, strict=True))
 
 
+def test_what_is_loaded_in_mid_training_goes_to_the_rank_of_its_host_that_leads():
+    groups = plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()).groups
+    with (
+        job(gw.Plan(groups), SLOTS, 4, transports=hosts(2, 2)) as saved,
+        job(gw.Plan(groups[::-1]), SLOTS, 4, transports=hosts(2, 2)) as running,
+    ):
+        for each in (saved, running):
+            each.step(draw(SLOTS, 4, 0))
+        running.load(saved.states())
+        running.step(draw(SLOTS, 4, 1))
+        for host in (slice(0, 2), slice(2, 4)):
+            for one, other in zip(*running.state("residual")[host], strict=True):
+                assert not (one.any() and other.any())
+
+
 def test_a_new_leader_of_a_host_has_the_bases_and_one_step_less_has_those_before():
     groups = plan_of(SLOTS, gw.PowerSGD(2), gw.Residual(), gw.AllReduce()).groups
     with job(gw.Plan(groups), SLOTS, 4, transports=hosts(2, 2)) as running:
@@ -348,6 +363,21 @@ def test_ranks_that_reduce_together_go_on_from_groups_tensors_that_they_all_have
             assert saved is not own or not now[0]
             by_rank = other.step(draw(SLOTS, 4, 4))
             assert all(torch.equal(a, b) for means in by_rank[1:] for a, b in zip(means, by_rank[0], strict=True))
+
+
+def test_in_the_state_of_all_a_rank_without_a_groups_tensors_has_those_of_the_first_with_them():
+    with job(plan_of(SLOTS, *OWNERS), SLOTS, 4, transports=hosts(2, 2)) as running:
+        running.step(draw(SLOTS, 4, 0))
+        own = running.states()
+        whole = raising(together(4, lambda rank: running.runtimes[rank].state_dict(all_ranks=True)))[0]
+    # the rank that leads a group alone has them
+    kept = {key: [state.get(key) for state in own] for key in whole if "//group/" in key}
+    assert any(tensor is None for tensors in kept.values() for tensor in tensors)
+    for saved in (whole, checkpoint.gather(own)):
+        for key, tensors in kept.items():
+            first = next(tensor for tensor in tensors if tensor is not None)
+            for row, tensor in zip(saved[key], tensors, strict=True):
+                assert torch.equal(row, first if tensor is None else tensor)
 
 
 def test_the_numbers_of_small_tensors_do_not_go_through_the_store(monkeypatch: pytest.MonkeyPatch):
@@ -483,6 +513,15 @@ def test_states_that_were_not_saved_together_are_not_resharded():
         gw.reshard(early[::-1], 3)
     with pytest.raises(ValueError, match="state 0 of these 1 is the state of rank 0 of 2 ranks"):
         gw.reshard(early[:1], 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"), [({"skipped": 1}, "the steps that the state skip"), ({"momenta": {"w": "Dion"}}, "the momenta")]
+)
+def test_states_that_say_other_things_of_themselves_are_not_resharded(change: dict[str, Any], what: str):
+    states = [checkpoint.pack({}, {}, 3, about(rank, **change if rank else {})) for rank in range(2)]
+    with pytest.raises(ValueError, match=f"rank 1 and rank 0 differ in {what}"):
+        gw.reshard(states, 2)
 
 
 def test_states_of_different_shards_are_not_added_up():

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.collective import SHARD
 from gradwire.frontends.options.weighted import check_weighted
 from tests.support.cases import CASES, Case, rows
 from tests.support.harness import SMALL, Job, draw, hosts, job, plan_of, slots_of
@@ -61,6 +62,17 @@ def test_weights_reach_hosts_and_scaled_losses(compressor: gw.Compressor) -> Non
         job(plan, SLOTS, 4, transports=inside[1], weight=asked().__next__, **scaled) as weighted,
     ):
         check(plain, weighted)
+
+
+def test_ranks_that_hold_a_replica_together_have_the_sum_of_their_weights() -> None:
+    plan = gw.plans.uniform(SLOTS, gw.TopK(0.05))
+    with (
+        job(plan, SLOTS, 4, transports=hosts(2, 2, SHARD)) as plain,
+        job(plan, SLOTS, 4, transports=hosts(2, 2, SHARD), weight=asked().__next__) as weighted,
+    ):
+        for step, (a, b, c, d) in enumerate(WEIGHTS):
+            grads = draw(SLOTS, 4, step)
+            assert same(weighted.step(grads), plain.step(multiplied(grads, (a + b, a + b, c + d, c + d))))
 
 
 def test_without_any_samples_residuals_alone_are_sent() -> None:

@@ -73,7 +73,6 @@ class RowMemory:
 
     def load(self, slot: int, residual: Tensor | None) -> None:
         """Takes over a slot's residual; zero for None."""
-        self._last.pop(slot, None)
         self._residuals.pop(slot, None)
         if residual is not None:
             self._of(slot).copy_(residual)

@@ -11,7 +11,7 @@ from torch import nn
 import gradwire as gw
 from gradwire.frontends.local_steps.fragments import Fragment
 from gradwire.frontends.local_steps.schedule import Schedule
-from tests.support.harness import raising, together
+from tests.support.harness import hosts, raising, together
 
 INNER_STEPS = 2
 
@@ -69,6 +69,19 @@ def test_what_is_healed_while_it_travels_is_as_if_just_sent():
     assert torch.equal(weight, fragment.anchors["weight"])
 
 
+def test_what_travels_while_a_parameter_joins_its_fragment_is_as_before():
+    weight, thawed = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.ones(2))
+    fragment = Fragment({"weight": weight}, Schedule(inner_steps=2, fragments=1, delay=1))
+    weight.data += 1
+    fragment.measure()
+    weight.data += 2
+    grown = fragment.grown({"weight": weight, "thawed": thawed})
+    assert torch.equal(grown.pseudo_gradients["weight"], torch.full((3,), -1.0))
+    grown.merge(None)
+    assert weight.tolist() == [2.0] * 3
+    assert thawed.tolist() == [1.0] * 2
+
+
 def test_shared_parameters_of_eager_updates_are_not_compared():
     transports = gw.Threads.group(2)
 
@@ -81,6 +94,21 @@ def test_shared_parameters_of_eager_updates_are_not_compared():
         replica.train(INNER_STEPS)
 
     raising(together(2, run))
+
+
+def test_with_eager_updates_a_host_is_one_replica():
+    transports, averages = hosts(2, 2), gw.Outer(1.0, momentum=0)
+
+    def run(rank: int) -> None:
+        replica = Replica(transports[rank], eager=True, outer=averages, inner_steps=1)
+        moved, before = 1.0 + rank // 2, replica.shared()
+        replica.train(1)
+        with torch.no_grad():
+            replica.model.weight += moved
+        replica.train(1)
+        torch.testing.assert_close(replica.model.weight, before + moved / 2)
+
+    raising(together(4, run))
 
 
 @pytest.mark.parametrize("call", ["verify", "thaw"])
