@@ -1,8 +1,11 @@
 """Joining torch.distributed by one call."""
 
+import os
+
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import HashStore, PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.rendezvous import rendezvous
 
 from gradwire.launched import gpu_of_rank, is_launched
 
@@ -17,7 +20,7 @@ def init() -> None:
     # one alone is the current device anyway
     if (gpus := torch.cuda.device_count()) > 1:
         torch.cuda.set_device(gpu_of_rank(gpus))
-    if launched:
-        dist.init_process_group()
-    else:
-        dist.init_process_group(store=HashStore(), rank=0, world_size=1)
+    store, rank, world = next(rendezvous("env://")) if launched else (HashStore(), 0, 1)
+    # torchrun may keep its store when it restarts ranks, which would find the addresses of those before
+    attempt = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    dist.init_process_group(store=attempt, rank=rank, world_size=world)

@@ -45,6 +45,11 @@ def computing_threads(device: torch.device) -> int:
     return torch.get_num_threads() if on_host(device) else 0
 
 
+def processor_of(device: torch.device) -> str:
+    """A GPU's name; of a host the instruction set that torch uses."""
+    return torch.backends.cpu.get_cpu_capability() if on_host(device) else torch.cuda.get_device_name(device)
+
+
 def stream_of(device: torch.device) -> int:
     """The number of the stream on which a device's work is queued now; 0 for the host, which has none."""
     return 0 if on_host(device) else torch.accelerator.current_stream(device).stream_id

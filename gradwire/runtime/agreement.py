@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gradwire.compressors import Compressor
 from gradwire.ops import native
-from gradwire.ops.backend import backend_for, compiled_on
-from gradwire.ops.host import computing_threads, kind_of
+from gradwire.ops.backend import backend_for, compiled_on, in_use
+from gradwire.ops.host import computing_threads, kind_of, processor_of
 from gradwire.ops.noise import Seed, draws, uniform
 from gradwire.plans import Group, Plan, sizes_follow_from_shapes
 from gradwire.runtime.job_options import JobOptions
@@ -115,9 +115,15 @@ class Agreement:
         # bases of long matrices differ by the number of threads, whatever the checksum of small ones is
         if alone == PRODUCTS:
             computed["threads that compute, which OMP_NUM_THREADS sets"] = str(computing_threads(self._device))
-        computed["arithmetic"] = _arithmetic(self._device)
+        computed["arithmetic"] = _arithmetic(self._device, alone)
         # a meeting of its own, as patient as collectives are where kernels have to be compiled for it
-        self._meeting.compare(computed, patience_s=self._timeout_s if compiled_on(self._device) else None)
+        try:
+            self._meeting.compare(computed, patience_s=self._timeout_s if compiled_on(self._device) else None)
+        except Disagreement as error:
+            # what computes otherwise, where that is known, says more than a checksum
+            if error.field == "arithmetic":
+                self._meeting.compare(_computed_by(self._device))
+            raise
         self._compared = max(self._compared, alone)
 
     def check(self, plan: Plan) -> None:
@@ -175,21 +181,28 @@ def _alone(compressors: Iterable[Compressor]) -> int:
     return max((PRODUCTS if each.multiplies else DRAWS for each in compressors if each.local_arithmetic), default=0)
 
 
-def _arithmetic(device: torch.device) -> str:
-    """A checksum of operations whose results must be equal on all ranks. Autocast is off, as on the worker, whatever it
-    is on the thread that trains."""
+def _computed_by(device: torch.device) -> Facts:
+    """What may make results differ by a bit, by the names that errors use."""
+    return {"kernels": in_use(device), "torch's version": torch.__version__, "processor": processor_of(device)}
+
+
+def _arithmetic(device: torch.device, alone: int) -> str:
+    """A checksum of operations whose results must be equal on all ranks: random draws and, for PRODUCTS, matrix
+    products and bases. Autocast is off, as on the worker, whatever it is on the thread that trains."""
     with torch.autocast(kind_of(device), enabled=False):
-        return _checksum(device)
+        numbers = [draws(64, Seed(0), device), *(_products(device) if alone == PRODUCTS else [])]
+        whole = torch.cat([each.flatten().double() for each in numbers])
+        return f"{crc32(whole.cpu().numpy().tobytes()):08x}"
 
 
-def _checksum(device: torch.device) -> str:
-    """A checksum of matrix products, of bases, and of random draws, all in float32 or float64."""
-    # the same numbers everywhere, so that only the arithmetic can differ
+def _products(device: torch.device) -> list[Tensor]:
+    """Matrix products and bases, all in float32, of the same numbers everywhere, so that only the arithmetic can
+    differ."""
     generator = torch.Generator().manual_seed(0)
     factors = [uniform(shape, generator).to(device) for shape in FACTORS]
     matrix, most = factors[0], factors[-1]
     most[1] = most[0]
-    # products, bases and draws, as algorithms make them
+    # as algorithms make them
     square, thin = matrix @ matrix.T, list[Tensor]()
     ops = backend_for(matrix)
     for factor in (matrix, most):
@@ -197,7 +210,4 @@ def _checksum(device: torch.device) -> str:
         ops.multiply([[thin[-1]]], [factor[None]], [factor[None]], subtract=False)
     for factor in factors:
         ops.orthogonalize([factor[None]])
-    draw = draws(64, Seed(0), device)
-    # all of them to one number
-    numbers = torch.cat([each.flatten().double() for each in (*factors, square, *thin, draw)])
-    return f"{crc32(numbers.cpu().numpy().tobytes()):08x}"
+    return [*factors, square, *thin]

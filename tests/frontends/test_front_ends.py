@@ -20,6 +20,7 @@ from gradwire.ops import native
 from gradwire.ops.backend import backend_on
 from gradwire.ops.reference import orthogonal
 from gradwire.runtime import agreement, meeting
+from gradwire.runtime.agreement import PRODUCTS
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
 from tests.support.harness import CPU, SMALL, draw, hosts, job, plan_of, raising, slots_of, together
@@ -118,16 +119,16 @@ def test_a_model_on_two_devices_or_without_parameters_is_refused():
 
 
 def test_arithmetic_is_the_same_under_autocast():
-    plain = agreement._arithmetic(CPU)
+    plain = agreement._arithmetic(CPU, PRODUCTS)
     with torch.autocast("cpu", torch.bfloat16):
-        assert agreement._arithmetic(CPU) == plain
+        assert agreement._arithmetic(CPU, PRODUCTS) == plain
 
 
 @pytest.mark.parametrize(
     ("rows", "length"), [(1, 1), (17, 1), (8, 4097), (33, 1)], ids=["all", "more rows", "long rows", "most rows"]
 )
 def test_arithmetic_has_bases_by_every_method(rows: int, length: int, monkeypatch: pytest.MonkeyPatch):
-    plain, ops = agreement._arithmetic(CPU), backend_on(CPU)
+    plain, ops = agreement._arithmetic(CPU, PRODUCTS), backend_on(CPU)
 
     def otherwise(factors: Sequence[Tensor]) -> None:
         ops.orthogonalize(factors)
@@ -136,12 +137,12 @@ def test_arithmetic_has_bases_by_every_method(rows: int, length: int, monkeypatc
                 factor.mul_(1 + 2.0**-20)
 
     monkeypatch.setattr(agreement, "backend_for", lambda x: replace(ops, orthogonalize=otherwise))
-    assert agreement._arithmetic(CPU) != plain
+    assert agreement._arithmetic(CPU, PRODUCTS) != plain
 
 
 @pytest.mark.parametrize("rows", [1, 33])
 def test_arithmetic_has_products_by_every_method(rows: int, monkeypatch: pytest.MonkeyPatch):
-    plain, ops = agreement._arithmetic(CPU), backend_on(CPU)
+    plain, ops = agreement._arithmetic(CPU, PRODUCTS), backend_on(CPU)
 
     def otherwise(out: Sequence[Sequence[Tensor]], p: Sequence[Tensor], q: Sequence[Tensor], *, subtract: bool) -> None:
         ops.multiply(out, p, q, subtract=subtract)
@@ -150,13 +151,13 @@ def test_arithmetic_has_products_by_every_method(rows: int, monkeypatch: pytest.
                 matrix.mul_(1 + 2.0**-20)
 
     monkeypatch.setattr(agreement, "backend_for", lambda x: replace(ops, multiply=otherwise))
-    assert agreement._arithmetic(CPU) != plain
+    assert agreement._arithmetic(CPU, PRODUCTS) != plain
 
 
 def test_arithmetic_has_rows_that_only_noise_makes_independent(monkeypatch: pytest.MonkeyPatch):
     drawn, independent = list[int](), orthogonal._independent
     monkeypatch.setattr(orthogonal, "_independent", lambda a: drawn.append(a.shape[1]) or independent(a))
-    agreement._arithmetic(CPU)
+    agreement._arithmetic(CPU, PRODUCTS)
     assert drawn == [40]
 
 
@@ -168,7 +169,7 @@ def begin_and_end(plan: gw.Plan, transports: list, rank: int, make: Callable[[],
 
 def test_ranks_whose_arithmetic_differs_are_refused_where_all_must_compute_alike(monkeypatch: pytest.MonkeyPatch):
     numbers = count()
-    monkeypatch.setattr(agreement, "_arithmetic", lambda device: str(next(numbers)))
+    monkeypatch.setattr(agreement, "_arithmetic", lambda *_: str(next(numbers)))
     for compressor, differ in ((gw.TopK(0.1), False), (gw.RandomK(0.1), True), (gw.PowerSGD(2), True)):
         errors = together(2, partial(begin_and_end, gw.plans.uniform(SLOTS, compressor), gw.Threads.group(2)))
         assert ["differ in arithmetic" in str(error) for error in errors] == [differ, differ]
@@ -255,7 +256,7 @@ def test_a_rank_that_compiles_for_longer_than_ranks_wait_for_each_other_is_not_a
     monkeypatch.setattr(meeting, "PATIENCE_S", 1.5)
     monkeypatch.setattr(agreement, "compiled_on", lambda device: True)
     begun = count()
-    monkeypatch.setattr(agreement, "_arithmetic", lambda device: sleep(2 * next(begun)) or "the same")
+    monkeypatch.setattr(agreement, "_arithmetic", lambda *_: sleep(2 * next(begun)) or "the same")
     plan, transports = gw.plans.uniform(SLOTS, gw.PowerSGD(2)), gw.Threads.group(2)
 
     assert together(2, partial(begin_and_end, plan, transports)) == [None, None]
@@ -263,17 +264,18 @@ def test_a_rank_that_compiles_for_longer_than_ranks_wait_for_each_other_is_not_a
 
 @needs_library
 def test_a_rank_without_the_library_is_refused_where_all_must_compute_alike(monkeypatch: pytest.MonkeyPatch):
-    """Low rank's products are added up in another order there."""
+    """Low rank's products are added up in another order there; draws are the same."""
     mine = threading.local()
     monkeypatch.setattr(native, "available", lambda: not getattr(mine, "lacks_it", False))
-    plan = gw.plans.uniform(SLOTS, gw.PowerSGD(2))
-    transports = gw.Threads.group(2)
 
-    def begin(rank: int) -> None:
+    def begin(plan: gw.Plan, transports: list, rank: int) -> None:
         mine.lacks_it = rank == 1
         begin_and_end(plan, transports, rank)
 
-    assert all("differ in arithmetic" in str(error) for error in together(2, begin))
+    for compressor, differ in ((gw.PowerSGD(2), True), (gw.RandomK(0.1), False)):
+        errors = together(2, partial(begin, gw.plans.uniform(SLOTS, compressor), gw.Threads.group(2)))
+        assert ["differ in kernels: native (level" in str(error) for error in errors] == [differ, differ]
+        assert [error is None for error in errors] == [not differ, not differ]
 
 
 def test_jobs_follow_each_other_on_one_transport():

@@ -1,10 +1,11 @@
 """Which GPU a rank gets, and over which backend all of them talk. No GPU is needed: their number is pretended."""
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gradwire.frontends.init import init
 from gradwire.lab.doctor.joining import device_here
@@ -12,6 +13,7 @@ from gradwire.lab.launch import rank_job
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.rank_job import backend_of
 from gradwire.lab.network.link import Link
+from gradwire.transports.torch_store import TorchStore
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,8 @@ def test_a_rank_that_sees_one_gpu_alone_has_it_everywhere(monkeypatch: pytest.Mo
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: chosen.append(torch.device(device).index))
-    monkeypatch.setattr(torch.distributed, "init_process_group", lambda: None)
+    monkeypatch.setattr(sys.modules[init.__module__], "rendezvous", lambda url: iter([(HashStore(), 6, 8)]))
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda **_: None)
     _set(monkeypatch, RANK=6, WORLD_SIZE=8, LOCAL_RANK=2, LOCAL_WORLD_SIZE=4)
     assert LabCluster(8, device="cuda", shard=4)
     assert rank_job._gpu_here(emulated=False) == device_here("cuda") == torch.device("cuda", 0)
@@ -77,6 +80,19 @@ def test_what_gpus_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch):
     assert LabCluster(4, device="cuda", shard=2)
 
 
-def _set(monkeypatch: pytest.MonkeyPatch, **variables: int) -> None:
+def test_ranks_that_torchrun_restarts_find_nothing_of_those_before_in_its_store(monkeypatch: pytest.MonkeyPatch):
+    """With gloo they would connect to addresses at which nothing listens any more."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
+    for attempt in range(2):
+        _set(monkeypatch, TORCHELASTIC_USE_AGENT_STORE=True, TORCHELASTIC_RESTART_COUNT=attempt, **place)
+        init()
+        texts = TorchStore("texts")
+        assert not texts.check(["left"])
+        texts.set("left", "")
+        torch.distributed.destroy_process_group()
+
+
+def _set(monkeypatch: pytest.MonkeyPatch, **variables: object) -> None:
     for name, value in {"MASTER_ADDR": "gpu07", "MASTER_PORT": 29500, **variables}.items():
         monkeypatch.setenv(name, str(value))

@@ -400,11 +400,12 @@ def test_steps_of_slurm_jobs_on_one_host_do_not_meet(environment: dict[str, str]
 def test_init_joins_the_ranks_of_a_slurm_step(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them was the only rank of a job of its own."""
     environment |= SLURM | {"SLURM_STEP_NODELIST": "gpu[07-09]"}
-    joined: list[dict[str, object]] = []
+    joined: list[tuple[object, object]] = []
     monkeypatch.setattr(dist, "is_initialized", lambda: False)
-    monkeypatch.setattr(dist, "init_process_group", lambda **options: joined.append(options))
+    monkeypatch.setattr(sys.modules[gw.init.__module__], "rendezvous", lambda url: iter([(dist.HashStore(), 5, 8)]))
+    monkeypatch.setattr(dist, "init_process_group", lambda store, rank, world_size: joined.append((rank, world_size)))
     gw.init()
-    assert joined == [{}]
+    assert joined == [(5, 8)]
     assert (os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["MASTER_ADDR"]) == ("5", "8", "gpu07")
 
 
