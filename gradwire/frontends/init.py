@@ -20,7 +20,13 @@ def init() -> None:
     # one alone is the current device anyway
     if (gpus := torch.cuda.device_count()) > 1:
         torch.cuda.set_device(gpu_of_rank(gpus))
-    store, rank, world = next(rendezvous("env://")) if launched else (HashStore(), 0, 1)
-    # torchrun may keep its store when it restarts ranks, which would find the addresses of those before
-    attempt = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    dist.init_process_group(store=attempt, rank=rank, world_size=world)
+    if not launched:
+        dist.init_process_group(store=HashStore(), rank=0, world_size=1)
+    elif os.environ.get("GROUP_WORLD_SIZE") == "1":
+        # one torchrun has started all ranks. It may keep its store when it restarts them, where they would find the
+        # addresses of those before. Of several torchruns each counts its own restarts
+        store, rank, world = next(rendezvous("env://"))
+        attempt = PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+        dist.init_process_group(store=attempt, rank=rank, world_size=world)
+    else:
+        dist.init_process_group()

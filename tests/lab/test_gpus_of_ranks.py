@@ -1,6 +1,5 @@
 """Which GPU a rank gets, and over which backend all of them talk. No GPU is needed: their number is pretended."""
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -57,8 +56,7 @@ def test_a_rank_that_sees_one_gpu_alone_has_it_everywhere(monkeypatch: pytest.Mo
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: chosen.append(torch.device(device).index))
-    monkeypatch.setattr(sys.modules[init.__module__], "rendezvous", lambda url: iter([(HashStore(), 6, 8)]))
-    monkeypatch.setattr(torch.distributed, "init_process_group", lambda **_: None)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda: None)
     _set(monkeypatch, RANK=6, WORLD_SIZE=8, LOCAL_RANK=2, LOCAL_WORLD_SIZE=4)
     assert LabCluster(8, device="cuda", shard=4)
     assert rank_job._gpu_here(emulated=False) == device_here("cuda") == torch.device("cuda", 0)
@@ -80,15 +78,20 @@ def test_what_gpus_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch):
     assert LabCluster(4, device="cuda", shard=2)
 
 
-def test_ranks_that_torchrun_restarts_find_nothing_of_those_before_in_its_store(monkeypatch: pytest.MonkeyPatch):
-    """With gloo they would connect to addresses at which nothing listens any more."""
+@pytest.mark.parametrize(("torchruns", "finds"), [(1, False), (2, True)])
+def test_ranks_that_one_torchrun_restarts_find_nothing_of_those_before(
+    torchruns: int, finds: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """In the store that it keeps: with gloo they would connect to addresses at which nothing listens any more. Of
+    several each counts its own restarts, and its ranks must meet the others'."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     place = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
     for attempt in range(2):
-        _set(monkeypatch, TORCHELASTIC_USE_AGENT_STORE=True, TORCHELASTIC_RESTART_COUNT=attempt, **place)
+        torchrun = {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": attempt}
+        _set(monkeypatch, GROUP_WORLD_SIZE=torchruns, **torchrun, **place)
         init()
         texts = TorchStore("texts")
-        assert not texts.check(["left"])
+        assert texts.check(["left"]) == (finds and attempt == 1)
         texts.set("left", "")
         torch.distributed.destroy_process_group()
 
