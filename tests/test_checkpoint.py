@@ -35,7 +35,7 @@ from gradwire.runtime.state.states import gather
 from gradwire.runtime.worker.executor import Executor
 from gradwire.slots import Slot
 from gradwire.text_tensors import letters, text_of
-from tests.support.cases import CASES, FEW, Case, rows
+from tests.support.cases import CASES, KINDS_OF_STATE, Case, rows
 from tests.support.harness import (
     CPU,
     SMALL,
@@ -56,8 +56,7 @@ from tests.support.schedule import Schedule
 from tests.support.states import earlier, through_a_file
 
 SLOTS = slots_of(SMALL)
-REMEMBERING = [case for case in CASES if case.memory.error_feedback]
-some_cases = rows(REMEMBERING)
+REMEMBERING = [case for case in KINDS_OF_STATE if case.memory.error_feedback]
 remembering = pytest.mark.parametrize("case", REMEMBERING, ids=str)
 
 
@@ -227,12 +226,12 @@ def test_one_rule_says_which_old_ranks_a_new_one_goes_on_from():
         assert [each.own for each in before] == [rank % old for rank in range(ranks)]
 
 
-@some_cases
+@remembering
 def test_another_number_of_ranks_keeps_the_sum(case: Case):
     with job(plan_for(case), SLOTS, 3) as running:
         running.step(draw(SLOTS, 3, 0))
         saved = running.states()
-    for world in (1, 2, 3, 5) if case in FEW else (2, 5):
+    for world in (1, 2, 3, 5):
         fits_so_many_ranks(case, saved, world)
 
 
@@ -250,7 +249,7 @@ def fits_so_many_ranks(case: Case, saved: list[dict[str, Tensor]], world: int) -
         assert all(mean.isfinite().all() for mean in other.step(draw(SLOTS, world, 1))[0])
 
 
-@rows(CASES)
+@pytest.mark.parametrize("case", KINDS_OF_STATE, ids=str)
 def test_the_state_of_all_ranks_is_what_each_of_them_had(case: Case):
     with job(plan_for(case), SLOTS, 3) as running:
         running.step(draw(SLOTS, 3, 0))
@@ -411,13 +410,13 @@ def test_the_state_of_all_ranks_lies_on_the_cpu():
     assert all(type(tensor) is Tensor for tensor in whole.values())
 
 
-@some_cases
+@remembering
 def test_the_state_of_all_ranks_fits_another_number_of_them(case: Case):
     with job(plan_for(case), SLOTS, 3) as running:
         running.step(draw(SLOTS, 3, 0))
         saved = running.states()
         whole = raising(together(3, lambda rank: running.runtimes[rank].state_dict(all_ranks=True)))[0]
-    for world in (2, 4) if case in FEW else (2,):
+    for world in (2, 4):
         with job(plan_for(case), SLOTS, world) as other:
             other.load([whole] * world)
             shards = as_kept(case, gw.reshard(saved, world))

@@ -271,6 +271,17 @@ FEW = set({type(part): case for case in CASES[::-1] for part in (case.compressor
 """A row for each compressor and each communicator."""
 
 
+def kept(case: Case) -> tuple[object, ...]:
+    """All that a checkpoint sees of a row: its memory, and the names of what its parts keep beside."""
+    of_slots = case.compressor.init_slot(64, 64, torch.Generator().manual_seed(0))
+    of_groups = case.compressor.init_group() | case.communicator.init_group()
+    return case.memory, case.compressor.is_update, case.compressor.flat_state, tuple(of_slots), tuple(of_groups)
+
+
+KINDS_OF_STATE = list({kept(case): case for case in CASES[::-1]}.values())
+"""A row for each of these: states move by name, whatever the algorithm."""
+
+
 def rows(cases: list[Case]) -> pytest.MarkDecorator:
     """Runs a test for each of these: with `make test` for those of the few, with `make test-all` for all."""
     given = [case if case in FEW else pytest.param(case, marks=pytest.mark.long) for case in cases]
