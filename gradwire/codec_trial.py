@@ -1,5 +1,6 @@
 """A trial of a user's codec on a few numbers, before gradients go through it."""
 
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from numbers import Integral
@@ -7,12 +8,13 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from gradwire.compressors import Codec, FixedSizeCompressor, Sparse, context_for
+from gradwire.compressors import Codec, FixedSizeCompressor, GroupContext, Sparse, context_for
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.slots import Layout, Slot
 
 LAYOUT = Layout((Slot("tried", (32, 48), (48, 1), torch.float32),))
+RANKS = 2
 TOLERANCE = 0.05
 """Of numbers of size 1: whatever type of numbers a codec computes in."""
 
@@ -20,8 +22,8 @@ TOLERANCE = 0.05
 @lru_cache(1024)
 def try_codec(compressor: FixedSizeCompressor, error_feedback: bool) -> None:
     """Tries a user's codec, once. Raises ValueError where its size is no whole number, where it selects what no payload
-    holds, and with `error_feedback` where what it sends and what it leaves do not add up to what it was given: then
-    its memory would be wrong."""
+    holds, with `error_feedback` where what it sends and what it leaves do not add up to what it was given, for then its
+    memory would be wrong; and where it decodes no sum over the ranks, or another one on each rank."""
     if type(compressor).__module__.partition(".")[0] == "gradwire":
         return
     # the codecs of several rounds are the compressor's own affair
@@ -31,29 +33,35 @@ def try_codec(compressor: FixedSizeCompressor, error_feedback: bool) -> None:
     except Exception:  # it may know the layers of its own model alone
         return
     for codec, size in zip(own, sizes, strict=True):
-        _try(codec, size, error_feedback and codec.decodes_means)
+        _try(codec, size, error_feedback)
 
 
 def _try(codec: Codec, size: int, error_feedback: bool) -> None:
     name = type(codec).__name__
     if not isinstance(size, Integral):
         raise ValueError(f"{name}.payload_bytes() returns {size!r}, no whole number of bytes; write e.g. -(-n // 8)")
-    x = torch.randn(LAYOUT.numel, dtype=torch.float32, device="cpu", generator=torch.Generator().manual_seed(0))
-    if isinstance(codec, Sparse) and not _selects(codec, x):
+    x = torch.randn(RANKS, LAYOUT.numel, dtype=torch.float32, device="cpu", generator=torch.Generator().manual_seed(0))
+    if isinstance(codec, Sparse) and not _selects(codec, x[0]):
         raise ValueError(
             f"{name}.select(x, k, context) is to return ascending indices, int64, k at most, and does not; write e.g. "
             "x.abs().topk(k).indices.sort().values"
         )
-    if not error_feedback:
+    if not codec.decodes_means:
         return
     try:
-        total = _sent_and_left(codec, x, int(size))
+        left, decoded, apart = _left_and_decoded(codec, x, int(size))
     except Exception:  # it may need other gradients than these; where it does not, steps say what is wrong
         return
-    if not torch.allclose(total, x, rtol=0, atol=TOLERANCE):
+    if error_feedback and not _near(decoded[0] + left, x.sum(0)):
         raise ValueError(
-            f"{name} loses or adds gradients: what it sends and what it leaves in x do not add up to x; change x and "
-            "out in place, as by x.sub_(sent) and out.copy_(sent), or use memory=gw.NoMemory()"
+            f"{name} loses or adds gradients: what two ranks send and what they leave in x do not add up to their x; "
+            "change x and out in place, as by x.sub_(sent) and torch.sum(numbers, dim=0, out=out), or use "
+            "memory=gw.NoMemory()"
+        )
+    if not (_near(decoded[0], apart) and torch.equal(decoded[0], decoded[1])):
+        raise ValueError(
+            f"{name} does not decode the ranks' payloads to their sum, the same on all ranks; write it to out, as by "
+            "torch.sum(numbers, dim=0, out=out), from the payloads alone"
         )
 
 
@@ -71,12 +79,28 @@ def _selects(codec: Sparse, x: Tensor) -> bool:
     return all(here < after for here, after in pairwise(bounded))
 
 
-def _sent_and_left(codec: Codec, x: Tensor, size: int) -> Tensor:
-    """The gradient that one rank decodes after it has encoded x (n,), plus the residual that encoding left in x."""
-    context, vector, sent = context_for(LAYOUT, codec, x.device), LazySum.of(x.clone()), torch.full_like(x, torch.nan)
-    payload = torch.zeros(size, dtype=torch.uint8, device=x.device)
+def _left_and_decoded(codec: Codec, x: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What encoding leaves of x (ranks, n), summed over the ranks (n,); the sum of all payloads as each rank decodes
+    it, (ranks, n); and the sum (n,) of what each payload decodes to by itself, as parts of a group are decoded."""
+    contexts = [replace(context_for(LAYOUT, codec, x.device), rank=rank, world=RANKS) for rank in range(RANKS)]
+    left, payloads = x.clone(), contexts[0].message("tried", size, RANKS).body.zero_()
+
+    def decode(rows: Tensor, context: GroupContext) -> Tensor:
+        out = torch.full((LAYOUT.numel,), torch.nan, dtype=torch.float32, device=x.device)
+        codec.decode(rows[None], Mean.of(out), context.whole)
+        return out
+
     # random numbers of the training stay as they are
     with torch.random.fork_rng(devices=[]):
-        codec.encode(vector, payload[None], context.whole)
-        codec.decode(payload[None, None], Mean.of(sent), context.whole)
-    return vector.total() + sent
+        for rank, context in enumerate(contexts):
+            vector = LazySum.of(left[rank])
+            codec.encode(vector, payloads[rank][None], context.whole)
+            left[rank] = vector.total()
+        decoded = torch.stack([decode(payloads, context) for context in contexts])
+        rows = payloads.split(1) if codec.takes_parts else [payloads]
+        apart = torch.stack([decode(row, contexts[0]) for row in rows])
+    return left.sum(0), decoded, apart.sum(0)
+
+
+def _near(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=0, atol=TOLERANCE)

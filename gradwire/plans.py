@@ -12,6 +12,7 @@ from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterRe
 from gradwire.compressors import FP32, Compressor, FixedSizeCompressor
 from gradwire.group_checks import check_group, check_parts, dense_memory
 from gradwire.memories import Memory, NoMemory, Residual
+from gradwire.memory_trial import try_memory
 from gradwire.ops.vectors import LONGEST
 from gradwire.options import Options, check_type, names
 from gradwire.plan_parts import WrittenPart, as_json, from_dict, groups_as_json, in_place, json_of
@@ -158,6 +159,7 @@ class Plan:
         by_name = {slot.name: slot for slot in slots}
         for group in self.groups:
             check_group([by_name[name] for name in group.slots], group.compressor)
+            try_memory(group.memory)
         for group in {id(group.compressor): group for group in self.groups}.values():
             if sizes_follow_from_shapes(group.compressor):
                 try_codec(group.compressor, group.memory.error_feedback)

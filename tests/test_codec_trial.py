@@ -29,6 +29,19 @@ class WritesNothing(Truncated):
 
 
 @dataclass(frozen=True)
+class Averages(Truncated):
+    def decompress(self, rows: Tensor, out: Tensor, context: gw.GroupContext) -> None:
+        torch.mean(rows.view(torch.bfloat16).float(), dim=0, out=out)
+
+
+@dataclass(frozen=True)
+class ByItsRank(Truncated):
+    def decompress(self, rows: Tensor, out: Tensor, context: gw.GroupContext) -> None:
+        super().decompress(rows, out, context)
+        out.mul_(1 + context.rank)
+
+
+@dataclass(frozen=True)
 class HalfABytes(Truncated):
     def payload_bytes(self, n: int) -> int:
         return 2.0 * n  # pyright: ignore[reportReturnType]
@@ -99,7 +112,31 @@ def test_a_codec_that_loses_gradients_is_refused(codec: gw.Compressor, why: str)
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("codec", [Truncated(), WantsMore(), ByLayer(), Sorted()], ids=str)
+@pytest.mark.parametrize("codec", [Averages(), ByItsRank()], ids=lambda codec: type(codec).__name__)
+def test_a_codec_that_decodes_no_sum_over_the_ranks_is_refused(codec: gw.Codec):
+    with pytest.raises(ValueError, match=rf"^{type(codec).__name__} does not decode the ranks' payloads to their sum"):
+        uniform(SLOTS, codec, gw.NoMemory()).check(SLOTS)
+    with pytest.raises(ValueError, match=rf"^{type(codec).__name__} .*torch\.sum\(numbers, dim=0, out=out\)"):
+        uniform(SLOTS, codec).check(SLOTS)
+
+
+@dataclass(frozen=True)
+class Halves(Truncated):
+    """Each rank sends its own part of the group: a payload means what its row says."""
+
+    divisible: ClassVar[bool] = False
+
+    def compress(self, x: Tensor, payload: Tensor, context: gw.GroupContext) -> None:
+        own = x.tensor_split(context.world)[context.rank]
+        payload[: 2 * len(own)].view(torch.bfloat16).copy_(own)
+        own.sub_(payload[: 2 * len(own)].view(torch.bfloat16))
+
+    def decompress(self, rows: Tensor, out: Tensor, context: gw.GroupContext) -> None:
+        for row, part in zip(rows, out.tensor_split(context.world), strict=True):
+            part.copy_(row[: 2 * len(part)].view(torch.bfloat16))
+
+
+@pytest.mark.parametrize("codec", [Truncated(), WantsMore(), ByLayer(), Sorted(), Halves()], ids=str)
 def test_others_are_not_and_random_numbers_stay_as_they_are(codec: gw.Compressor):
     before = torch.get_rng_state()
     uniform(SLOTS, codec).check(SLOTS)
@@ -123,4 +160,4 @@ def test_a_codec_is_tried_once():
     """A controller's plans are checked on the runtime's thread, where drawing numbers anew takes others' back."""
     for _ in range(3):
         uniform(SLOTS, Counting()).check(SLOTS)
-    assert len(Counting.packed) == 1
+    assert len(Counting.packed) == 2  # one payload of each of two ranks
