@@ -32,11 +32,12 @@ def timeout_of(group: dist.ProcessGroup) -> timedelta:
 
 def backend_of(group: dist.ProcessGroup, device: torch.device) -> str:
     """The name of the backend that carries tensors of this device, such as "gloo", however the group was made; "none"
-    where there is none."""
+    where there is none; "nccl" for each of torch's over NCCL: what torch 2.15 makes for "nccl" calls itself nccl2."""
     try:
-        return group._get_backend(device).name()
+        name = group._get_backend(device).name()
     except RuntimeError:
         return "none"
+    return "nccl" if name.startswith("nccl") else name
 
 
 def error_of(group: dist.ProcessGroup) -> str | None:
@@ -73,21 +74,26 @@ def new_group_over(
     for device in like._device_types:
         backend = backend_of(like, device)
         if backend not in made:
-            made[backend] = _new_backend(backend, store, rank, ranks, timeout_of(like), options_of(like, few))
+            made[backend] = _new_backend(like, device, store, rank, ranks, few)
             group._set_default_backend(_KINDS[backend])
         group._register_backend(device, _KINDS[backend], made[backend])
     group._set_group_name(name)
     return group
 
 
-def _new_backend(name: str, store: Any, rank: int, ranks: list[int], timeout: timedelta, options: Any) -> Any:
+def _new_backend(
+    like: dist.ProcessGroup, device: torch.device, store: Any, rank: int, ranks: list[int], few: bool
+) -> Any:
     # NCCL has its options; gloo its timeout alone
-    if name == "gloo":
-        backend = dist.ProcessGroupGloo(store, rank, len(ranks), timeout)
-    else:
-        options.global_ranks_in_group = ranks
-        backend = dist.ProcessGroupNCCL(store, rank, len(ranks), options)
-    return backend
+    if backend_of(like, device) == "gloo":
+        return dist.ProcessGroupGloo(store, rank, len(ranks), timeout_of(like))
+    options = options_of(like, few)
+    options.global_ranks_in_group = ranks
+    # of torch's two over NCCL the one that `like` has
+    distributed: Any = dist
+    older = like._get_backend(device).name() == "nccl"
+    kind = distributed.ProcessGroupNCCL if older else distributed.ProcessGroupNCCL2
+    return kind(store, rank, len(ranks), options)
 
 
 def at_once(group: dist.ProcessGroup, device: torch.device, calls: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -9,6 +9,9 @@ import torch
 
 from gradwire.collective import Collective
 
+OF_THIS_RANK = ("invalid usage", "unhandled cuda error")
+"""NCCL's words for wrong use, and for a call of CUDA that failed, as where no memory is left."""
+
 
 class Lost(RuntimeError):
     """A collective ended because of another rank, which failed or is gone."""
@@ -17,13 +20,13 @@ class Lost(RuntimeError):
 @contextmanager
 def of_others() -> Iterator[None]:
     """A context of a transport's calls, whose errors are other ranks', and become `Lost`; but not those of this rank's
-    memory and device, nor of wrong use, as where two ranks have one GPU."""
+    memory and device, also in NCCL, nor of wrong use, as where two ranks have one GPU."""
     try:
         yield
     except (Lost, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except RuntimeError as error:
-        if "ncclInvalidUsage" in str(error):
+        if any(words in str(error) for words in OF_THIS_RANK):
             raise
         raise Lost(str(error)) from error
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from weakref import ref
 
 import pytest
@@ -85,6 +86,23 @@ def test_an_error_of_nccl_is_the_reason_why_collectives_will_not_end():
     assert first.lost(True) is None
     first._group.error = "COMM_ERROR"
     assert "COMM_ERROR" in first.lost(True)
+
+
+@pytest.mark.parametrize("name", ["nccl", "nccl2", "nccl-lazy"])
+def test_each_of_torchs_backends_over_nccl_is_taken_for_nccl(name: str, monkeypatch: pytest.MonkeyPatch):
+    """From torch 2.15 on, a group made with "nccl" has one that is called nccl2; groups by members have the same."""
+    monkeypatch.setattr(Group, "name", lambda self: name)
+    transport = transports(1)[0]
+    assert transport.needs_polling
+    transport.check(torch.device("cuda"))
+    # a group like it, which its members make
+    asked: list[str] = []
+    for kind in ("ProcessGroupNCCL", "ProcessGroupNCCL2"):
+        backend = Mock(side_effect=lambda *given, kind=kind: asked.append(kind), Options=Options)
+        monkeypatch.setattr(dist, kind, backend, raising=False)
+    monkeypatch.setattr(dist.ProcessGroup, "_register_backend", lambda *given: None)
+    process_groups.new_group_over(dist.HashStore(), "a name", 0, [0, 1], Group())
+    assert asked == ["ProcessGroupNCCL" if name == "nccl" else "ProcessGroupNCCL2"]
 
 
 def test_no_gpu_is_asked_and_no_work_kept():
@@ -247,13 +265,23 @@ def test_ddps_own_collectives_end_with_an_elastic_job_which_goes_on_on_the_same_
         assert world.aborted is (elastic and not voted)
 
 
-def test_two_ranks_with_one_gpu_are_no_lost_rank():
-    """NCCL says which; at the first collective, where nothing of torch's has come before."""
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "NCCL error in: a.cpp:1, invalid usage (run with NCCL_DEBUG=WARN for details)\nncclInvalidUsage: Duplicate GPU",
+        "NCCL error in: a.cpp:1, unhandled cuda error (run with NCCL_DEBUG=INFO for details)\nncclUnhandled...",
+        "NCCL init failed: unhandled cuda error (run with ...) \nNCCL Last Error: Cuda failure 2 'out of memory'",
+    ],
+)
+def test_what_nccl_cannot_do_on_this_rank_is_no_lost_rank(reason: str):
+    """Two ranks with one GPU, or no memory left for NCCL, in the words of both of torch's backends; at the first
+    collective, where nothing of torch's has come before."""
 
     class Refused(Played):
         def start(self, op):
-            raise dist.DistBackendError("ncclInvalidUsage: ...\nDuplicate GPU detected : rank 1 and rank 0")
+            raise dist.DistBackendError(reason)
 
     first, _ = transports(kind=Refused)
-    with pytest.raises(dist.DistBackendError, match="Duplicate GPU"):
+    with pytest.raises(dist.DistBackendError) as caught:
         gw.Mesh({"replica": first}).open(torch.device("cpu"))
+    assert str(caught.value) == reason

@@ -27,7 +27,7 @@ def _async(value: str) -> str:
 
 def _connections(value: str) -> str:
     few = value.isdigit() and int(value) < LEAST_CONNECTIONS
-    return "Gradwire's stream waits for backward's kernels, and nothing is hidden" if few else ""
+    return "nothing is hidden behind backward, and beside FSDP or SyncBatchNorm ranks may hang" if few else ""
 
 
 def _launch_order(value: str) -> str:
@@ -43,8 +43,8 @@ def _detail(value: str) -> str:
 VARIABLES = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": Variable(
         _async,
-        "unset TORCH_NCCL_ASYNC_ERROR_HANDLING, or set it to 0 with elastic=True",
-        "for elastic=True or Rendezvous: TORCH_NCCL_ASYNC_ERROR_HANDLING=0 (torchrun sets 1)",
+        "unset TORCH_NCCL_ASYNC_ERROR_HANDLING, or set it to 0 with elastic=True or torch 2.15",
+        "for elastic=True, Rendezvous or torch 2.15: TORCH_NCCL_ASYNC_ERROR_HANDLING=0 (torchrun sets 1)",
         wants="0",
     ),
     "TORCH_NCCL_DUMP_ON_TIMEOUT": Variable(
