@@ -78,6 +78,7 @@ def new_group_over(
             group._set_default_backend(_KINDS[backend])
         group._register_backend(device, _KINDS[backend], made[backend])
     group._set_group_name(name)
+    group.bound_device_id = like.bound_device_id
     return group
 
 
@@ -89,11 +90,11 @@ def _new_backend(
         return dist.ProcessGroupGloo(store, rank, len(ranks), timeout_of(like))
     options = options_of(like, few)
     options.global_ranks_in_group = ranks
-    # of torch's two over NCCL the one that `like` has
+    # of torch's two over NCCL the one that `like` has; the newer one opens its communicator here, on the bound GPU
+    if like._get_backend(device).name() == "nccl":
+        return dist.ProcessGroupNCCL(store, rank, len(ranks), options)
     distributed: Any = dist
-    older = like._get_backend(device).name() == "nccl"
-    kind = distributed.ProcessGroupNCCL if older else distributed.ProcessGroupNCCL2
-    return kind(store, rank, len(ranks), options)
+    return distributed.ProcessGroupNCCL2(store, rank, len(ranks), options, like.bound_device_id)
 
 
 def at_once(group: dist.ProcessGroup, device: torch.device, calls: Sequence[Callable[[], Any]]) -> list[Any]:

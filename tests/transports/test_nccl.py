@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -96,13 +97,18 @@ def test_each_of_torchs_backends_over_nccl_is_taken_for_nccl(name: str, monkeypa
     assert transport.needs_polling
     transport.check(torch.device("cuda"))
     # a group like it, which its members make
-    asked: list[str] = []
+    asked: list[tuple[str, torch.device | None]] = []
+
+    def make(kind: str, store: object, rank: int, size: int, options: object, device: torch.device | None = None):
+        asked.append((kind, device))
+
     for kind in ("ProcessGroupNCCL", "ProcessGroupNCCL2"):
-        backend = Mock(side_effect=lambda *given, kind=kind: asked.append(kind), Options=Options)
+        backend = Mock(side_effect=partial(make, kind), Options=Options)
         monkeypatch.setattr(dist, kind, backend, raising=False)
     monkeypatch.setattr(dist.ProcessGroup, "_register_backend", lambda *given: None)
-    process_groups.new_group_over(dist.HashStore(), "a name", 0, [0, 1], Group())
-    assert asked == ["ProcessGroupNCCL" if name == "nccl" else "ProcessGroupNCCL2"]
+    group = process_groups.new_group_over(dist.HashStore(), "a name", 0, [0, 1], Group())
+    assert asked == [("ProcessGroupNCCL", None) if name == "nccl" else ("ProcessGroupNCCL2", Group.bound_device_id)]
+    assert group.bound_device_id == Group.bound_device_id
 
 
 def test_no_gpu_is_asked_and_no_work_kept():
