@@ -62,8 +62,9 @@ def test_a_table_fits_cuts_no_digit_and_leaves_out_no_column(width: int) -> None
 
 def test_a_table_fits_a_dumb_terminal_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Rich takes that for 80 columns wide, whatever width it is given, so every table was thought to fit."""
-    monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    for name, value in {"TERM": "dumb", "FORCE_COLOR": "1", "COLUMNS": "80"}.items():  # as on a terminal
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("LINES", raising=False)
     show(TextTable("Training", COLUMNS, FIGURES))
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
