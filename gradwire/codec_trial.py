@@ -21,9 +21,9 @@ TOLERANCE = 0.05
 
 @lru_cache(1024)
 def try_codec(compressor: FixedSizeCompressor, error_feedback: bool) -> None:
-    """Tries a user's codec, once. Raises ValueError where its size is no whole number, where it selects what no payload
-    holds, with `error_feedback` where what it sends and what it leaves do not add up to what it was given, for then its
-    memory would be wrong; and where it decodes no sum over the ranks, or another one on each rank."""
+    """Tries a user's codec, once. Raises ValueError where its size is no whole number; where it selects indices that no
+    payload holds; where it decodes no sum over the ranks, or another one on each rank; and with `error_feedback` where
+    what it sends and what it leaves do not add up to what it was given, for then its memory would be wrong."""
     if type(compressor).__module__.partition(".")[0] == "gradwire":
         return
     # the codecs of several rounds are the compressor's own affair
@@ -52,16 +52,25 @@ def _try(codec: Codec, size: int, error_feedback: bool) -> None:
         left, decoded, apart = _left_and_decoded(codec, x, int(size))
     except Exception:  # it may need other gradients than these; where it does not, steps say what is wrong
         return
+    if decoded.isnan().any():
+        raise ValueError(
+            f"{name} does not write all of out when it decodes; change it in place, as by "
+            "torch.sum(numbers, dim=0, out=out)"
+        )
+    if not torch.equal(decoded[0], decoded[1]):
+        raise ValueError(
+            f"{name} decodes the same payloads otherwise on rank 1 than on rank 0; decode from the payloads alone, not "
+            "by context.rank nor by random numbers of torch's"
+        )
+    if not _near(decoded[0], apart):
+        raise ValueError(
+            f"{name} decodes the payloads of two ranks to something else than the sum of what it decodes from each; "
+            "decode to the sum, as by torch.sum(numbers, dim=0, out=out), or set divisible = False"
+        )
     if error_feedback and not _near(decoded[0] + left, x.sum(0)):
         raise ValueError(
             f"{name} loses or adds gradients: what two ranks send and what they leave in x do not add up to their x; "
-            "change x and out in place, as by x.sub_(sent) and torch.sum(numbers, dim=0, out=out), or use "
-            "memory=gw.NoMemory()"
-        )
-    if not (_near(decoded[0], apart) and torch.equal(decoded[0], decoded[1])):
-        raise ValueError(
-            f"{name} does not decode the ranks' payloads to their sum, the same on all ranks; write it to out, as by "
-            "torch.sum(numbers, dim=0, out=out), from the payloads alone"
+            "change x in place, as by x.sub_(sent), or use memory=gw.NoMemory()"
         )
 
 

@@ -11,6 +11,9 @@ from gradwire.slots import Layout, Slot
 
 LAYOUT = Layout((Slot("tried", (8, 8), (8, 1), torch.float32),))
 
+UNWRITTEN = torch.finfo(torch.float32).max
+"""In buffers before they are written."""
+
 
 @lru_cache(1024)
 def try_memory(memory: Memory) -> None:
@@ -21,9 +24,9 @@ def try_memory(memory: Memory) -> None:
         return
     generator, n = torch.Generator().manual_seed(0), LAYOUT.numel
     gradient, *old = torch.randn(1 + len(memory.flat_state), n, dtype=torch.float32, device="cpu", generator=generator)
-    kept = dict(zip(memory.flat_state, old, strict=True))
-    # what is not written stays NaN
-    flat = {kind: DoubleBuffer(x.clone(), torch.full_like(x, torch.nan)) for kind, x in kept.items()}
+    # second moments are never negative
+    kept = {kind: x if kind == RESIDUAL else x.abs() for kind, x in zip(memory.flat_state, old, strict=True)}
+    flat = {kind: DoubleBuffer(x.clone(), torch.full_like(x, UNWRITTEN)) for kind, x in kept.items()}
     try:
         with torch.random.fork_rng(devices=[]):
             memory.add(flat, LazySum(flat[RESIDUAL].write, None, gradient, weight=0.5), LAYOUT, 2).total().zero_()
@@ -36,13 +39,13 @@ def try_memory(memory: Memory) -> None:
                 f"{name} changes flat[{kind!r}].read, to which a step that fails goes back; write to "
                 f"flat[{kind!r}].write"
             )
-        if write.isnan().any():
+        if (write == UNWRITTEN).any():
             raise ValueError(
                 f"{name} does not write flat[{kind!r}].write, the next step's {kind}; write all of it in add() or "
                 f"sent(), as by gradient.onto(*flat[{kind!r}], decay)"
             )
     if flat[RESIDUAL].write.any():
         raise ValueError(
-            f"{name} keeps a residual of what was sent; add() is to return the sum that lies in the residual's buffer: "
-            f"call .onto(*flat[{RESIDUAL!r}]) last"
+            f"{name}'s residual is not zero after all was sent; add() is to return the sum that lies in the residual's "
+            f"buffer: call .onto(*flat[{RESIDUAL!r}]) last"
         )

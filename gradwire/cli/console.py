@@ -27,7 +27,7 @@ from gradwire.report.text_table import TextTable
 
 _WIDTH_IN_FILES = 100
 _NO_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
-"""In what torch raises then."""
+"""Phrases of torch's errors where memory is lacking."""
 
 
 class Mistake(typer.TyperException):
@@ -44,7 +44,10 @@ def mistakes() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not any(words in str(error) for words in _NO_MEMORY):
             raise
-        raise Mistake("there is no memory for such sizes: give smaller ones, such as of the batch") from error
+        reason = str(error).partition("\n")[0] or "MemoryError"
+        raise Mistake(
+            f"there is no memory for such sizes: give smaller ones, such as of the batch ({reason})"
+        ) from error
 
 
 def show(*shown: TextTable | str | None) -> None:
@@ -58,7 +61,7 @@ def show(*shown: TextTable | str | None) -> None:
 
 
 def show_and_write(shown: Iterable[TextTable | str | None], write: Callable[[], Iterable[Path]]) -> None:
-    """Shows a report, and then the paths of its files, which are written also where the output is closed, as by
+    """Shows a report, and then the paths of its files. They are written even where the output is closed, as by
     `head`."""
     try:
         show(*shown)

@@ -90,7 +90,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     def call(**options: Any) -> None:
         for name, value in options.items():
             if isinstance(value, int) and value > MOST:
-                raise typer.BadParameter(f"--{name.replace('_', '-')} {value} is too many: give {MOST:,} or fewer")
+                raise typer.BadParameter(f"--{name.replace('_', '-')} {value} is too large: give {MOST:,} at most")
         given = {name: group(**{each: options.pop(each) for each in _options(group)}) for name, group in groups.items()}
         command(**options, **given)
 

@@ -23,10 +23,10 @@ def init() -> None:
     if not launched:
         dist.init_process_group(store=HashStore(), rank=0, world_size=1)
     elif os.environ.get("GROUP_WORLD_SIZE") == "1":
-        # one torchrun has started all ranks. It may keep its store when it restarts them, where they would find the
-        # addresses of those before. Of several torchruns each counts its own restarts
+        # one torchrun may keep its store when it restarts ranks, and they would find the old ranks' addresses, so each
+        # attempt has its own keys; several torchruns count their restarts apart
         store, rank, world = next(rendezvous("env://"))
-        attempt = PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+        attempt = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         dist.init_process_group(store=attempt, rank=rank, world_size=world)
     else:
         dist.init_process_group()

@@ -10,7 +10,7 @@ from gradwire.schedule.candidate_names import in_short
 
 HEADINGS = ("tensors", "elements", "compressor", "memory", "communicator", "rule")
 MOST_ROWS = 40
-"""Of more groups those that are sent alike are one row."""
+"""Of more groups, those with the same compressor, memory, communicator and rule share a row."""
 
 
 def table(

@@ -28,7 +28,8 @@ def candidate_names(candidates: Sequence[Candidate]) -> list[str]:
 
 def in_short(part: Compressor | Memory | Communicator, first: int = 0) -> str:
     """A part's class, so many of its first options, and those that differ from their defaults."""
-    fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
-    options = [(field.name, getattr(part, field.name), field.default) for field in fields]
+    if not dataclasses.is_dataclass(part):
+        return str(part)
+    options = [(field.name, getattr(part, field.name), field.default) for field in dataclasses.fields(part)]
     shown = [f"{name}={value}" for i, (name, value, default) in enumerate(options) if i < first or value != default]
     return f"{type(part).__name__}({', '.join(shown)})" if shown else type(part).__name__

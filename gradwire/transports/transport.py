@@ -9,8 +9,8 @@ import torch
 
 from gradwire.collective import Collective
 
-OF_THIS_RANK = ("invalid usage", "unhandled cuda error")
-"""NCCL's words for wrong use, and for a call of CUDA that failed, as where no memory is left."""
+OF_THIS_RANK = ("invalid usage", "out of memory")
+"""NCCL's words for wrong use, and for a call of CUDA that found no memory."""
 
 
 class Lost(RuntimeError):

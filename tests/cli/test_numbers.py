@@ -85,7 +85,7 @@ def test_numbers_that_cannot_be_get_one_line(command: str, capsys: pytest.Captur
         (["bench", "topk", "--svg"], "only --suite and --play write a folder: leave --out, --pdf and --svg out"),
         (["simulate", "resnet50", "--inside", "1gbit"], "a host of 1 GPU has no links inside: leave --inside out, or"),
         (["simulate", "resnet50", "--ranks", "8", "--gpus-per-host", "8", "--latency-us", "9"], "8 ranks send nothing"),
-        (["bench", "topk", "--steps", "1" + 23 * "0"], "--steps 100000000000000000000000 is too many: give 1,000,000"),
+        (["bench", "topk", "--steps", "1" + 23 * "0"], "--steps 100000000000000000000000 is too large: give 1,000,000"),
         (["bench", "topk", "--model", "resnet18", "--batch", "1000000000"], "there is no memory for such sizes: give"),
         (["train", "topk", "--set", f"width={10**12}"], "there is no memory for such sizes: give smaller ones"),
         (["train", "topk", "--set", f"width={10**23}"], "width must be at most 1,000,000,000,000, got 1"),

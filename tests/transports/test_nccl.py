@@ -275,7 +275,7 @@ def test_ddps_own_collectives_end_with_an_elastic_job_which_goes_on_on_the_same_
     "reason",
     [
         "NCCL error in: a.cpp:1, invalid usage (run with NCCL_DEBUG=WARN for details)\nncclInvalidUsage: Duplicate GPU",
-        "NCCL error in: a.cpp:1, unhandled cuda error (run with NCCL_DEBUG=INFO for details)\nncclUnhandled...",
+        "NCCL error in: a.cpp:1, unhandled cuda error (run with ...)\nLast error:\nCuda failure 2 'out of memory'",
         "NCCL init failed: unhandled cuda error (run with ...) \nNCCL Last Error: Cuda failure 2 'out of memory'",
     ],
 )

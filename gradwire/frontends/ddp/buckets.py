@@ -58,7 +58,8 @@ class Buckets:
         self._runtime = runtime
         self._slot = slot
         self._static_graph = ddp.static_graph
-        self._may_fix = not (ddp.static_graph or frees_buckets(ddp))
+        self._frees = frees_buckets(ddp)
+        self._may_fix = not (ddp.static_graph or self._frees)
         self._places: dict[int, BucketPlace] = {}
         self._stayed = False
 
@@ -116,7 +117,9 @@ class Buckets:
         if self._stayed and not self.fixed and self._may_fix:
             self.fixed = True
             self._runtime.fix_addresses(True)
-        self._runtime.backward_done()  # lets go of buckets without fixed places, which DDP may free
+        # let go of buckets that DDP frees now
+        if self._frees:
+            self._runtime.backward_done()
 
     def _submit_sparse(self, bucket: GradBucket) -> None:
         """Submits a sparse gradient, which is alone in its bucket and another tensor in each step."""
