@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors import Codec, FixedSizeCompressor, GroupContext, Sparse, context_for
+from gradwire.importing import is_users
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.slots import Layout, Slot
@@ -24,7 +25,7 @@ def try_codec(compressor: FixedSizeCompressor, error_feedback: bool) -> None:
     """Tries a user's codec, once. Raises ValueError where its size is no whole number; where it selects indices that no
     payload holds; where it decodes no sum over the ranks, or another one on each rank; and with `error_feedback` where
     what it sends and what it leaves do not add up to what it was given, for then its memory would be wrong."""
-    if type(compressor).__module__.partition(".")[0] == "gradwire":
+    if not is_users(compressor):
         return
     # the codecs of several rounds are the compressor's own affair
     try:
@@ -59,12 +60,12 @@ def _try(codec: Codec, size: int, error_feedback: bool) -> None:
         )
     if not torch.equal(decoded[0], decoded[1]):
         raise ValueError(
-            f"{name} decodes the same payloads otherwise on rank 1 than on rank 0; decode from the payloads alone, not "
-            "by context.rank nor by random numbers of torch's"
+            f"{name} decodes the same payloads to other numbers on rank 1 than on rank 0; do not use context.rank or "
+            "torch's random numbers in decode()"
         )
     if not _near(decoded[0], apart):
         raise ValueError(
-            f"{name} decodes the payloads of two ranks to something else than the sum of what it decodes from each; "
+            f"{name} decodes no sum: two ranks' payloads give another vector than each decoded alone, and added; "
             "decode to the sum, as by torch.sum(numbers, dim=0, out=out), or set divisible = False"
         )
     if error_feedback and not _near(decoded[0] + left, x.sum(0)):
@@ -89,8 +90,9 @@ def _selects(codec: Sparse, x: Tensor) -> bool:
 
 
 def _left_and_decoded(codec: Codec, x: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What encoding leaves of x (ranks, n), summed over the ranks (n,); the sum of all payloads as each rank decodes
-    it, (ranks, n); and the sum (n,) of what each payload decodes to by itself, as parts of a group are decoded."""
+    """Encodes x (ranks, n) and decodes the payloads. Returns the sum over the ranks of the residuals (n,); the vector
+    that each rank decodes from all payloads (ranks, n); and the sum (n,) of the vectors that each payload decodes to
+    alone, as with parts of a group."""
     contexts = [replace(context_for(LAYOUT, codec, x.device), rank=rank, world=RANKS) for rank in range(RANKS)]
     left, payloads = x.clone(), contexts[0].message("tried", size, RANKS).body.zero_()
 

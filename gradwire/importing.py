@@ -75,6 +75,11 @@ def place_of(thing: Callable[..., Any]) -> Path | str | None:
     return _script() if module == "__main__" else _FILES.get(module, module)
 
 
+def is_users(part: object) -> bool:
+    """Whether a plan's part is of a class of the user's, not one of Gradwire's."""
+    return type(part).__module__.partition(".")[0] != "gradwire"
+
+
 def _script() -> Path | None:
     """The file of the script that runs."""
     main = getattr(sys.modules["__main__"], "__file__", None)

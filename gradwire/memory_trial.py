@@ -5,6 +5,7 @@ from functools import lru_cache
 import torch
 
 from gradwire.compressors import DoubleBuffer
+from gradwire.importing import is_users
 from gradwire.memories import RESIDUAL, Memory
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.slots import Layout, Slot
@@ -20,7 +21,7 @@ def try_memory(memory: Memory) -> None:
     """Tries a user's memory, once, in a step that sends everything. Raises ValueError where it changes what the step
     only reads, leaves out what it writes, or keeps a residual of what was sent."""
     name = type(memory).__name__
-    if type(memory).__module__.partition(".")[0] == "gradwire" or not memory.error_feedback:
+    if not (is_users(memory) and memory.error_feedback):
         return
     generator, n = torch.Generator().manual_seed(0), LAYOUT.numel
     gradient, *old = torch.randn(1 + len(memory.flat_state), n, dtype=torch.float32, device="cpu", generator=generator)

@@ -1,4 +1,4 @@
-"""What stands beside a compressor in a group: a memory, or a communicator."""
+"""The base of memories and communicators."""
 
 from abc import ABC, abstractmethod
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.optim import SGD, Optimizer
 
+from gradwire.importing import is_users
 from gradwire.lab.curve import Carried, StepCurve, seconds
 from gradwire.lab.jobs.measured_model import MeasuredModel
 from gradwire.lab.jobs.meter import over_rounds
@@ -92,7 +93,7 @@ class TimedModel:
         played.set_speed()
         # how often a user's own communicator sends among others is not known
         groups = self._replica.plan.groups if self._replica.plan else ()
-        elsewhere = all(type(group.communicator).__module__.partition(".")[0] == "gradwire" for group in groups)
+        elsewhere = not any(is_users(group.communicator) for group in groups)
         return StepCurve((*points,), (*points.values(),), carried, played.hosts, totals.decode_s / steps, elsewhere)
 
     @property
