@@ -225,7 +225,7 @@ def _check_tensors(tensors: Mapping[str, Tensor], kinds: Mapping[str, Any]) -> N
         if sum_of(tensors[key]) != saved_sum:
             raise ValueError(
                 f"the state's {key!r} has other numbers than were saved under this key; pass it as it was, and give "
-                "torch.distributed.checkpoint stateful(), not state_dict()"
+                "dcp.save() stateful(), not state_dict()"
             )
         # state of gradient size must be finite: it would spoil every later step
         if not key.startswith(SEPARATOR) and not tensors[key].isfinite().all():

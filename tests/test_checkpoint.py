@@ -1370,7 +1370,7 @@ def test_a_state_whose_keys_were_swapped_by_hand_is_refused(gathered: bool):
     state = checkpoint.gather(states) if gathered else states[0]
     checkpoint.unpack(through_a_file(state))
     for a, b in (("a//residual", "b//residual"), ("//x", "//y")):
-        said = f"the state's '{a}' has other numbers than were saved.* give torch.distributed.checkpoint stateful"
+        said = f"the state's '{a}' has other numbers than were saved.* give dcp.save\\(\\) stateful"
         with pytest.raises(ValueError, match=said):
             checkpoint.unpack(swapped(state, a, b))
     with pytest.raises(ValueError, match="the state's 'step' has other numbers"):

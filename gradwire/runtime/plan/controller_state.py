@@ -1,5 +1,5 @@
-"""The part of a state about the controller: what the controller itself saves, and as texts the plans, the number of
-ranks and the requests that belong to it."""
+"""The part of a state about the controller: what the controller itself saves, and as texts its class, the plans, the
+number of ranks and the requests that belong to it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,9 +21,9 @@ _TEXTS = ("controller", "plan", "origin", "replicas", "native", "decided")
 def controller_state(
     controller: Controller, plan: Plan, origin: Plan, replicas: int, native: Change | None, decided: Change | None
 ) -> dict[str, Tensor]:
-    """The controller's state, and as texts its class, the plan in force, the plan that it was made from, the number of ranks
-    whose default communicators they have, the request by which the plan is `native`, if it is, and a decision that is
-    not in force yet."""
+    """The controller's state, and as texts its class, the plan in force, the plan that it was made from, the number of
+    ranks whose default communicators they have, the request by which the plan is `native`, if it is, and a decision
+    that is not in force yet."""
     name = type(controller).__name__
     texts = {"controller": name, "plan": plan.to_json(), "origin": origin.to_json(), "replicas": str(replicas)}
     requests = {"native": native, "decided": decided}
