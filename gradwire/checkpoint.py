@@ -223,7 +223,10 @@ def _check_tensors(tensors: Mapping[str, Tensor], kinds: Mapping[str, Any]) -> N
         if (kind := _kind(tensors[key])) != saved:
             raise ValueError(f"the state's {key!r} is {kind}, and was {saved} when it was saved; pass it as it was")
         if sum_of(tensors[key]) != saved_sum:
-            raise ValueError(f"the state's {key!r} has other numbers than were saved under this key; pass it as it was")
+            raise ValueError(
+                f"the state's {key!r} has other numbers than were saved under this key; pass it as it was, and give "
+                "dcp.save() stateful(), not state_dict()"
+            )
         # state of gradient size must be finite: it would spoil every later step
         if not key.startswith(SEPARATOR) and not tensors[key].isfinite().all():
             raise ValueError(f"the state's {key!r} is not finite; go on from an earlier checkpoint")

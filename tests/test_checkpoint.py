@@ -1158,21 +1158,30 @@ def test_a_controller_waits_while_all_that_it_is_for_is_frozen(make, later: bool
         assert all(isinstance(error, ValueError) for error in together(2, lambda r: running.runtimes[r].install(plain)))
 
 
+class OtherController(gw.WarmUp):
+    """A controller whose state no other one can load."""
+
+
 @every_controller
-def test_a_controller_begins_anew_where_a_state_has_none(make):
-    with job(topk(0.1), SLOTS, 2) as plain:
-        plain.step(draw(SLOTS, 2, 0))
-        saved = plain.states()
+@pytest.mark.parametrize("had", [None, lambda: OtherController(0.5, steps=4)], ids=["none", "another"])
+def test_a_controller_begins_anew_where_a_state_has_none_or_anothers(make, had, caplog: pytest.LogCaptureFixture):
+    with job(topk(0.1), SLOTS, 2, controllers=[had(), had()] if had else ()) as before:
+        before.step(draw(SLOTS, 2, 0))
+        saved, kept = before.states(), before.state("residual")
     controllers = [make(), make()]
     with job(topk(0.1), SLOTS, 2, controllers=controllers) as running:
         fresh, plan = controllers[0].state_dict(), running.runtimes[0].plan
         for number in range(10):
             running.step(draw(SLOTS, 2, number))
+        caplog.clear()
         running.load(saved)
         for controller in controllers:
             torch.testing.assert_close(controller.state_dict(), fresh, rtol=0, atol=0, equal_nan=True)
         assert [runtime.plan for runtime in running.runtimes] == [plan] * 2
         assert [runtime._active._control.decided for runtime in running.runtimes] == [None] * 2
+        torch.testing.assert_close(running.state("residual"), kept, rtol=0, atol=0)
+        said = f"the state has what OtherController knew; {type(controllers[0]).__name__} begins anew"
+        assert caplog.messages == ([said] if had else [])
         for number in range(1, 8):
             running.step(draw(SLOTS, 2, number))
 
@@ -1361,7 +1370,8 @@ def test_a_state_whose_keys_were_swapped_by_hand_is_refused(gathered: bool):
     state = checkpoint.gather(states) if gathered else states[0]
     checkpoint.unpack(through_a_file(state))
     for a, b in (("a//residual", "b//residual"), ("//x", "//y")):
-        with pytest.raises(ValueError, match=f"the state's '{a}' has other numbers than were saved"):
+        said = f"the state's '{a}' has other numbers than were saved.* give dcp.save\\(\\) stateful"
+        with pytest.raises(ValueError, match=said):
             checkpoint.unpack(swapped(state, a, b))
     with pytest.raises(ValueError, match="the state's 'step' has other numbers"):
         checkpoint.unpack(state | {"step": state["step"] + 1})

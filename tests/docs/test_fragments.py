@@ -73,7 +73,7 @@ def test_shards_are_trained_and_saved(tmp_path: Path):
 
 
 def test_a_job_goes_on_where_a_rank_is_lost(tmp_path: Path):
-    serves, trains, compares, names = shown("faults")
+    serves, trains, compares, names, _ = shown("faults")
     here: dict[str, object] = {"host": "127.0.0.1", "port": 0, "dist": dist}
     exec(serves, here)
     store = here["store"]
@@ -84,6 +84,11 @@ def test_a_job_goes_on_where_a_rank_is_lost(tmp_path: Path):
     processes = [python(script, **told, NUMBER=str(number)) for number in range(3)]
     finished = [ended(process) for process in processes]
     assert [code for code, _ in finished] == [0, 0, 1], finished
+
+
+def test_ranks_of_which_one_is_told_to_end_save_after_the_same_step(tmp_path: Path):
+    agrees = shown("faults")[-1].replace("...  #", "train()  #")
+    on(2, of.BEGIN + of.ATTACHED + of.TOLD_TO_END + agrees + of.ENDED_AT_TEN, tmp_path)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, tuple[str, str]]:

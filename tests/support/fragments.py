@@ -88,3 +88,24 @@ def batch(step):
     return torch.randn(4, 16)
 """
 LOGGED = "import logging\nlog = logging.getLogger()\n"
+TOLD_TO_END = """
+import signal
+
+STEPS, step = 100, 0
+
+
+def train():
+    global step
+    loss(ddp, batch(step)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    step += 1
+    if step == 5 and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+"""
+ENDED_AT_TEN = """
+assert step == 10
+assert int(handle.state_dict(all_ranks=True)["step"]) == 10
+"""

@@ -16,12 +16,13 @@ from statistics import median
 from torch import Tensor
 
 from gradwire import checkpoint
+from gradwire.controllers import Controller
 from gradwire.controllers.requests import Change, NativeRequest, ProfileRequest
 from gradwire.plans import NATIVE, Plan
 from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.failures.job_errors import AbsentRanks
 from gradwire.runtime.job_options import ONLY_SPARSE, JobOptions
-from gradwire.runtime.plan.controller_state import begin, change_of, origin_of
+from gradwire.runtime.plan.controller_state import begin, change_of, difference, origin_of, own_part
 from gradwire.runtime.plan.gradient_order import GradientOrder
 from gradwire.runtime.state.momenta import Momenta
 from gradwire.runtime.steps.steps import Steps
@@ -170,15 +171,15 @@ class ActivePlan:
     def check(self, read: checkpoint.Unpacked) -> Plan | None:
         """Raises ValueError where this job cannot go on from a state. To find out, the controller loads it, whose plan
         this returns; where the state is not taken after all, the caller brings back its own by `restore`."""
-        if not self._options.controller:
+        if not (controller := self._options.controller):
             return self.momenta.check(self.plan, self.momenta.of_state(read))
         try:
-            plan = self._load_controller(read.job)[0]
+            plan = self._load_controller(own_part(controller, read.job))[0]
             plan.check(self.trained)
             self.momenta.check(plan, self.momenta.of_state(read))
             return plan
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-            name = type(self._options.controller).__name__
+            name = type(controller).__name__
             raise ValueError(f"{name} cannot go on from this state ({error}); load what this job saved") from error
 
     def restore(self, job: Mapping[str, Tensor]) -> None:
@@ -191,25 +192,21 @@ class ActivePlan:
         self.order.names, self._kept_controller = read.about.order or self.order.names, read.job
         self.momenta.load(read, self.plan)
         if self._options.controller:
-            self._load_with_controller(read)
+            self._load_with_controller(self._options.controller, read)
         elif self._remakes and read.about.order:
             self._put_in_force(self._begin(self._made_for(self.trained)))
 
-    def _load_with_controller(self, read: checkpoint.Unpacked) -> None:
-        plan, native = self._load_controller(read.job)
+    def _load_with_controller(self, controller: Controller, read: checkpoint.Unpacked) -> None:
+        plan, native = self._load_controller(own_part(controller, read.job))
         self._control.forget_sums()
         # before the first step the order of gradients is yet to come
         known = read.about.order or read.job
         self._put_in_force(plan, self._remakes if not read.step else self.follows_order and not known)
         # the steps that the controller had asked for are made again, all of them
         self._apply(native)
-        # say it where the user's compressor is another one than in the state
-        changed = self._control.changed(origin_of(read.job), self.origin) if read.job else {}
-        if changed and self._pipeline.mesh.rank == 0:
-            name, ways = next(iter(changed.items()))
-            was, own = (f"{each.compressor} + {each.memory} + {each.communicator}" for each in ways)
-            controller = type(self._options.controller).__name__
-            _log.warning("the state sent %r as %s; %s goes on from this job's %s", name, was, controller, own)
+        # say it where the user's controller or compressor is another one than in the state
+        if self._pipeline.mesh.rank == 0 and (why := difference(controller, read.job, self.origin)):
+            _log.warning("%s", why)
 
     def _load_controller(self, job: Mapping[str, Tensor]) -> tuple[Plan, Change | None]:
         """Loads the controller; returns the plan that follows, and the request by which it is native. Without a state

@@ -1,5 +1,5 @@
-"""The part of a state about the controller: what the controller itself saves, and as texts the plans, the number of
-ranks and the requests that belong to it."""
+"""The part of a state about the controller: what the controller itself saves, and as texts its class, the plans, the
+number of ranks and the requests that belong to it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,17 +14,18 @@ from gradwire.text_tensors import letters, text_of
 
 ControllerState = Mapping[str, Tensor]
 """What `controller_state` returns."""
-_TEXTS = ("plan", "origin", "replicas", "native", "decided")
+_TEXTS = ("controller", "plan", "origin", "replicas", "native", "decided")
 """Its keys that are not the controller's own."""
 
 
 def controller_state(
     controller: Controller, plan: Plan, origin: Plan, replicas: int, native: Change | None, decided: Change | None
 ) -> dict[str, Tensor]:
-    """The controller's state, and as texts the plan in force, the plan that it was made from, the number of ranks
-    whose default communicators they have, the request by which the plan is `native`, if it is, and a decision that is
-    not in force yet."""
-    texts = {"plan": plan.to_json(), "origin": origin.to_json(), "replicas": str(replicas)}
+    """The controller's state, and as texts its class, the plan in force, the plan that it was made from, the number of
+    ranks whose default communicators they have, the request by which the plan is `native`, if it is, and a decision
+    that is not in force yet."""
+    name = type(controller).__name__
+    texts = {"controller": name, "plan": plan.to_json(), "origin": origin.to_json(), "replicas": str(replicas)}
     requests = {"native": native, "decided": decided}
     texts |= {name: change_to_json(change) for name, change in requests.items() if change is not None}
     return controller.state_dict() | {name: letters(text) for name, text in texts.items()}
@@ -37,6 +38,27 @@ def begin(controller: Controller, plan: Plan) -> Plan:
     if taken := [name for name in controller.state_dict() if name in _TEXTS]:
         raise ValueError(f"{type(controller).__name__} saves {taken[0]!r}, a name of Gradwire's own; give it another")
     return first
+
+
+def own_part(controller: Controller, state: ControllerState) -> ControllerState:
+    """The state, where this controller can go on from it; nothing of one that another controller saved."""
+    return state if _name_in(state) in ("", type(controller).__name__) else {}
+
+
+def difference(controller: Controller, state: ControllerState, origin: Plan) -> str:
+    """In one line what the job's controller does otherwise than the `state` that was loaded has it, where the job's own
+    plan is `origin`; "" where it goes on as that did."""
+    here = type(controller).__name__
+    if not state:
+        return ""
+    if not own_part(controller, state):
+        return f"the state has what {_name_in(state)} knew; {here} begins anew"
+    changed = controller.changed(origin_of(state), origin)
+    if not changed:
+        return ""
+    name, ways = next(iter(changed.items()))
+    was, own = (f"{each.compressor} + {each.memory} + {each.communicator}" for each in ways)
+    return f"the state sent {name!r} as {was}; {here} goes on from this job's {own}"
 
 
 def load_controller(controller: Controller, state: ControllerState) -> None:
@@ -55,6 +77,11 @@ def plan_of(state: ControllerState) -> Plan:
 def origin_of(state: ControllerState) -> Plan:
     """The plan from which the controller made its plans."""
     return Plan.from_json(text_of(state["origin"]))
+
+
+def _name_in(state: ControllerState) -> str:
+    """The class of the controller that saved it; a state of an earlier version does not say it."""
+    return text_of(state["controller"]) if "controller" in state else ""
 
 
 def ranks_of(state: ControllerState) -> int | None:
