@@ -18,9 +18,9 @@ here. A test runs all of it, on small models and data. In a call `ddp` is a Dist
 name. The page is made of `benchmarks/pages/published/` by `make benchmarks`.
 
 Two things differ in many rows. On a GPU DGC, GaussianK, RedSync, SIDCo and ReusedThreshold select exactly, as TopK does
-([kernels](kernels.md#on-a-gpu)): there their rows time one algorithm. And all that travels dense, biases and norm scales
-too, is one group, sent last, whatever the groups of the rest; with low rank it travels along; with votes nothing is
-dense."""
+([kernels](kernels.md#on-a-gpu)): there their rows time one algorithm. And all that travels dense, biases and norm
+scales too, is one group, sent last, whatever the groups of the rest; with low rank it travels along; with votes nothing
+is dense."""
 
 
 def page() -> str:
