@@ -55,7 +55,7 @@ AREAS = {
     "collective": ["wire", "laws_collectives"],
     "groups": ["plan", "partial"],
     "lab": ["played", "report", "recipe", "suites"],
-    "memories": ["skipped", "laws", "oracles", "defects", "checkpoint"],
+    "memories": ["skipped", "laws", "oracles", "checkpoint"],
     "ops": ["select", "entries", "mean", "finite", "checksum", "native", "native_entries", "native_products",
             "low_rank", "sparsifiers", "rounding", "laws", "triton", "cuda_lane"],
     "runtime": ["machine", "exchange", "runtime", "elastic", "monitor", "checkpoint", "trace", "laws", "failures",

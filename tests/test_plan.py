@@ -286,6 +286,19 @@ def test_groups_are_as_large_as_they_may_be():
     assert [group.slots for group in groups] == [("a", "b"), ("c",), ("d",)]
 
 
+def test_no_small_group_lies_between_full_ones():
+    """ACP-SGD's next-fit closed a buffer before what would overflow it: every third of BERT-Large's held one small
+    tensor. Here a group is closed once it is worth a message. Only the last are smaller, each at least half of the one
+    before it."""
+    shapes = [(1024, 1024), (1024,), (1024, 1024), (1024, 4096), (4096,), (1024, 1024)] * 8
+    slots = slots_of({str(i): torch.empty(shape, device="meta") for i, shape in enumerate(shapes)})
+    numel = {slot.name: slot.numel for slot in slots}
+    sizes = [sum(numel[name] for name in group.slots) for group in uniform(slots, gw.ACPSGD()).groups]
+    assert len(sizes) <= 12
+    full = sum(numel.values()) // 8
+    assert all(size >= min(full, (1 << 18) << i) for i, size in enumerate(reversed(sizes[1:])))
+
+
 def test_what_is_dense_leaves_something_of_the_budget():
     slots = slots_of({name: torch.empty(size, 100) for name, size in {"a": 1, "b": 9, "c": 90}.items()})
     top_k = gw.TopK(0.1)

@@ -2,8 +2,6 @@
 and the pictures of docs/.
 
     python benchmarks/pages/document.py
-
-Prints which results were not measured since the last release.
 """
 
 import argparse
@@ -19,7 +17,7 @@ from benchmarks.pages.page import Page
 from benchmarks.pages.published import table
 from benchmarks.pages.questions import QUESTIONS
 from benchmarks.pages.systems import SYSTEMS
-from benchmarks.shared.provenance import RESULTS, ROOT, is_since, last_tag, load
+from benchmarks.shared.provenance import ROOT, load
 from benchmarks.shared.tables import markdown
 
 FOLDER = ROOT / "docs" / "benchmarks"
@@ -47,11 +45,6 @@ def main() -> None:
         path.write_text(text)
     for name, draw in DRAWN.items():
         draw().savefig(ROOT / "docs" / name, dpi=130)
-    if tag := last_tag():
-        names = sorted(path.stem for path in RESULTS.glob("*.json"))
-        print(f"not measured since {tag}:", *[name for name in names if not is_since(tag, load(name))])
-    else:
-        print("no release has been tagged yet, so no result is older than the last one")
 
 
 def pages(ages: bool = False) -> dict[Path, str]:

@@ -99,7 +99,4 @@ def _seconds(rows: Iterable[dict[str, Any]], fault: str, system: str) -> str:
     return f"{median(took):.1f}"
 
 
-FAULTS = (
-    *([soak] if SOAKS else []),
-    *(each for each in (checks, killed, faults_beside) if (RESULTS / f"{each.__name__}.json").exists()),
-)
+FAULTS = (soak, checks, killed, faults_beside)

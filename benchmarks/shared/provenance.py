@@ -90,27 +90,10 @@ def known_runs(file: str, key: str = "runs") -> list[dict[str, Any]]:
 
 
 def commits_ago(result: dict[str, Any]) -> int | None:
-    """The number of commits since the one that was measured; None where git does not know that one."""
-    return _count(f"{measured_commit(result)}..HEAD")
-
-
-def measured_commit(result: dict[str, Any]) -> str:
-    """The commit that was measured, the first where several were."""
-    return re.findall(r"[0-9a-f]{7,}", result["commit"])[0]
-
-
-def last_tag() -> str | None:
-    """The newest release in this history."""
-    return _git("describe", "--tags", "--abbrev=0") or None
-
-
-def is_since(tag: str, result: dict[str, Any]) -> bool:
-    """Whether the commit that was measured has the release `tag` among its ancestors."""
-    return _count(f"{measured_commit(result)}..{tag}") == 0
-
-
-def _count(commits: str) -> int | None:
-    found = _git("rev-list", "--count", commits)
+    """The number of commits since the one that was measured, the first where several were; None where git does not know
+    that one."""
+    measured = re.findall(r"[0-9a-f]{7,}", result["commit"])[0]
+    found = _git("rev-list", "--count", f"{measured}..HEAD")
     return int(found) if found else None
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.losses.training import looks
 from benchmarks.steps import streaming
-from benchmarks.steps.steps import iqr, table
+from benchmarks.steps.steps import iqr
 from gradwire.lab.network.link import Link
 
 REFUSED = {
@@ -36,11 +36,6 @@ def test_what_gives_no_figure_is_refused_before_anything_is_measured(
 def test_one_step_has_no_spread():
     assert iqr([0.2]) == 0.0
     assert iqr([1.0, 2.0, 3.0, 4.0]) == pytest.approx(2.5)
-
-
-def test_the_table_has_every_configuration_that_was_timed():
-    row = {"link": "1gbit", "ranks": 2, "model": "gpt", "ms": {"ddp": {"median": 2.0}, "topk:0.02": {"median": 1.0}}}
-    assert table([row]).splitlines()[0] == "| link | ranks | model | ddp | topk:0.02 |"
 
 
 @pytest.mark.parametrize("steps", [1, 20, 59, 300, 5000])

@@ -81,7 +81,6 @@ def test_numbers_that_cannot_be_get_one_line(command: str, capsys: pytest.Captur
         (["train", "topk", "--shard", "0"], "Invalid value for '--shard'"),
         (["doctor", "--device", "cuda"], "this machine has no GPU; leave out --device cuda"),
         (["soak", "--minutes", "0"], "--minutes"),
-        (["bench", "topk", "--out", "here"], "only --suite and --play write a folder: leave --out, --pdf and --svg"),
         (["bench", "topk", "--svg"], "only --suite and --play write a folder: leave --out, --pdf and --svg out"),
         (["simulate", "resnet50", "--inside", "1gbit"], "a host of 1 GPU has no links inside: leave --inside out, or"),
         (["simulate", "resnet50", "--ranks", "8", "--gpus-per-host", "8", "--latency-us", "9"], "8 ranks send nothing"),

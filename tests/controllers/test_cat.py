@@ -15,6 +15,7 @@ from gradwire.controllers import cat
 from gradwire.controllers.cat import REVISIT_STEPS, Costs, FactorStats, fit, rates, share_at
 from gradwire.controllers.gain import LEAST_ENERGY, Gain, Reading
 from tests.support.harness import Clock, Job, draw, plan_of, slots_of
+from tests.support.states import check_goes_on
 
 SLOTS = slots_of({"first.weight": torch.empty(60, 50), "second.weight": torch.empty(40, 30)})
 ALPHA_S, BETA_S = 1.0, 1 / 64
@@ -179,18 +180,8 @@ def test_steps_that_all_ranks_skip_show_nothing():
 
 @pytest.mark.parametrize("cut", [2, 5, 9])
 def test_a_run_that_was_cut_goes_on_bit_for_bit(cut: int):
-    whole, first, second = controlled(), controlled(), controlled()
-    expected = run(whole, range(20))[cut:]
-    run(first, range(cut))
-    states = first.states()
-    second.load(states)
-    for mine, theirs in zip(run(second, range(cut, 20)), expected, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-    assert [d.decision for d in first.controllers[0].decisions + second.controllers[0].decisions] == [
-        d.decision for d in whole.controllers[0].decisions
-    ]
-    for running in (whole, first, second):
-        running.close()
+    whole, first, second = (running.controllers[0] for running in check_goes_on(controlled, run, cut, 20))
+    assert [d.decision for d in first.decisions + second.decisions] == [d.decision for d in whole.decisions]
 
 
 @pytest.mark.parametrize("saved", [(10, 1000), (5, 50)])

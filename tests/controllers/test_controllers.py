@@ -159,24 +159,6 @@ def test_what_was_not_sent_survives_a_controllers_changes():
     running.close()
 
 
-def test_a_job_that_was_cut_goes_on_bit_for_bit():
-    def run(running: Job, numbers: range) -> list[list[Tensor]]:
-        return [running.step(draw(SLOTS, 2, number, scale=1.0 + number % 3))[0] for number in numbers]
-
-    whole = controlled(2)
-    expected = run(whole, range(9))[4:]
-    first = controlled(2)
-    run(first, range(4))
-    states = first.states()
-    second = controlled(2)
-    second.load(states)
-    assert second.runtimes[0].plan == first.runtimes[0].plan
-    for mine, theirs in zip(run(second, range(4, 9)), expected, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-    for running in (whole, first, second):
-        running.close()
-
-
 def test_a_decision_costs_at_most_one_message_of_64_bytes():
     assert 4 * Thermostat.numbers <= 4 * MESSAGE_NUMBERS == 64
     with job(plan_with(SPARSE), SLOTS, 2) as plain:

@@ -21,6 +21,7 @@ from gradwire.controllers.window import Observed
 from tests.support.harness import Clock, Job, draw, plan_of, slots_of, total
 from tests.support.pretend_cuda import on_gpu, pretended_cuda, real
 from tests.support.schedule import Schedule
+from tests.support.states import check_goes_on
 
 SLOTS = slots_of({"first.weight": torch.empty(60, 50), "second.weight": torch.empty(40, 30)})
 READINGS: list[Gain] = ["delay", "energy", "norm"]
@@ -408,17 +409,8 @@ def test_the_guard_knows_noise_from_a_rise():
 
 @pytest.mark.parametrize("cut", [5, 13, 30])
 def test_a_run_that_was_cut_within_a_window_goes_on_bit_for_bit(cut: int):
-    whole, first, second = controlled(), controlled(), controlled()
-    expected = run(whole, range(44))[cut:]
-    run(first, range(cut))
-    states = first.states()
-
-    second.load(states)
-    for mine, theirs in zip(run(second, range(cut, 44)), expected, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-    assert first.controllers[0].decisions + second.controllers[0].decisions == whole.controllers[0].decisions
-    for running in (whole, first, second):
-        running.close()
+    whole, first, second = (running.controllers[0] for running in check_goes_on(controlled, run, cut, 44))
+    assert first.decisions + second.decisions == whole.decisions
 
 
 def test_steps_of_more_ranks_before_take_as_long_as_those_of_fewer_after():

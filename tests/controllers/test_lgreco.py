@@ -23,6 +23,7 @@ from gradwire.runtime.worker.executor import Executor
 from gradwire.slots import Layout
 from tests.support.cases import CASES
 from tests.support.harness import Job, draw, job, plan_of, round_trip, slots_of
+from tests.support.states import check_goes_on
 
 SLOTS = slots_of(
     {"first.weight": torch.empty(60, 50), "second.weight": torch.empty(40, 30), "third.weight": torch.empty(20, 90)}
@@ -274,16 +275,8 @@ def test_a_new_plan_in_the_midst_of_a_look_begins_another():
 
 @pytest.mark.parametrize("cut", [3, 5])
 def test_a_run_that_was_cut_goes_on_bit_for_bit(cut: int):
-    whole, first, second = start(gw.TopK(0.02)), start(gw.TopK(0.02)), start(gw.TopK(0.02))
-    expected = list(run(whole, range(18)))[cut:]
-    list(run(first, range(cut)))
-    states = first.states()
-    second.load(states)
-    for mine, theirs in zip(run(second, range(cut, 18)), expected, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    whole, _, _ = check_goes_on(lambda: start(gw.TopK(0.02)), run, cut, 18)
     assert len(whole.controllers[0].decisions) == 2
-    for running in (whole, first, second):
-        running.close()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import gradwire as gw
 from tests.support.harness import Job, draw, plan_of, slots_of, total
 from tests.support.pretend_cuda import on_gpu, pretended_cuda, real
 from tests.support.schedule import Schedule
+from tests.support.states import check_goes_on
 
 SLOTS = slots_of({"first.weight": torch.empty(60, 50), "second.weight": torch.empty(40, 30)})
 
@@ -371,15 +372,7 @@ def test_scadles_sends_all_where_too_much_would_be_lost():
 )
 @pytest.mark.parametrize("cut", [4, 7])
 def test_a_run_that_was_cut_goes_on_bit_for_bit(make, cut: int):
-    whole, first, second = start(make), start(make), start(make)
-    expected = run(whole, range(13))[cut:]
-    run(first, range(cut))
-    states = first.states()
-    second.load(states)
-    for mine, theirs in zip(run(second, range(cut, 13)), expected, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-    for running in (whole, first, second):
-        running.close()
+    check_goes_on(lambda: start(make), run, cut, 13)
 
 
 @pytest.mark.parametrize(

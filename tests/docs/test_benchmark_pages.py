@@ -116,15 +116,6 @@ def test_a_page_says_which_command_measured_it_and_how_many_commits_ago(reposito
     assert "ago" not in page.markdown()
 
 
-def test_a_result_is_measured_since_a_release_or_not(repository: Path):
-    git(repository, "tag", "v1")
-    assert provenance.last_tag() == "v1"
-    assert provenance.is_since("v1", provenance.load("wire"))
-    git(repository, "commit", "--quiet", "--allow-empty", "--message", "later")
-    git(repository, "tag", "v2")
-    assert not provenance.is_since("v2", provenance.load("wire"))
-
-
 def test_without_git_a_page_has_no_ages(repository: Path):
     shutil.rmtree(repository / ".git")
     page = Page("wire", "Sent?", "Yes.", [Shown(["wire"], ["a"], [["b"]])])

@@ -377,3 +377,16 @@ def test_a_scheduler_of_a_wrapper_goes_on_when_the_optimizer_inside_has_loaded_a
         optimizer.param_groups = [{**group, "lr": 0.3} for group in optimizer.param_groups]
         assert inner.param_groups[0]["lr"] == 0.3
         assert optimizer.state is inner.state
+
+
+def test_hooks_of_both_optimizers_are_called_once_a_step():
+    model, called = nn.Linear(8, 8), list[str]()
+    inner = torch.optim.SGD(model.parameters(), 0.1)
+    [transport] = gw.Threads.group(1)
+    optimizer = gw.DistributedOptimizer(inner, model, gw.FP32(), transport=transport)
+    inner.register_step_pre_hook(lambda *_: called.append("inner"))
+    optimizer.register_step_pre_hook(lambda *_: called.append("outer"))
+    for _ in range(2):
+        model(torch.ones(8)).sum().backward()
+        optimizer.step()
+    assert called == ["outer", "inner"] * 2

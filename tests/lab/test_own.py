@@ -408,7 +408,9 @@ def test_held_out_batches_that_are_none_are_named_before_ranks_start(capsys: pyt
     assert "nothing_held_out: held_out() gives no batch: give one or more, or leave held_out out" in err
 
 
-@pytest.mark.parametrize("command", ["train", "bench", "plan"])
+@pytest.mark.parametrize(
+    "command", ["train", *(pytest.param(name, marks=pytest.mark.long) for name in ("bench", "plan"))]
+)
 @pytest.mark.parametrize(("function", "message"), MISTAKES.values(), ids=MISTAKES)
 def test_mistakes_get_one_line(
     command: str, function: str, message: str, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]

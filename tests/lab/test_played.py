@@ -65,7 +65,6 @@ def make():
             ["simulate", "resnet50", "--play", "8@1gbit", "--task", "lm", "--svg"],
             "draws nothing: leave --pdf and --svg",
         ),
-        (["bench", "dense", "--svg"], "only --suite and --play write a folder"),
     ],
 )
 def test_what_would_be_ignored_is_refused(arguments: list[str], message: str, capsys) -> None:
@@ -189,7 +188,7 @@ CLUSTERS = [
 ]
 COMMANDS = (["bench", "dense"], ["plan"], ["simulate", "resnet50"])
 MISTAKES = [
-    *(([*command, *options], message) for command in COMMANDS for options, message in CLUSTERS),
+    *(([*COMMANDS[i % 3], *options], message) for i, (options, message) in enumerate(CLUSTERS)),
     (
         ["bench", "dense", "--jitter", "0.1"],
         "only a played cluster has --jitter; add one: --play 64@25gbit",
@@ -198,7 +197,6 @@ MISTAKES = [
     (["plan", "--gpus-per-host", "8", "--different"], "has --gpus-per-host, --different; add one"),
     (["plan", "--latency-us", "20"], "only a played cluster has --latency-us; add one"),
     (["bench", "dense", "--play", "8@1gbit", "--hosts", "2"], "leave --hosts, --link and --json out"),
-    (["bench", "dense", "--play", "8@1gbit", "--link", "1gbit"], "leave --hosts, --link and --json out"),
     (["bench", "dense", "--play", "8@1gbit", "--shard", "2"], "leave link and shard out"),
     (["bench", "dense", "--price", "2.5"], "are for clusters that are played: give --play as well"),
     (["bench", "dense", "--play", "8@1gbit", "--price", "2.5"], "give --training-steps as well"),
@@ -209,7 +207,6 @@ MISTAKES = [
         for command in (["bench", "dense"], ["plan"], ["simulate", "resnet50"])
     ),
     (["plan", "--play", "8@1gbit", "--hosts", "2"], "leave --hosts and --link out"),
-    (["plan", "--play", "8@1gbit", "--hosts", "0"], "leave --hosts and --link out"),
     (["plan", "--play", "8@1gbit", "--link", "1gbit"], "leave --hosts and --link out"),
     (["simulate", "resnet50", "--play", "8@1gbit", "--ranks", "8"], "leave --ranks, --link and --every out"),
     (["simulate", "resnet50", "--play", "8@1gbit", "--every", "30"], "leave --ranks, --link and --every out"),

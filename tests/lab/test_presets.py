@@ -145,15 +145,6 @@ def test_a_presets_options_and_configurations_are_known(name: str) -> None:
     assert f"| `{name}` | {training.files} |" in DOCS.read_text()
 
 
-def test_presets_have_the_ways_that_were_compared() -> None:
-    by_groups = {f"efsignsgd@{groups}" for groups in ("0mb", 1, 4, "25mb", "planned")}
-    for name, training in PRESETS.items():
-        if name.startswith("cupcake"):
-            assert by_groups <= set(training.configurations)
-        if name.startswith("adtopk"):
-            assert "interleaved:second=reusedthreshold" in training.configurations
-
-
 def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     listed = capsys.readouterr().out

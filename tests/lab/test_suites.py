@@ -111,23 +111,6 @@ def test_every_row_can_be_run(name: str) -> None:
         assert row.note == ""
 
 
-def test_suites_have_what_was_published() -> None:
-    assert {row.setup.model for row in SUITES["adtopk"]} == {"bert-large", "gpt2-large", "vit-large", "resnet152"}
-    assert len(SUITES["adtopk"]) == 4 * (1 + 7 * 2 + 1)
-    reused = gw.Interleaved(second=gw.ReusedThreshold(0.01))
-    assert any(parse(row.configuration).compressor == reused for row in SUITES["adtopk"])
-    assert any(isinstance(parse(row.configuration).communicator, gw.OkTopk) for row in SUITES["adtopk"])
-    groups = {parse(row.configuration).grouping for row in SUITES["acpsgd"]}
-    assert {gw.groups.of(megabytes=megabytes) for megabytes in (0, 25, 50, 100, 500, 1000, 1500)} == groups - {None}
-    assert {row.setup.ranks for row in SUITES["acpsgd"]} == {4, 8, 16, 32, 64}
-    assert {row.setup.link for row in SUITES["acpsgd"]} == {"1gbit", "10gbit", "100gbit"}
-    ratios = {row.configuration.partition(":")[2] for row in SUITES["gravac"]}
-    assert ratios == {"", "0.1@0mb", "0.01@0mb", "0.001@0mb"}
-    grouped = {row.configuration.partition("@")[2] for row in SUITES["cupcake"]}
-    assert grouped == {"", "0mb", "1", "2", "4", "8", "25mb", "planned"}
-    assert any(isinstance(parse(row.configuration).grouping, gw.groups.Partial) for row in SUITES["adtopk"])
-
-
 def test_cuts_are_told_and_rows_that_became_alike_are_one() -> None:
     rows = suite("acpsgd", Overrides(model="resnet152", ranks=2, link="100mbit", batch=4, layers=6))
     assert [row.configuration for row in rows] == ["dense", "torch-powersgd:4", "powersgd:4", "acpsgd:4"]
@@ -241,8 +224,6 @@ MISTAKES = [
     (["--suite", "gravac", "--json", "a", "--play", "8@1gbit", "--rule", "*=fp32"], "leave --rule, --json, --play out"),
     (["--suite", "gravac", "--hosts", "2", "--link", "fast"], "'fast' is not a link"),
     (["--suite", "gravac", "--hosts", "2", "--size", "5"], "size=5 does not fit"),
-    (["--suite", "gravac", "--hosts", "0"], "0 hosts"),
-    (["--suite", "gravac", "--layers", "0"], "layers=0 cannot be had: give 1 or more"),
     (["--suite", "gravac", "--layers", "-5"], "layers=-5 cannot be had: give 1 or more"),
     (["--suite", "gravac", "--hosts", "2", "--batch", "0"], "batch must be at least 1"),
     (["--model", "tiny-gpt", "topk", "--layers", "1"], "tiny-gpt has one size only"),

@@ -7,33 +7,15 @@ from pathlib import Path
 
 import pytest
 
-import gradwire as gw
 from gradwire.cli import main
-from gradwire.construct import options_of
-from gradwire.lab.configuration import parse_all
 from gradwire.lab.experiments import training_suites
 from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.experiments.training import Training
 from gradwire.lab.experiments.training_suites import training_suite
 from gradwire.lab.results import Record, Run, Totals
-from gradwire.lab.workloads import TASKS
 from gradwire.report.training_suite_report import TrainedTask, table, write
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
-
-
-def test_the_published_rows() -> None:
-    rows = training_suite("gravac", Path("sets"))
-    assert [row.task for row in rows] == ["cifar10", "cifar100", "ptb"]
-    assert [row.recipe.steps for row in rows] == [42_000, 9_000, 20_000]
-    assert {row.recipe.lr for row in rows} == {0.1}
-    for row in rows:
-        known = options_of(TASKS[row.task])
-        assert {option.partition("=")[0] for option in row.options} <= set(known)
-        assert f"folder=sets/{row.task}" in row.options
-        assert parse_all(row.configurations)[-1].controller == gw.GraVAC(10, 1000, 500)
-        static = {f"{name}:{ratio}" for name in ("topk", "dgc", "redsync", "randomk") for ratio in (0.1, 0.001)}
-        assert static | {"powersgd:4+accordion:4,1,interval=500"} <= set(row.configurations)
 
 
 def test_the_small_rows_need_no_data() -> None:

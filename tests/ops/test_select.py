@@ -183,3 +183,10 @@ def test_dgc_sends_large_elements(n: int):
     assert 0.7 * k <= len(indices) <= k
     largest = x.abs().topk(k // 2).indices
     assert torch.isin(largest, indices).all()
+
+
+def test_dgc_does_not_prefer_the_first_elements():
+    x = torch.ones(300_000)
+    x[200_000:] = 2 + torch.rand(100_000, generator=torch.Generator().manual_seed(0))
+    codec = gw.DGC(0.01)
+    assert codec.select(x, codec.count(len(x)), alone(len(x), codec)).min() >= 200_000

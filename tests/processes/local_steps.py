@@ -124,18 +124,6 @@ def what_16_bits_cannot_hold_of_an_anchor_is_no_movement() -> None:
         assert parameter == 1
 
 
-@scenario(2)
-def without_momentum_it_is_local_sgd() -> None:
-    model, reference = network(), network()
-    local_sgd = gw.LocalSteps(inner(model), model, inner_steps=5, outer=gw.Outer(lr=1.0, momentum=0))
-    losses, optimizer = train(model, 100, optimizer=local_sgd), inner(reference)
-    for step, loss in enumerate(losses):
-        torch.testing.assert_close(train(reference, 1, first=step, optimizer=optimizer), [loss], rtol=0, atol=1e-6)
-        for parameter in reference.parameters() if step % 5 == 4 else ():
-            dist.all_reduce(parameter.data)
-            parameter.data /= dist.get_world_size()
-
-
 def reference_eager(replicas: int, rounds: int, inner_steps: int, lr: float, momentum: float) -> Iterator[list[float]]:
     """DiLoCo with eager updates (https://arxiv.org/abs/2502.12996), all replicas in one process."""
     anchors = [network() for _ in range(replicas)]

@@ -13,7 +13,7 @@ from benchmarks.scheduler.compute_stream import ComputeStream
 from gradwire.schedule import Affine, CostTable, Option, Problem, Worker, baselines, evaluate, search
 from gradwire.schedule.bounds import least_slope
 from gradwire.schedule.costs import theil_sen
-from tests.support.schedule_cases import REGIMES, all_plans, brute_force, filled, pieces, random_problem
+from tests.support.schedule_cases import REGIMES, brute_force, filled, pieces, random_problem
 
 RULES = [
     baselines.layer_wise, baselines.one_group, baselines.buckets, baselines.best_buckets, peers.best_even_split,
@@ -111,11 +111,6 @@ def test_small_slots_need_a_lossless_option():
     option = Option(Affine(), Affine(1.0), Affine())
     with pytest.raises(ValueError, match="FP32"):
         Problem(np.ones(1), np.ones(1), np.ones(1, bool), (option,))
-
-
-def test_brute_force_tries_every_way_to_cut():
-    problem = affine_problem(0)
-    assert len(set(all_plans(problem))) == 2 ** (len(problem.ready_s) - 1)
 
 
 def test_a_table_is_flat_then_linear():

@@ -12,7 +12,7 @@ It sees neither streams nor time.
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import FrameType, SimpleNamespace
@@ -180,8 +180,7 @@ class Call:
 
 
 class PretendedGPU(TorchDispatchMode):
-    """Counts by operation and, what should not be, by the line of the package that asked for it. `moved` are the bytes
-    that launches read and write."""
+    """Counts by operation and, what should not be, by the line of the package that asked for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,10 +188,9 @@ class PretendedGPU(TorchDispatchMode):
         self.lines: Counter[str] = Counter()
         self.syncs: Counter[str] = Counter()
         self.pageable: Counter[str] = Counter()
-        self.counts, self.moved = True, 0
+        self.counts = True
 
     def forget(self) -> None:
-        self.moved = 0
         for counter in (self.kernels, self.lines, self.syncs, self.pageable):
             counter.clear()
 
@@ -213,7 +211,6 @@ class PretendedGPU(TorchDispatchMode):
         if call.launches and any(tensor.numel() for tensor in call.here or [torch.ones(1)]):
             self.kernels[call.name] += 1
             self.lines[where(call.name)] += 1
-            self.moved += bytes_of(call.here) + bytes_of(leaves(found))
         return found
 
     def _check(self, call: Call) -> None:
@@ -239,12 +236,6 @@ class PretendedGPU(TorchDispatchMode):
             self.syncs[where(call.name)] += 1
         if not to_host and not pinned:
             self.pageable[where(call.name)] += 1
-
-
-def bytes_of(tensors: Iterable[Any]) -> int:
-    """What these hold on the GPU; what is expanded counts as often as it is stored."""
-    here = [tensor.held for tensor in tensors if isinstance(tensor, OnGPU)]
-    return sum(min(t.numel(), t.untyped_storage().nbytes() // t.element_size()) * t.element_size() for t in here)
 
 
 def where(name: str) -> str:

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from torch import Tensor
-
 from gradwire.ops import backend
 from gradwire.ops.triton import TRITON, launching
 from gradwire.ops.triton.factors import renew_kernel
@@ -15,7 +13,7 @@ from gradwire.ops.triton.largest import write_kernel
 from gradwire.ops.triton.places import unpack_kernel
 from gradwire.ops.triton.slices import select_slices_kernel
 from gradwire.ops.triton.words import unpack_words_kernel
-from tests.support.pretend_cuda import PretendedGPU, bytes_of, real, where
+from tests.support.pretend_cuda import PretendedGPU, real, where
 
 MAKE_INDICES = {
     write_kernel: 5, unpack_kernel: 0, unpack_words_kernel: 1, draw_kernel: 0, select_slices_kernel: 2, renew_kernel: 2,
@@ -32,7 +30,6 @@ def with_triton(gpu: PretendedGPU, *, computes: bool = True) -> Iterator[None]:
         if gpu.counts and programs:
             gpu.kernels[kernel.__name__] += 1
             gpu.lines[where(kernel.__name__)] += 1
-            gpu.moved += bytes_of({id(one): one for one in arguments if isinstance(one, Tensor)}.values())
         if computes:
             carry_out(kernel, programs, *map(real, arguments), **constants)
         elif kernel in MAKE_INDICES:

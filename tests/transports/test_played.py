@@ -19,7 +19,7 @@ from gradwire.transports.others import Others
 from gradwire.transports.played import SentCollective
 from gradwire.transports.played_group import PlayedGroup
 from gradwire.tuner.profiler import contention, slowest
-from tests.support.cases import CASES, Case
+from tests.support.cases import CASES, Case, rows
 from tests.support.harness import WIDE, draw, exchange_of, job, plan_of, run, slots_of
 
 SLOTS = slots_of(WIDE)
@@ -104,7 +104,7 @@ def test_a_ring_of_all_ranks_has_the_latency_of_hosts():
     assert (ring.messages, ring.wire_bytes) == (14, 2 * 63 * (1 << 20) // 64)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@rows(CASES)
 def test_every_algorithm_runs_without_the_others(case: Case):
     """Also where the last part of a group is shorter, of which a rank gets no payload that it makes itself, and where
     others send payloads of other batches."""
