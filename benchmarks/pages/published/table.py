@@ -12,14 +12,15 @@ SYSTEMS = {
 
 HEAD = """# What four published systems do, row by row
 
-Each row or sentence of their descriptions, and the command or call that does it here. `make benchmarks` makes this page
-of `benchmarks/pages/published/`, and a test runs all of it, on small models and data. In a call `ddp` is a
-DistributedDataParallel, `optimizer` and `scheduler` are torch's. `--data` names
-[files that you have](tasks.md#real-data); figures are on the pages that rows name.
+For researchers who know these systems: each row or sentence of their descriptions, and the command or call that does it
+here. A test runs all of it, on small models and data. In a call `ddp` is a DistributedDataParallel, `optimizer` and
+`scheduler` are torch's; `--data` names [files that you have](tasks.md#real-data); figures are on the pages that rows
+name. The page is made of `benchmarks/pages/published/` by `make benchmarks`.
 
-Two things are otherwise in many rows. On a GPU DGC, GaussianK, RedSync, SIDCo and ReusedThreshold select exactly, as
-TopK does ([kernels](kernels.md)): there their rows time one algorithm. And what travels dense, biases and norm scales
-too, is one group, sent last, whatever the groups of the rest; with low rank it travels along; all parameters vote."""
+Two things differ in many rows. On a GPU DGC, GaussianK, RedSync, SIDCo and ReusedThreshold select exactly, as TopK does
+([kernels](kernels.md#on-a-gpu)): there their rows time one algorithm. And all that travels dense, biases and norm
+scales too, is one group, sent last, whatever the groups of the rest; with low rank it travels along; with votes nothing
+is dense."""
 
 
 def page() -> str:

@@ -73,7 +73,9 @@ def lines_of(*paths: Path) -> Iterator[str]:
 
 
 def _trained(texts: Iterable[str], vocabulary: int) -> Tokens:
-    """Byte-level pairs (https://arxiv.org/abs/1508.07909), the same on every rank; [CLS] and [SEP] around texts."""
+    """Byte-level pairs (https://arxiv.org/abs/1508.07909), the same on every rank; [CLS] and [SEP] around texts.
+
+    What `tokenizers` trains as WordPiece differs from run to run (80 of 2,000 numbers), so ranks would disagree."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
     # trained, then taught to put [CLS] and [SEP] around texts
