@@ -131,11 +131,15 @@ class Threads(Transport):
 def _carry_out(ops: Sequence[Collective]) -> str | None:
     """Carries out the ranks' collective; returns an error where they do not fit together."""
     # different collectives on different ranks would hang a real transport
-    kinds = [(type(op).__name__, tuple(op.receive.whole.shape), op.receive.whole.dtype) for op in ops]
+    sent, received = [op.send.whole for op in ops], [op.receive.whole for op in ops]
+    sources = [op.source if isinstance(op, Broadcast) else None for op in ops]
+    kinds = [
+        (type(op).__name__, tuple(tensor.shape), tensor.dtype, source)
+        for op, tensor, source in zip(ops, received, sources, strict=True)
+    ]
     if len(set(kinds)) > 1:
         return f"the ranks asked for different collectives: {kinds}"
     # all ranks are in one process: copy from each to each
-    sent, received = [op.send.whole for op in ops], [op.receive.whole for op in ops]
     match ops[0]:
         case Sum():
             # all ranks get the same sum
@@ -152,13 +156,18 @@ def _carry_out(ops: Sequence[Collective]) -> str | None:
             for tensor in received:
                 tensor.copy_(sent[source])
         case SendReceive():
-            _carry_from_rank_to_rank(cast(Sequence[SendReceive], ops))
+            return _carry_from_rank_to_rank(cast(Sequence[SendReceive], ops))
     return None
 
 
-def _carry_from_rank_to_rank(ops: Sequence[SendReceive]) -> None:
+def _carry_from_rank_to_rank(ops: Sequence[SendReceive]) -> str | None:
     for rank, op in enumerate(ops):
+        # a real transport would wait for ever
+        if op.source is not None and ops[op.source].target != rank:
+            return f"rank {rank} waits for rank {op.source}, which sends elsewhere"
+        if op.target is not None and ops[op.target].source != rank:
+            return f"rank {rank} sends to rank {op.target}, which waits for another"
+    for op in ops:
         if op.source is not None:
-            source = ops[op.source]
-            assert source.target == rank, f"rank {rank} waits for rank {op.source}, which sends elsewhere"
-            op.receive.whole.copy_(source.send.whole)
+            op.receive.whole.copy_(ops[op.source].send.whole)
+    return None
