@@ -2,9 +2,11 @@
 
 import json
 from dataclasses import dataclass
+from typing import ClassVar
 from zlib import crc32
 
-from gradwire.plans import Group, Plan
+from gradwire.options import one_line
+from gradwire.plans import NATIVE, Group, Plan
 from gradwire.schedule import Profile
 
 
@@ -32,6 +34,7 @@ class NativeRequest:
     """Request that the framework reduce by itself, for some steps, whose median time the answer has. Raises ValueError
     where none is timed."""
 
+    plan: ClassVar[Plan] = NATIVE
     steps: int
     settle: int = 0
     """How many of them, the first ones, do not count."""
@@ -46,7 +49,7 @@ Change = Plan | Request
 
 
 def change_to_json(change: Change) -> str:
-    """A change as JSON, which `change_from_json` reads."""
+    """A change as JSON, which `change_from_json` reads. Raises ValueError for what is none."""
     match change:
         case Plan():
             return json.dumps({"plan": change.to_json()})
@@ -54,6 +57,8 @@ def change_to_json(change: Change) -> str:
             return json.dumps({"profile": steps, "under": under.to_json(), "ways": Plan(ways).to_json()})
         case NativeRequest(steps, settle):
             return json.dumps({"native": steps, "settle": settle})
+        case other:
+            raise ValueError(f"{one_line(other)} is no decision; return a gw.Plan, or None to go on as before")
 
 
 def fingerprint(change: Change) -> float:
