@@ -342,6 +342,9 @@ def test_it_explores_when_the_learning_rate_drops_to_half_or_less(rate: float):
     assert not running.controllers[0]._factors.frozen
     assert factor(running) == 4
     assert running.controllers[0].decisions[-1].decision == "the learning rate dropped: explore from 4x"
+    # once: the rate is compared with this one from now on
+    run(running, range(32, 36))
+    assert sum("dropped" in each.decision for each in running.controllers[0].decisions) == 1
     running.close()
 
 
