@@ -2,11 +2,10 @@
 
 import json
 from dataclasses import dataclass
-from typing import ClassVar
 from zlib import crc32
 
 from gradwire.options import one_line
-from gradwire.plans import NATIVE, Group, Plan
+from gradwire.plans import Group, Plan
 from gradwire.schedule import Profile
 
 
@@ -34,7 +33,6 @@ class NativeRequest:
     """Request that the framework reduce by itself, for some steps, whose median time the answer has. Raises ValueError
     where none is timed."""
 
-    plan: ClassVar[Plan] = NATIVE
     steps: int
     settle: int = 0
     """How many of them, the first ones, do not count."""

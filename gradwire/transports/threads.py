@@ -131,15 +131,11 @@ class Threads(Transport):
 def _carry_out(ops: Sequence[Collective]) -> str | None:
     """Carries out the ranks' collective; returns an error where they do not fit together."""
     # different collectives on different ranks would hang a real transport
-    sent, received = [op.send.whole for op in ops], [op.receive.whole for op in ops]
-    sources = [op.source if isinstance(op, Broadcast) else None for op in ops]
-    kinds = [
-        (type(op).__name__, tuple(tensor.shape), tensor.dtype, source)
-        for op, tensor, source in zip(ops, received, sources, strict=True)
-    ]
+    kinds = [(type(op).__name__, tuple(op.receive.whole.shape), op.receive.whole.dtype) for op in ops]
     if len(set(kinds)) > 1:
         return f"the ranks asked for different collectives: {kinds}"
     # all ranks are in one process: copy from each to each
+    sent, received = [op.send.whole for op in ops], [op.receive.whole for op in ops]
     match ops[0]:
         case Sum():
             # all ranks get the same sum
@@ -153,6 +149,9 @@ def _carry_out(ops: Sequence[Collective]) -> str | None:
             for rank, tensor in enumerate(received):
                 torch.stack([rows[rank] for rows in sent], out=tensor)
         case Broadcast(_, source):
+            sources = [op.source for op in cast(Sequence[Broadcast], ops)]
+            if len(set(sources)) > 1:
+                return f"the ranks asked for broadcasts from different ranks: {sources}"
             for tensor in received:
                 tensor.copy_(sent[source])
         case SendReceive():

@@ -20,7 +20,7 @@ from gradwire.controllers.requests import Change, NativeRequest, ProfileRequest
 from gradwire.plans import NATIVE, Plan
 from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.failures.job_errors import AbsentRanks, failing_in
-from gradwire.runtime.job_options import ONLY_SPARSE, JobOptions
+from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.plan.controller_state import begin, change_of, origin_of
 from gradwire.runtime.plan.gradient_order import GradientOrder
 from gradwire.runtime.state.momenta import Momenta
@@ -257,20 +257,13 @@ class ActivePlan:
         waiting = {slot.name for slot in self._slots} - {slot.name for slot in self.trained}
         plan = plan.only(set(plan.names) - waiting)
         # the model, the front end and the controller each refuse what they cannot follow
-        self._check(plan)
+        self._options.check(plan, self.trained)
         if controller and not plan.native:
             controller.check(self._with_frozen(plan, asked))
         # the controller may begin with another plan than the user's
         self.origin = plan
-        self._check(first := begin(controller, plan) if controller else plan)
+        self._options.check(first := begin(controller, plan) if controller else plan, self.trained)
         return first
-
-    def _check(self, plan: Plan) -> None:
-        """Raises ValueError for a plan that the model or the front end cannot follow."""
-        plan.check(self.trained)
-        self._options.fits(plan)
-        if plan.native and (why := self._options.no_native):
-            raise ValueError(why if self.trained else ONLY_SPARSE)
 
     def _with_frozen(self, plan: Plan, asked: Plan | None) -> Plan:
         """The plan, with groups for frozen parameters too: a controller may be for those alone."""
@@ -284,17 +277,24 @@ class ActivePlan:
         self.momenta.follow(plan)
 
     def _apply(self, change: Change | None) -> None:
-        """Carries out a controller's decision. Raises ReductionError, which names it, for one that cannot be."""
-        if change is None:
-            return
-        plan = change if isinstance(change, Plan) else change.plan
+        """Carries out a controller's decision."""
+        match change:
+            case Plan():
+                self._install_decided(change)
+            case ProfileRequest():
+                # steps with a plan that are traced, and costs measured between two of them
+                self._install_decided(change.plan)
+                self._control.begin_tracing(change, self._pipeline.recorder.trace(change.steps), self._steps.number)
+            case NativeRequest():
+                # steps that the framework reduces, for their time
+                self._install_decided(NATIVE)
+                self._native, self.native_steps = change, change.steps
+            case None:
+                pass
+
+    def _install_decided(self, plan: Plan) -> None:
+        """Raises ReductionError, which names the controller, for a plan that cannot be put in force."""
         with failing_in(self._options.controller, "decide", self._pipeline.mesh.rank):
-            self._check(plan)
+            self._options.check(plan, self.trained)
             self.momenta.check(plan, self.momenta.made_by)
         self._install(plan)
-        # steps with the plan that are traced, and costs measured between two of them
-        if isinstance(change, ProfileRequest):
-            self._control.begin_tracing(change, self._pipeline.recorder.trace(change.steps), self._steps.number)
-        # steps that the framework reduces, for their time
-        if isinstance(change, NativeRequest):
-            self._native, self.native_steps = change, change.steps
