@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from gradwire.codec_trial import try_codec
+from gradwire.communicator_trial import try_communicator
 from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
 from gradwire.compressors import FP32, Compressor, FixedSizeCompressor
 from gradwire.group_checks import check_group, check_parts, dense_memory
@@ -163,6 +164,8 @@ class Plan:
         for group in {id(group.compressor): group for group in self.groups}.values():
             if sizes_follow_from_shapes(group.compressor):
                 try_codec(group.compressor, group.memory.error_feedback)
+        for group in self.groups:
+            try_communicator(group.compressor, group.communicator, group.memory.error_feedback)
 
 
 NATIVE = Plan(())

@@ -191,7 +191,7 @@ FAULTS = [
     Fault("runtime/exchanges/host_exchange.py", "yield Sum(Message.plain(whole), HOST)", "yield None"),
     Fault("runtime/exchanges/replica_exchange.py", "        if self.rounds_residual:\n", "        if False:\n"),
     Fault("runtime/exchanges/group_input.py", "return part if self.scale is None else", "return part if True else"),
-    Fault("runtime/exchanges/flags.py", "nonfinite.add_(flags.view(1))", "nonfinite.copy_(flags.view(1))"),
+    Fault("communicators/flags.py", "nonfinite.add_(flags.view(1))", "nonfinite.copy_(flags.view(1))"),
     Fault("runtime/exchanges/replica_exchange.py",
           "            self.nonfinite.add_(nonfinite)\n", "            pass\n"),
     Fault("runtime/exchanges/replica_exchange.py", "            self.nonfinite.zero_()\n", "            pass\n"),

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from zlib import crc32
 
+from gradwire.options import one_line
 from gradwire.plans import Group, Plan
 from gradwire.schedule import Profile
 
@@ -46,7 +47,7 @@ Change = Plan | Request
 
 
 def change_to_json(change: Change) -> str:
-    """A change as JSON, which `change_from_json` reads."""
+    """A change as JSON, which `change_from_json` reads. Raises ValueError for what is none."""
     match change:
         case Plan():
             return json.dumps({"plan": change.to_json()})
@@ -54,6 +55,8 @@ def change_to_json(change: Change) -> str:
             return json.dumps({"profile": steps, "under": under.to_json(), "ways": Plan(ways).to_json()})
         case NativeRequest(steps, settle):
             return json.dumps({"native": steps, "settle": settle})
+        case other:
+            raise ValueError(f"{one_line(other)} is no decision; return a gw.Plan, or None to go on as before")
 
 
 def fingerprint(change: Change) -> float:

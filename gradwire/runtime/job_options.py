@@ -89,3 +89,10 @@ class JobOptions:
         if self.controller:
             self.controller.meet(slots, mesh.replica.world)
         return make()
+
+    def check(self, plan: Plan, trained: Sequence[Slot]) -> None:
+        """Raises ValueError for a plan that the `trained` slots or the front end cannot follow."""
+        plan.check(trained)
+        self.fits(plan)
+        if plan.native and self.no_native:
+            raise ValueError(self.no_native if trained else ONLY_SPARSE)

@@ -82,6 +82,9 @@ def test_momentum_is_not_sent_as_a_residual_by_another_compressor():
         other.load(states)
         with pytest.raises(ValueError, match=says):
             other.install(dense)
+        # a state without momenta leaves none
+        other.load(without)
+        other.install(dense)
     # a residual was not sent yet, as gradients that come
     with start(gw.Dion(2)) as running:
         running.load(without)

@@ -167,6 +167,17 @@ def test_what_was_measured_long_ago_does_not_count_and_both_ends_are_measured_ag
     assert (costs.seconds(4), costs.seconds(64)) == pytest.approx((2, 1))
 
 
+def test_seconds_are_those_of_the_bytes_a_step_before_and_the_first_of_a_factor_do_not_count():
+    plan, controller = plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), gw.CAT(4, 64)
+    plan = controller.begin(plan)
+    for step, (seconds, sent) in enumerate([(100, 10), (100, 20), (1, 30)]):
+        # whole, first, second, seconds, sent, most, least, elements, chosen
+        sums = torch.tensor([1, 0.5, 0.5, seconds, sent, 30, 10, 100, 50])
+        assert controller.decide(gw.Observation(step, step + 2, plan, SLOTS, 0, 1, 1, sums)) is None
+    shown = controller._shown[0]
+    assert (shown.seconds, shown.wire_bytes, shown.step) == (1, 20, 2)
+
+
 def test_steps_that_all_ranks_skip_show_nothing():
     running = controlled()
     run(running, range(10))

@@ -251,12 +251,76 @@ class Keeps(Once):
         return {"replicas": torch.tensor(3)}
 
 
-def test_a_controllers_state_under_a_name_that_gradwire_uses_is_refused():
+class KeepsNumbers(Once):
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"steps": 3}  # pyright: ignore[reportReturnType]
+
+
+class BeginsWithNothing(Once):
+    def begin(self, plan: gw.Plan) -> gw.Plan:
+        self.first = plan
+        return None  # pyright: ignore[reportReturnType]
+
+
+class BeginsNative(Once):
+    def begin(self, plan: gw.Plan) -> gw.Plan:
+        return gw.NATIVE
+
+
+@pytest.mark.parametrize(
+    ("controller", "why"),
+    [
+        (Keeps, r"^Keeps saves 'replicas', a name of Gradwire's own; give it another"),
+        (KeepsNumbers, r"^KeepsNumbers\.state_dict\(\) returns \{'steps': 3\}, not tensors by name; write \{"),
+        (BeginsWithNothing, r"^BeginsWithNothing\.begin\(\) returns None, no gw\.Plan; return the one to start with"),
+        (BeginsNative, "^a native plan leaves reducing to DDP"),
+    ],
+)
+def test_a_controller_that_cannot_begin_is_refused(controller: type[gw.Controller], why: str):
     with (
-        pytest.raises(ValueError, match=r"Keeps saves 'replicas', a name of Gradwire's own; give it another"),
-        job(plan_with(SPARSE), SLOTS, 2, controllers=[Keeps(), Keeps()]),
+        pytest.raises(ValueError, match=why),
+        job(plan_with(SPARSE), SLOTS, 2, controllers=[controller(), controller()]),
     ):
         pass
+
+
+class Decides(gw.Controller):
+    def __init__(self, decision: Any) -> None:
+        self.decision = decision
+
+    def describe(self) -> str:
+        return "Decides()"
+
+    def decide(self, seen: gw.Observation) -> Any:
+        return self.decision
+
+
+def decide_on(decision: object, plan: gw.Plan) -> None:
+    """Has all ranks decide on this after every step."""
+    with job(plan, SLOTS, 2, controllers=[Decides(decision), Decides(decision)]) as running:
+        for number in range(4):
+            running.step(draw(SLOTS, 2, number))
+
+
+@pytest.mark.parametrize(
+    ("decision", "why"),
+    [
+        ([SPARSE], r"\[TopK\(.*\)\] is no decision; return a gw\.Plan, or None to go on as before"),
+        (gw.Plan(plan_with(SPARSE).groups[:1]), "the plan lacks the model's parameter"),
+        (gw.NATIVE, "a native plan leaves reducing to DDP"),
+        (gw.NativeRequest(1), "a native plan leaves reducing to DDP"),
+    ],
+    ids=["no plan", "part of the model", "native", "native steps"],
+)
+def test_a_decision_that_cannot_be_carried_out_names_the_controller(decision: object, why: str):
+    with pytest.raises(RuntimeError, match=rf"^Decides\.decide\(\) failed on rank [01]: ValueError: {why}"):
+        decide_on(decision, plan_with(SPARSE))
+
+
+def test_a_decision_that_would_send_momentum_as_a_gradient_is_refused():
+    dion = plan_of(SLOTS, gw.Dion(4), gw.Residual(), gw.AllReduce())
+    with pytest.raises(RuntimeError, match=r"^Decides\.decide\(\) failed on rank [01]: .* is the momentum of Dion"):
+        decide_on(plan_with(SPARSE), dion)
 
 
 def test_a_decision_that_is_not_in_force_yet_is_saved():

@@ -68,6 +68,22 @@ def test_factors_from_the_smallest_to_the_largest(arguments, expected):
     assert list(spaced(*arguments)) == pytest.approx(expected)
 
 
+def test_a_windows_loss_is_that_of_the_ranks_that_reported_one():
+    window = gravac.Window(4)
+    for loss in (2.0, 2.0, 3.0, 4.0):  # of one rank of two; the first step is left out
+        window.add(Observed(1, 1, 1, 1, 1, seconds=1, learning_rate=0, loss=loss / 2, losses=0.5))
+    assert window.summarize().loss == 3
+
+
+def test_a_rate_that_falls_by_half_in_several_searches_has_dropped():
+    controller, plan = gw.GraVAC(window=4), plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather())
+    plan = controller.begin(plan)
+    for step, rate in enumerate([0.1] * 4 + [0.07] * 4 + [0.05]):
+        row = torch.tensor(Observed(1, 0.5, 0.5, 1, 10, seconds=1, learning_rate=rate, loss=0, losses=0))
+        plan = controller.decide(gw.Observation(step, step + 2, plan, SLOTS, 0, 1, 1, row)) or plan
+    assert ["dropped" in each.decision for each in controller.decisions] == [False, False, True]
+
+
 def test_steps_in_which_all_that_it_chooses_for_is_frozen_show_nothing():
     controller, plan = gw.GraVAC(), plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather())
     controller.begin(plan)
@@ -343,6 +359,9 @@ def test_it_explores_when_the_learning_rate_drops_to_half_or_less(rate: float):
     assert not running.controllers[0]._factors.frozen
     assert factor(running) == 4
     assert running.controllers[0].decisions[-1].decision == "the learning rate dropped: explore from 4x"
+    # once: the rate is compared with this one from now on
+    run(running, range(32, 36))
+    assert sum("dropped" in each.decision for each in running.controllers[0].decisions) == 1
     running.close()
 
 

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from gradwire.collective import HOST, Broadcast, Collective, Message, Sum, aligned
+from gradwire.communicators.flags import flagged
 from gradwire.compressors import DoubleBuffer, Reduction, SlotState
 from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group
 from gradwire.runtime.exchanges.exchange import GroupExchange, JobContext
-from gradwire.runtime.exchanges.flags import flagged
 from gradwire.runtime.exchanges.group_input import GroupInput
 from gradwire.runtime.exchanges.replica_exchange import ReplicaExchange
 from gradwire.runtime.state.stored_group import StoredGroup

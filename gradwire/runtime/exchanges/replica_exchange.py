@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.collective import Message, Sum
+from gradwire.communicators.flags import flagged
 from gradwire.compressors import DoubleBuffer, GroupContext, Reduction
 from gradwire.memories import RESIDUAL
 from gradwire.ops.lazy_sum import LazySum
@@ -15,7 +16,6 @@ from gradwire.ops.noise import count_step
 from gradwire.ops.vectors import Scalar, leave_out
 from gradwire.plans import Group, payload_bytes
 from gradwire.runtime.exchanges.exchange import GroupExchange, JobContext
-from gradwire.runtime.exchanges.flags import flagged
 from gradwire.runtime.exchanges.group_input import GroupInput
 from gradwire.runtime.state.stored_group import StoredGroup
 

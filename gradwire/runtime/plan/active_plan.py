@@ -20,8 +20,8 @@ from gradwire.controllers import Controller
 from gradwire.controllers.requests import Change, NativeRequest, ProfileRequest
 from gradwire.plans import NATIVE, Plan
 from gradwire.runtime.agreement import Agreement
-from gradwire.runtime.failures.job_errors import AbsentRanks
-from gradwire.runtime.job_options import ONLY_SPARSE, JobOptions
+from gradwire.runtime.failures.job_errors import AbsentRanks, failing_in
+from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.plan.controller_state import begin, change_of, difference, origin_of, own_part
 from gradwire.runtime.plan.gradient_order import GradientOrder
 from gradwire.runtime.state.momenta import Momenta
@@ -254,15 +254,13 @@ class ActivePlan:
         waiting = {slot.name for slot in self._slots} - {slot.name for slot in self.trained}
         plan = plan.only(set(plan.names) - waiting)
         # the model, the front end and the controller each refuse what they cannot follow
-        plan.check(self.trained)
-        self._options.fits(plan)
-        if plan.native and (why := self._options.no_native):
-            raise ValueError(why if self.trained else ONLY_SPARSE)
+        self._options.check(plan, self.trained)
         if controller and not plan.native:
             controller.check(self._with_frozen(plan, asked))
         # the controller may begin with another plan than the user's
         self.origin = plan
-        return begin(controller, plan) if controller else plan
+        self._options.check(first := begin(controller, plan) if controller else plan, self.trained)
+        return first
 
     def _with_frozen(self, plan: Plan, asked: Plan | None) -> Plan:
         """The plan, with groups for frozen parameters too: a controller may be for those alone."""
@@ -270,8 +268,6 @@ class ActivePlan:
         return plan if every == self.trained else self._made_for(every, asked)
 
     def _install(self, plan: Plan) -> None:
-        # a plan that a controller made was not checked before
-        plan.check(self.trained)
         self._agreement.check(plan)
         self._steps.install(plan)
         self.plan, self._native, self.native_steps = plan, None, None
@@ -281,15 +277,21 @@ class ActivePlan:
         """Carries out a controller's decision."""
         match change:
             case Plan():
-                # another plan
-                self._install(change)
+                self._install_decided(change)
             case ProfileRequest():
                 # steps with a plan that are traced, and costs measured between two of them
-                self._install(change.plan)
+                self._install_decided(change.plan)
                 self._control.begin_tracing(change, self._pipeline.recorder.trace(change.steps), self._steps.number)
             case NativeRequest():
                 # steps that the framework reduces, for their time
-                self._install(NATIVE)
+                self._install_decided(NATIVE)
                 self._native, self.native_steps = change, change.steps
             case None:
                 pass
+
+    def _install_decided(self, plan: Plan) -> None:
+        """Raises ReductionError, which names the controller, for a plan that cannot be put in force."""
+        with failing_in(self._options.controller, "decide", self._pipeline.mesh.rank):
+            self._options.check(plan, self.trained)
+            self.momenta.check(plan, self.momenta.made_by)
+        self._install(plan)

@@ -246,8 +246,7 @@ class ControllerRunner:
         assert self._tracing is not None
         assert self._profiler is not None
         profiled = self._profiler(self._tracing.request, self._tracing.trace, self._tracing.gradients)
-        self._tracing = None
-        self._sums.clear()
+        self.forget_sums()
         nothing = torch.zeros(self._numbers.numel() - 1, dtype=torch.float32, device="cpu")
         self._decide(self._observation(step, step + 2 + self._lag, plan, nothing, answer=profiled))
 
@@ -271,8 +270,9 @@ class ControllerRunner:
         assert self.controller is not None
         with failing_in(self.controller, "decide", self._mesh.rank):
             self.decided = self.controller.decide(seen)
-        if self.decided is not None and self._mesh.rank == 0:
-            self._mesh.store.set(self._key(), change_to_json(self.decided))
+            text = None if self.decided is None else change_to_json(self.decided)
+        if text and self._mesh.rank == 0:
+            self._mesh.store.set(self._key(), text)
 
     def _agreed_change(self, announced: float) -> Change:
         """Rank 0's decision: this rank's own, unless its arithmetic differs."""

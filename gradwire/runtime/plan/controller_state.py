@@ -3,12 +3,13 @@ number of ranks and the requests that belong to it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal, cast
 
 from torch import Tensor
 
 from gradwire.controllers import Controller
 from gradwire.controllers.requests import Change, NativeRequest, ProfileRequest, change_from_json, change_to_json
+from gradwire.options import one_line
 from gradwire.plans import Plan
 from gradwire.text_tensors import letters, text_of
 
@@ -32,11 +33,17 @@ def controller_state(
 
 
 def begin(controller: Controller, plan: Plan) -> Plan:
-    """The plan that the controller begins with. Raises ValueError where its own part of a state has a name that
-    `controller_state` uses."""
-    first = controller.begin(plan)
-    if taken := [name for name in controller.state_dict() if name in _TEXTS]:
-        raise ValueError(f"{type(controller).__name__} saves {taken[0]!r}, a name of Gradwire's own; give it another")
+    """The plan that the controller begins with. Raises ValueError where that is none, and where its own part of a state
+    is no dictionary of tensors, or has a name that `controller_state` uses."""
+    kind, first, state = type(controller).__name__, controller.begin(plan), cast(Any, controller.state_dict())
+    if not isinstance(first, Plan):
+        raise ValueError(f"{kind}.begin() returns {one_line(first)}, no gw.Plan; return the one to start with")
+    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise ValueError(
+            f'{kind}.state_dict() returns {one_line(state)}, not tensors by name; write {{"steps": torch.tensor(3)}}'
+        )
+    if taken := [name for name in state if name in _TEXTS]:
+        raise ValueError(f"{kind} saves {taken[0]!r}, a name of Gradwire's own; give it another")
     return first
 
 

@@ -5,8 +5,9 @@ Only this module knows them. The rest of the runtime sees `Executor.graphs`, whi
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Lock
 from typing import Protocol, TypeVar
 
 import torch
@@ -38,7 +39,7 @@ class CUDAGraphs:
     def record(self, turn: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """See `Graphs`."""
         graph = torch.cuda.CUDAGraph()
-        with _nothing_collected():
+        with _nothing_collected:
             try:
                 # launches of this thread alone are captured; other threads go on
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -58,14 +59,26 @@ class CUDAGraphs:
             raise
 
 
-@contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """A context without garbage collection. A dropped graph, kernel or tensor that it frees, of torch.compile for
-    example, calls what CUDA forbids during a capture."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
+class NothingCollected:
+    """A context without garbage collection, which the threads of several jobs may be inside of at once: the last to
+    leave begins it again. A dropped graph, kernel or tensor that it frees, of torch.compile for example, calls what
+    CUDA forbids during a capture."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._collects = Lock(), 0, False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._collects = gc.isenabled()
+                gc.disable()
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._collects and not self._inside:
+                gc.enable()
+
+
+_nothing_collected = NothingCollected()

@@ -96,3 +96,17 @@ def test_a_dropped_round_is_counted_and_logged_with_whose_numbers_were_not_finit
             assert "not being finite" in status
     assert "this replica's own" in caplog.text
     assert options.get("eager") or "some replica's" in caplog.text
+
+
+def test_averages_that_were_loaded_after_it_was_made_are_gone_back_to():
+    transports = gw.Threads.group(2)
+
+    def run(rank: int) -> float:
+        replica = Replica(transports[rank])
+        averages = replica.model.get_buffer("1.running_mean")
+        averages.fill_(5.0)
+        replica.train(1)
+        replica.train(INNER_STEPS - 1, torch.nan if rank == 0 else 1.0)
+        return float(averages.mean())
+
+    assert min(raising(together(2, run))) > 3

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from threading import Event
 from typing import Any
 
 import pytest
@@ -109,6 +110,24 @@ def test_with_eager_updates_a_host_is_one_replica():
         torch.testing.assert_close(replica.model.weight, before + moved / 2)
 
     raising(together(4, run))
+
+
+def test_the_state_of_a_job_that_has_failed_has_no_mean_that_was_lost():
+    transports, sent = gw.Threads.group(2), Event()
+
+    def run(rank: int) -> None:
+        replica = Replica(transports[rank], eager=True)
+        replica.train(INNER_STEPS)
+        if rank == 1:
+            replica.optimizer._rounds.runtime.finish()
+            sent.wait(60)
+            return transports[rank].abort("rank 1 is gone")
+        replica.train(INNER_STEPS)
+        sent.set()
+        means = replica.optimizer._rounds.progress()["eager"][0]["means"]
+        assert all(mean.isnan().all() for mean in means.values())
+
+    raising(together(2, run))
 
 
 @pytest.mark.parametrize("call", ["verify", "thaw"])

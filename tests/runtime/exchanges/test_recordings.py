@@ -15,7 +15,7 @@ from gradwire.controllers import StepView
 from gradwire.ops import backend
 from gradwire.runtime.exchanges.recordings import MOST
 from gradwire.runtime.worker.executor import Executor
-from gradwire.runtime.worker.graphs import CUDAGraphs
+from gradwire.runtime.worker.graphs import CUDAGraphs, NothingCollected
 from tests.support.cases import CASES, Case, rows
 from tests.support.fixed import PARAMETERS, Fixed, Script
 from tests.support.harness import draw, job, plan_of, slots_of
@@ -347,6 +347,20 @@ def test_nothing_is_collected_while_a_turn_is_recorded(captures: CUDAGraphs, col
         with pytest.raises(ZeroDivisionError):
             captures.record(lambda: 1 / 0)
         assert gc.isenabled() is collects
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+def test_nothing_is_collected_until_the_captures_of_all_jobs_have_ended():
+    before, nothing = gc.isenabled(), NothingCollected()
+    try:
+        gc.enable()
+        nothing.__enter__()
+        nothing.__enter__()  # another job's thread
+        nothing.__exit__()
+        assert not gc.isenabled()
+        nothing.__exit__()
+        assert gc.isenabled()
     finally:
         (gc.enable if before else gc.disable)()
 

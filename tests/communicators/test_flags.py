@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire.collective import Message, SendReceive
-from gradwire.runtime.exchanges.flags import flagged
+from gradwire.communicators.flags import flagged
 
 
 @pytest.mark.parametrize(("own", "other"), [(torch.nan, 0.0), (0.0, torch.nan)])
