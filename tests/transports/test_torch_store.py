@@ -1,5 +1,6 @@
 """Words in torch's store."""
 
+import subprocess
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,7 +13,9 @@ import torch.distributed as dist
 
 from gradwire.transports import torch_store
 from gradwire.transports.torch_store import TorchStore
+from tests.support.ranks import ended_ranks
 from tests.support.waiting import wait_until
+from tests.support.warm import Forked
 
 
 def server() -> dist.TCPStore:
@@ -67,6 +70,48 @@ def test_a_store_that_was_late_is_asked_again_and_no_other_one_is_called_silent(
     with pytest.raises(RuntimeError, match="does not answer"):
         TorchStore("a", other).get("word", 0)
     other.goes_on.set()
+
+
+SERVES = """
+import sys, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+ASKS = """
+import ctypes, os, signal, sys, time, torch.distributed as dist
+from functools import partial
+from gradwire.transports import torch_store
+
+port, server = map(int, sys.argv[1:])
+store = dist.TCPStore("127.0.0.1", port, is_master=False)
+os.kill(server, signal.SIGSTOP)
+torch_store.SHORT_S = 0.1
+try:
+    torch_store.TorchStore("a", store).get("word", 0)
+except RuntimeError as error:
+    print(error)
+
+
+class Last:
+    def __del__(self, goes_on=partial(os.kill, server, signal.SIGCONT), sleep=time.sleep):
+        goes_on()
+        sleep(0.5)
+
+
+sys.last = Last()  # collected when Python has ended most of itself
+ctypes.pythonapi.Py_Exit(0)  # as every process ends, but those that tests fork
+"""
+
+
+def test_a_process_ends_well_whose_question_is_answered_when_python_ends():
+    """A thread that comes back from torch then aborts the process, after the rank's own error."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with Forked(["-c", SERVES], **pipes) as serves:
+        port = serves.stdout.readline().strip()
+        (ended,) = ended_ranks(["-c", ASKS, port, str(serves.pid)], 1)
+        serves.kill()
+    assert (ended.code, ended.out) == (0, f"the store at 127.0.0.1:{port} does not answer\n"), ended.err
 
 
 def test_what_does_not_come_or_was_deleted_is_none_in_a_file_as_well(tmp_path: Path):
