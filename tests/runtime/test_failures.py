@@ -19,7 +19,7 @@ from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.runtime.failures import failure_verdict
 from gradwire.runtime.failures.failure_verdict import ExitReport, FailureVerdict, Verdict
 from gradwire.runtime.failures.first_error import FirstError
-from gradwire.runtime.failures.job_errors import AbsentRanks, PeerFailed, RankLeft
+from gradwire.runtime.failures.job_errors import ELSEWHERE, WAITING, AbsentRanks, PeerFailed, RankLeft, RankStatus
 from gradwire.runtime.meeting import Disagreement, Meeting
 from gradwire.transports import gathering, mesh
 from gradwire.transports.threads import _Store
@@ -59,13 +59,14 @@ class Store(_Store):
 
 def ending_of(
     rank: int, store: Store, paused_s: float = 0.0, ranks: int = 3, abort: Any = None, silent: Collection[int] = (),
-    timeout_s: float = 1.0,
+    timeout_s: float = 1.0, step_s: float | None = None,
 ) -> FailureVerdict:  # fmt: skip
     mesh: Any = SimpleNamespace(
         rank=rank, ranks=ranks, store=store, timeout_s=timeout_s, gives_up_s=timeout_s, needs_polling=True,
         abort=abort or (lambda reason: None), silent=silent,
     )  # fmt: skip
-    return FailureVerdict(mesh, lambda: HOSTS if ranks == 3 else [], lambda within_s: paused_s, lambda: None)
+    progress: Any = SimpleNamespace(step_s=lambda: step_s, status=RankStatus) if step_s else None
+    return FailureVerdict(mesh, lambda: HOSTS if ranks == 3 else [], lambda within_s: paused_s, lambda: progress)
 
 
 def meeting_of(rank: int, store: Store, ranks: int) -> Meeting:
@@ -115,6 +116,24 @@ def blamed(
             0.0,
             "timed out",
         ),  # what ended it was a rank that left
+        (
+            {
+                1: ExitReport(None, False, 0.0, True, 3, ELSEWHERE),  # it has detached when it had waited there
+                2: ExitReport(None, False, 0.0, False, 3, WAITING, 1.0),
+            },
+            0.0,
+            "rank 0 (host a), rank 1 (host b) did not reach the exchange of step 3 within 1 s; "
+            f"they are between steps, {ELSEWHERE}",
+        ),
+        (
+            {
+                1: ExitReport(None, False, 0.0, False, 2, "in backward", 0.8),  # one step behind
+                2: ExitReport(None, False, 0.0, False, 3, WAITING, 1.0),
+            },
+            0.0,
+            "rank 0 (host a), rank 1 (host b) did not reach the exchange of step 3 within 1 s; "
+            "they are between steps, in backward",
+        ),
     ],
 )
 def test_who_is_blamed(marks: dict[int, ExitReport], paused_s: float, why: str, monkeypatch: pytest.MonkeyPatch):
@@ -159,10 +178,50 @@ def test_a_refusal_raises_the_error_that_came_before():
         FirstError(WeakMethod(job.end)).refuse("a backward pass has failed")
 
 
-def test_a_rank_that_leaves_says_so():
+def test_a_rank_that_leaves_says_so_and_its_end_by_an_error_is_the_only_one():
+    """A second mark, as its process ends, would stand for a rank that has left none."""
     store = Store()
-    ending_of(1, store).end(RankLeft("rank 1 has left the job"))
-    assert json.loads(store.get("ended/1", 0))[:3] == [None, True, 0.0]
+    leaves, fails = (ending_of(rank, store) for rank in (1, 2))
+    leaves.end(RankLeft("rank 1 has left the job"))
+    fails.end(RuntimeError("no memory"))
+    for ending in leaves, fails:
+        ending.detach()
+    assert json.loads(store.get("ended/1", 0))[:4] == [None, True, 0.0, False]
+    assert json.loads(store.get("ended/2", 0))[:4] == ["no memory", False, 0.0, False]
+    assert store.add("ended", 0) == 2
+
+
+def test_rank_0_stays_after_its_own_error_until_the_others_have_heard_it(monkeypatch: pytest.MonkeyPatch):
+    """Its process may have the store."""
+    monkeypatch.setattr(failure_verdict, "OTHERS_S", 8.0)
+    store, heard = Store(), list[str]()
+
+    def hears(rank: int) -> None:
+        error = PeerFailed("reducing ended", "timed out")
+        ending_of(rank, store).end(error)
+        heard.append(str(error))
+
+    for rank in 1, 2:
+        threading.Timer(0.3, hears, [rank]).start()
+    ending_of(0, store, timeout_s=60.0).end(RuntimeError("no memory"))
+    assert heard == ["reducing ended: no memory"] * 2
+
+
+def test_where_a_rank_has_left_its_error_no_other_waits_for_a_mark():
+    store, error = Store(), PeerFailed("reducing ended", "timed out")
+    store.set("verdict", json.dumps(Verdict("no memory")))
+    ending_of(1, store).end(error)
+    assert str(error) == "reducing ended: no memory"
+    assert store.asked["look"] == 0
+
+
+def test_a_rank_that_computes_for_as_long_as_a_step_takes_is_not_lost(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(failure_verdict, "OTHERS_S", 0.1)
+    store, error = Store(), PeerFailed("reducing ended", "timed out")
+    marked(store, [2])
+    threading.Timer(0.5, marked, (store, [0])).start()
+    ending_of(1, store, timeout_s=60.0, step_s=20.0).end(error)
+    assert str(error) == "reducing ended: timed out"
 
 
 def test_the_others_are_told_before_an_abort_that_does_not_return():
