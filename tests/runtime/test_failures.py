@@ -140,6 +140,11 @@ def test_who_is_blamed(marks: dict[int, ExitReport], paused_s: float, why: str, 
     assert blamed(marks, paused_s, monkeypatch) == why
 
 
+def test_ranks_that_all_wait_for_each_other_are_told_so():
+    marks = dict.fromkeys(range(3), ExitReport(None, False, 0.0, False, 3, WAITING, 1.0))
+    assert str(ending_of(0, Store())._late(marks)).startswith("in step 3 each rank waits for another message; make the")
+
+
 @pytest.mark.parametrize(
     ("marks", "paused_s", "why"),
     [

@@ -1,8 +1,11 @@
 """Processes that come and go agree on the next group, whoever comes late, gives up or dies meanwhile."""
 
 import json
+import signal
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from datetime import timedelta
 from functools import partial
 from time import sleep
 
@@ -12,6 +15,7 @@ import torch.distributed as dist
 from gradwire.transports import members as module
 from gradwire.transports.members import Claim, Members
 from tests.support.harness import raising, together
+from tests.support.ranks import served_store
 
 
 @pytest.fixture(autouse=True)
@@ -159,16 +163,16 @@ def as_time_passes(monkeypatch: pytest.MonkeyPatch, happens: Mapping[float, Call
     monkeypatch.setattr(module, "sleep", look)
 
 
-@pytest.mark.parametrize(("at_least", "listed"), [(1, b"3"), (4, b"4")])
+@pytest.mark.parametrize(("at_least", "listed"), [(1, "3"), (4, "4")])
 def test_a_list_is_closed_once_enough_have_come_and_none_for_a_while(
-    at_least: int, listed: bytes, monkeypatch: pytest.MonkeyPatch
+    at_least: int, listed: str, monkeypatch: pytest.MonkeyPatch
 ):
     member = Members(dist.HashStore(), at_least, 1.0, 60.0)
     comes = partial(member._store.add, "1/count", 1)
     as_time_passes(monkeypatch, {0.8: comes, 1.6: comes, 3.0: comes})
     comes()
     member._wait(1, 60.0)
-    assert member._store.get("1/closed") == listed
+    assert member._store.get("1/closed", 0) == listed
 
 
 def test_of_two_that_close_a_list_the_first_counts(monkeypatch: pytest.MonkeyPatch):
@@ -177,7 +181,7 @@ def test_of_two_that_close_a_list_the_first_counts(monkeypatch: pytest.MonkeyPat
     as_time_passes(monkeypatch, {})
     monkeypatch.setattr(member, "_may_close", lambda number, count: not member._store.set("1/closed", "7"))
     member._wait(1, 60.0)
-    assert member._store.get("1/closed") == b"7"
+    assert member._store.get("1/closed", 0) == "7"
 
 
 @pytest.mark.parametrize("generation", [None, "[0]", "[]"], ids=["not known yet", "begun", "void"])
@@ -214,3 +218,13 @@ def test_a_process_knows_that_it_has_the_model_and_others_have_not_until_trainin
         beside.append(Members.beside_newcomers)
     member.begun()
     assert [*beside, Members.beside_newcomers] == [False, False, True, False]
+
+
+def test_a_store_that_answers_no_more_ends_the_wait_for_others():
+    """Its client waits for ever where the server's host is frozen or cut off."""
+    with served_store() as (server, port):
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=2))
+        (member,) = members(store, 1, at_least=2, timeout_s=60)
+        threading.Timer(0.5, server.send_signal, [signal.SIGSTOP]).start()
+        (error,) = together(1, lambda rank: member.meet(-1))
+    assert str(error) == f"the store at 127.0.0.1:{port} does not answer"

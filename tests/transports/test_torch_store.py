@@ -1,6 +1,5 @@
 """Words in torch's store."""
 
-import subprocess
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,9 +12,8 @@ import torch.distributed as dist
 
 from gradwire.transports import torch_store
 from gradwire.transports.torch_store import TorchStore
-from tests.support.ranks import ended_ranks
+from tests.support.ranks import ended_ranks, served_store
 from tests.support.waiting import wait_until
-from tests.support.warm import Forked
 
 
 def server() -> dist.TCPStore:
@@ -72,12 +70,6 @@ def test_a_store_that_was_late_is_asked_again_and_no_other_one_is_called_silent(
     other.goes_on.set()
 
 
-SERVES = """
-import sys, torch.distributed as dist
-store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-print(store.port, flush=True)
-sys.stdin.read()
-"""
 ASKS = """
 import ctypes, os, signal, sys, time, torch.distributed as dist
 from functools import partial
@@ -106,11 +98,8 @@ ctypes.pythonapi.Py_Exit(0)  # as every process ends, but those that tests fork
 
 def test_a_process_ends_well_whose_question_is_answered_when_python_ends():
     """A thread that comes back from torch then aborts the process, after the rank's own error."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with Forked(["-c", SERVES], **pipes) as serves:
-        port = serves.stdout.readline().strip()
-        (ended,) = ended_ranks(["-c", ASKS, port, str(serves.pid)], 1)
-        serves.kill()
+    with served_store() as (server, port):
+        (ended,) = ended_ranks(["-c", ASKS, str(port), str(server.pid)], 1)
     assert (ended.code, ended.out) == (0, f"the store at 127.0.0.1:{port} does not answer\n"), ended.err
 
 
