@@ -57,7 +57,7 @@ class Silent(gw.Transport):
         self.rank, self.world, self.store = inner.rank, inner.world, inner.store
         self._inner, self._dead, self._aborted = inner, dead, threading.Event()
         self._heart = Heartbeat(inner.store, self.rank, self.world)
-        self.said = ""
+        self.said, self.begins_to_abort = "", lambda: None
 
     def start(self, op: Collective) -> Pending:
         if self._aborted.is_set():
@@ -66,6 +66,7 @@ class Silent(gw.Transport):
 
     def abort(self, reason: str) -> None:
         self.said = reason
+        self.begins_to_abort()
         self._aborted.set()
 
     def lost(self, waits: bool) -> str | None:
@@ -91,13 +92,16 @@ def test_a_lost_rank_is_an_error_where_waits_say_nothing(monkeypatch: pytest.Mon
         running.step(draw(SLOTS, 2, 0))
         kept = running.states()[0]
         dead.set()
-        survivor = running.runtimes[0]
+        survivor, noted = running.runtimes[0], list[bool]()
+        worker = survivor._executor
+        running.transports[0].begins_to_abort = lambda: noted.append(bool(worker.nan_if_aborted().isnan()))
         survivor.open_step()
         hand_over(survivor, draw(SLOTS, 2, 1)[0])
         (error,) = together(1, lambda rank: survivor.finish())
         assert isinstance(error, ReductionError)
         assert str(error) == f"reducing ended: rank 1 (host {gethostname()}) was lost"
         assert running.transports[0].said == "reducing ended: a rank was lost (1)", "the others are told"
+        assert noted[0], "behind an aborted collective a stream goes on, with half of a mean"
         with pytest.raises(ReductionError, match="rank 1"):
             survivor.open_step()
         after = survivor.state_dict()
