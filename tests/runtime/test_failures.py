@@ -13,15 +13,13 @@ from weakref import WeakMethod
 
 import pytest
 
-import gradwire as gw
-from gradwire.collective import HOST, REPLICA
 from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.runtime.failures import failure_verdict
 from gradwire.runtime.failures.failure_verdict import ExitReport, FailureVerdict, Verdict
 from gradwire.runtime.failures.first_error import FirstError
 from gradwire.runtime.failures.job_errors import ELSEWHERE, WAITING, AbsentRanks, PeerFailed, RankLeft, RankStatus
 from gradwire.runtime.meeting import Disagreement, Meeting
-from gradwire.transports import gathering, mesh
+from gradwire.transports import gathering
 from gradwire.transports.threads import _Store
 from tests.support.harness import raising, together
 
@@ -238,44 +236,6 @@ def test_the_others_are_told_before_an_abort_that_does_not_return():
     assert store.get("ended/1", 5) is not None
     returns.set()
     thread.join()
-
-
-def test_a_mesh_aborts_its_axes_at_once_and_waits_for_none_too_long(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(mesh, "ABORT_S", 0.05)
-    returns, told = threading.Event(), []
-
-    class Stuck(gw.Threads):
-        def abort(self, reason: str) -> None:
-            told.append(reason)
-            returns.wait()
-
-    gw.Mesh({REPLICA: Stuck.group(1)[0], HOST: Stuck.group(1)[0]}).abort("a reason")
-    assert told == ["a reason"] * 2
-    returns.set()
-
-
-def test_a_mesh_counts_a_silent_rank_of_an_axis_among_all_ranks():
-    replica, host = gw.Threads.group(3)[1], gw.Threads.group(2)[0]
-    both = gw.Mesh({REPLICA: replica, HOST: host})
-    assert (both.rank, both.silent) == (2, set())
-    replica.silent, host.silent = 2, 1
-    assert both.silent == {4, 3}
-
-
-@pytest.mark.parametrize("late", [0, 1])
-def test_ranks_of_a_mesh_meet_after_a_job_to_which_one_did_not_come(late: int):
-    group = gw.Threads.group(2)
-    for transport in group:
-        transport.timeout_s = 0.4
-
-    def meets(rank: int) -> None:
-        Meeting(gw.Mesh.of(group[rank]).for_job()).compare({"call": "attach()"})
-
-    with pytest.raises(AbsentRanks, match=rf"rank {late} did not come to attach\(\)"):
-        meets(1 - late)
-    for transport in group:
-        transport.timeout_s = 20.0
-    raising(together(2, meets))
 
 
 @pytest.mark.parametrize("ranks", [2, 16, 64])
