@@ -11,6 +11,7 @@ from socket import gethostname
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -106,6 +107,16 @@ def test_a_lost_rank_is_an_error_where_waits_say_nothing(monkeypatch: pytest.Mon
             survivor.open_step()
         after = survivor.state_dict()
         assert all(torch.equal(after[name], kept[name]) for name in kept), "the last whole step's"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no answer"), ConnectionResetError("reset by peer")], ids=str)
+def test_a_transport_that_cannot_be_asked_is_one_that_has_lost_a_rank(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+):
+    """A user's own may raise anything; a monitor that ends by it would leave the ranks to wait for ever."""
+    with silent_job(monkeypatch) as (running, _):
+        monkeypatch.setattr(running.transports[0], "lost", Mock(side_effect=error))
+        assert wait_until(lambda: running.transports[0].said == f"reducing ended: a rank was lost ({error})")
 
 
 def test_a_call_that_was_under_way_raises_what_has_ended_the_job():
