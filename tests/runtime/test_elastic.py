@@ -10,9 +10,8 @@ import gradwire as gw
 from gradwire.frontends.checkpoints.elastic_resume import go_on, without_memories
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.null_job import NullFrontEnd
-from gradwire.runtime.replicas import from_first
 from tests.support import harness
-from tests.support.harness import CPU, SMALL, draw, plan_of, raising, slots_of, together
+from tests.support.harness import SMALL, draw, plan_of, raising, slots_of, together
 from tests.support.states import kept
 
 WORLD, WHOLE = 3, 2
@@ -198,28 +197,3 @@ def test_a_job_without_a_controller_goes_on_from_what_one_has_left():
         assert raising(together(2, goes_on)) == [plan] * 2
         after = third.states()
     assert [after[rank].keys() for rank in range(2)] == [states[rank].keys() for rank in range(2)]
-
-
-def test_what_rank_0_has_is_told_to_all():
-    tree = {
-        "state": {0: {"step": torch.tensor(3.0), "moment": torch.randn(3, 5).T, "none": None}},
-        "empty": torch.empty(0, 2),
-        "groups": [{"lr": 0.1, "betas": (0.9, 0.99), "flag": True, "name": "é", "inf": float("inf")}],
-        "kinds": [torch.tensor([True, False]), torch.tensor(1 + 2j), torch.randn(4).bfloat16()],
-    }  # fmt: skip
-    group = gw.Threads.group(2)
-    (mine, _), (told, _) = raising(together(2, lambda r: from_first(tree if r == 0 else {}, gw.Mesh.of(group[r]), CPU)))
-    for one in (mine, told):
-        torch.testing.assert_close(one["state"][0]["moment"], tree["state"][0]["moment"], rtol=0, atol=0)
-        torch.testing.assert_close(one["kinds"], tree["kinds"], rtol=0, atol=0)
-        assert one["groups"] == tree["groups"]
-        assert one["empty"].shape == (0, 2)
-        assert one["state"][0]["step"].item() == 3.0
-
-
-def test_what_cannot_be_told_is_refused_on_all_ranks():
-    group = gw.Threads.group(2)
-    tree = {"generator": torch.Generator()}
-    for told, why in together(2, lambda r: from_first(tree if r == 0 else {}, gw.Mesh.of(group[r]), CPU)):
-        assert told is None
-        assert "a Generator in a state cannot be sent" in why

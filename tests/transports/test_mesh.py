@@ -2,19 +2,21 @@
 
 import threading
 from collections.abc import Mapping
+from functools import partial
 from itertools import product
 from math import prod
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 import gradwire as gw
-from gradwire.collective import HOST, REPLICA
+from gradwire.collective import HOST, REPLICA, Collective, Message, Sum
 from gradwire.runtime.failures.job_errors import AbsentRanks
 from gradwire.runtime.meeting import Meeting
 from gradwire.transports import mesh
 from gradwire.transports.mesh import SAME
-from gradwire.transports.transport import Lost
+from gradwire.transports.transport import Lost, Pending
 from tests.support.harness import CPU, raising, together
 
 
@@ -90,6 +92,13 @@ class Told(gw.Threads):
         if self.why:
             raise RuntimeError(self.why)
 
+    def start(self, op: Collective) -> Pending:
+        raise RuntimeError(self.why)
+
+    def wait(self) -> None:
+        """As its own pending collective."""
+        raise RuntimeError(self.why)
+
     def check(self, device: torch.device) -> None:
         self.told.append("check")
 
@@ -112,8 +121,10 @@ def test_calls_reach_all_axes_and_what_is_wrong_on_one_is_heard(broken: int):
     axes[broken].why, axes[1 - broken].timeout_s = "it broke", 20.0
     assert (both.lost(True), both.failure()) == ("it broke", "it broke")
     assert both.timeout_s == both.gives_up_s == 20.0
-    with pytest.raises(Lost, match="it broke"):
-        both.open(CPU)
+    op = Sum(Message.plain(torch.zeros(1)), (REPLICA, HOST)[broken])
+    for call in (both.open, CPU), (both.start, op), (both.run, op), (both.wait, axes[broken]):
+        with pytest.raises(Lost, match="it broke"):
+            call[0](call[1])
     axes[broken].needs_polling = False
     assert both.needs_polling
     both.check(CPU)
@@ -122,6 +133,23 @@ def test_calls_reach_all_axes_and_what_is_wrong_on_one_is_heard(broken: int):
         assert axis.told[0] == "open"
         assert axis.told[-2:] == ["check", "close"]
         assert "lost" in axis.told, "each leaves its heartbeat"
+
+
+CALLS = "set", "get", "add", "check", "delete"
+"""Of a store."""
+
+
+def test_a_jobs_store_that_is_gone_is_a_lost_rank():
+    """And not a mistake of the rank that asks: rank 0's process may have it."""
+    gone = Mock(**{"check.return_value": False})
+    store = gw.Mesh({REPLICA: gw.Threads.group(1)[0]}, gone).for_job().store
+    gone.configure_mock(**{f"{each}.side_effect": RuntimeError("no answer") for each in CALLS})
+    for call in (
+        partial(store.set, "key", "value"), partial(store.get, "key", 0), partial(store.add, "key", 1),
+        partial(store.check, ["key"]), partial(store.delete, "key"),
+    ):  # fmt: skip
+        with pytest.raises(Lost, match="no answer"):
+            call()
 
 
 def test_a_mesh_aborts_its_axes_at_once_and_waits_for_none_too_long(monkeypatch: pytest.MonkeyPatch):
@@ -133,8 +161,11 @@ def test_a_mesh_aborts_its_axes_at_once_and_waits_for_none_too_long(monkeypatch:
             told.append(reason)
             returns.wait()
 
-    gw.Mesh({REPLICA: Stuck.group(1)[0], HOST: Stuck.group(1)[0]}).abort("a reason")
+    both = gw.Mesh({REPLICA: Stuck.group(1)[0], HOST: Stuck.group(1)[0]})
+    both.take(None)
+    both.abort("a reason")
     assert told == ["a reason"] * 2
+    gw.Mesh(both.axes).take(None)  # they may carry another job
     returns.set()
 
 
