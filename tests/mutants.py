@@ -340,6 +340,10 @@ FAULTS = [
     Fault("transports/mesh.py", "{**here, axis: each.silent}", "here"),
     Fault("transports/torch_store.py", "            TorchStore._silent.add(self._store)\n", ""),
     Fault("transports/members.py", "(claims[other].steps >= 0, claims[other])", "claims[other]"),
+    Fault("transports/members.py", "if place < count and place in", "if place in"),
+    Fault("transports/mesh.py", "ranks.movedim(same, list(range(len(same))))", "ranks"),
+    Fault("runtime/worker/executor.py", "            self._awaited.discard(result)\n", "            pass\n"),
+    Fault("runtime/failures/failure_verdict.py", "if not self._ended and self", "if self"),
     Fault("transports/card.py", "max(self._free_s, self._now()) + seconds", "self._now() + seconds"),
     # the launcher's variables
     Fault("launched.py", "_PORTS_BETWEEN_STEPS * step", "step"),

@@ -15,6 +15,7 @@ from gradwire.transports.batch_threads import in_batch
 from gradwire.transports.bounded_calls import on_thread
 
 OPEN = Path("/proc/self/fd")
+IP = socket.AF_INET, socket.AF_INET6
 
 
 class Connections:
@@ -72,6 +73,14 @@ def connections_of(like: Any) -> Iterator[Connections]:
         yield connections
 
 
+def shut_down_to(port: int) -> None:
+    """Shuts down the connections to a server's port: threads that wait for what it sends get an error."""
+    for _, number in _sockets():
+        with suppress(OSError), _duplicate(number) as connection:
+            if connection.family in IP and connection.getpeername()[1] == port:
+                connection.shutdown(socket.SHUT_RDWR)
+
+
 def drop_groups(held: list[Any]) -> None:
     """Drops the last references to groups that were ended, without waiting. A gloo group's end waits for its threads,
     and these for messages under way, some of which only the timeout ends."""
@@ -93,7 +102,7 @@ def _name(number: int) -> str:
 
 def _port(connection: socket.socket) -> set[int]:
     """A connection's port on this side; none if it is not over IP."""
-    return {connection.getsockname()[1]} if connection.family in (socket.AF_INET, socket.AF_INET6) else set()
+    return {connection.getsockname()[1]} if connection.family in IP else set()
 
 
 def _duplicate(number: int) -> socket.socket:

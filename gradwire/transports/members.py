@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass
 from time import monotonic, sleep
 from typing import ClassVar
 
-from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+
+from gradwire.transports.torch_store import TorchStore
 
 POLL_S = 0.02
 ANEW = "where that job has ended, begin over a store of its own, e.g. PrefixStore('second job', store)"
@@ -51,13 +53,13 @@ class Members:
     the process, as torch.distributed's default group is."""
 
     def __init__(self, store: Store, at_least: int, last_call_timeout: float, timeout_s: float) -> None:
-        self._store, self.at_least = PrefixStore("gradwire/members", store), at_least
+        self._store, self.at_least = TorchStore("gradwire/members", store), at_least
         self._last_call_timeout, self._timeout_s = last_call_timeout, timeout_s
         self._last = 0
 
     def meet(self, steps: int) -> Generation:
         """The next generation, once it is complete. Raises TimeoutError where too few come, or none of the last
-        generation, and RuntimeError where all processes that had the model are lost."""
+        generation, and RuntimeError where all processes that had the model are lost, or the store does not answer."""
         mine = Claim(self._last, steps)
         until = monotonic() + self._timeout_s
         number = self._last
@@ -75,7 +77,7 @@ class Members:
                 self._store.set(f"{number}/there/{place}", "no")
                 raise
             # of those on the list the ones that are still there
-            count = int(self._store.get(f"{number}/closed"))
+            count = int(self._text(f"{number}/closed"))
             if place < count and place in (there := self._there(number, count, place)):
                 return self._of(number, there, place)
 
@@ -108,7 +110,7 @@ class Members:
                 seen, since = count, monotonic()
             # none for a while: a process of the last generation closes the list; of several the first one counts
             elif monotonic() - since > self._last_call_timeout and self._may_close(number, count):
-                self._store.compare_set(f"{number}/closed", "", str(count))
+                self._store.first(f"{number}/closed", str(count))
             if monotonic() > until:
                 raise TimeoutError(self._why(count))
             sleep(POLL_S)
@@ -125,7 +127,7 @@ class Members:
     def _follows(self, number: int) -> bool:
         """Whether no generation came between this process's last one and a list: those before it are void."""
         between = [f"{other}/generation" for other in range(self._last + 1, number)]
-        return all(self._store.check([key]) and json.loads(self._store.get(key)) == [] for key in between)
+        return all(self._store.check([key]) and json.loads(self._text(key)) == [] for key in between)
 
     def _there(self, number: int, count: int, place: int) -> list[int]:
         """The places on a closed list whose processes are still there, the same for all; none if they are too few."""
@@ -136,13 +138,13 @@ class Members:
         while not (self._store.check(keys) or self._store.check([generation]) or monotonic() > until):
             sleep(POLL_S)
         # the first rank that finds out which ones are there says so to all
-        there = [other for other, key in enumerate(keys) if self._store.check([key]) and self._store.get(key) == b"yes"]
+        there = [other for other, key in enumerate(keys) if self._store.get(key, 0) == "yes"]
         enough = there if len(there) >= self.at_least else []
-        return json.loads(self._store.compare_set(generation, "", json.dumps(enough)))
+        return json.loads(self._store.first(generation, json.dumps(enough)))
 
     def _of(self, number: int, there: list[int], place: int) -> Generation:
         """The generation of the processes on a list that are still there."""
-        claims = {other: Claim(**json.loads(self._store.get(f"{number}/claim/{other}"))) for other in there}
+        claims = {other: Claim(**json.loads(self._text(f"{number}/claim/{other}"))) for other in there}
         # furthest first; one that never got the model comes behind all that have it, of whatever generation
         order = sorted(there, key=lambda other: (claims[other].steps >= 0, claims[other]), reverse=True)
         # if no process has a trained model, this must be the first generation
@@ -151,6 +153,12 @@ class Members:
         self._last = number
         Members.beside_newcomers = claims[place].steps >= 0 > claims[order[-1]].steps
         return Generation(number, tuple(claims[other] for other in order), order.index(place))
+
+    def _text(self, key: str) -> str:
+        """A text that is in the store."""
+        text = self._store.get(key, 0)
+        assert text is not None
+        return text
 
 
 def _theirs(number: int, count: int) -> list[str]:

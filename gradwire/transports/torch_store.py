@@ -2,23 +2,26 @@
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch.distributed as dist
 
 from gradwire.torch_private.process_groups import default_store
 from gradwire.transports.bounded_calls import on_thread
-from gradwire.transports.forked import FORKED
+from gradwire.transports.connections import shut_down_to
+from gradwire.transports.forked import FORKED, finalize
 
 T = TypeVar("T")
 
 PATIENCE_S, SHORT_S = 60.0, 5.0
 """How long the store's server may take to answer, and where it is known that something is wrong."""
+END_S = 2.0
+"""How long to wait for the thread of a question that is ended."""
 
 
 class TorchStore:
@@ -109,17 +112,34 @@ class TorchStore:
                 return answer.result(timeout_s)
             # no answer: until it comes, later calls would find the client busy
             TorchStore._silent.add(self._store)
-            answer.add_done_callback(partial(_heard, self._store))
-        raise RuntimeError(f"the store at {_address(self._store)} does not answer")
+            ends = finalize(self._store, _end_question, _server(self._store).port, answer)
+            answer.add_done_callback(partial(_heard, self._store, ends))
+        raise RuntimeError(f"the store at {_server(self._store).address} does not answer")
 
 
-def _heard(store: Any, _: Future[Any]) -> None:
+def _heard(store: Any, ends: Any, _: Future[Any]) -> None:
     TorchStore._silent.discard(store)
+    ends.detach()
 
 
-def _address(store: Any) -> str:
-    """The address of a store's server."""
+def _end_question(port: int | None, answer: Future[Any]) -> None:
+    """Ends a question when the process ends: a thread that comes back from torch while Python ends aborts it."""
+    if port is not None:
+        shut_down_to(port)
+        wait([answer], END_S)
+
+
+class _Server(NamedTuple):
+    """The server of a store: its address as errors name it, and its port, which a store in a file has not."""
+
+    address: str
+    port: int | None
+
+
+def _server(store: Any) -> _Server:
     # a prefix's store is another one
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    return f"{store.host}:{store.port}" if hasattr(store, "port") else type(store).__name__
+    if hasattr(store, "port"):
+        return _Server(f"{store.host}:{store.port}", store.port)
+    return _Server(type(store).__name__, None)

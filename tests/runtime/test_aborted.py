@@ -3,6 +3,7 @@ that happens, the garbage is not taken for a mean, and no rank counts the step a
 
 The worker's thread plays the stream: an abort happens while it waits, and what the host had queued behind that runs."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain, combinations
@@ -17,6 +18,7 @@ from gradwire.runtime.worker.executor import Executor
 from tests.support import harness
 from tests.support.harness import CPU, SMALL, draw, plan_of, raising, slots_of, together
 from tests.support.states import kept
+from tests.support.waiting import wait_until
 
 WORLD, WHOLE = 2, 2
 SLOTS = slots_of(SMALL)
@@ -223,8 +225,28 @@ def test_a_backward_pass_that_raised_is_the_reason_when_a_gpu_reads_the_verdict_
 def test_nobody_waits_for_a_worker_that_has_ended():
     executor = Executor(CPU)
     before = executor.fence()
+    executor.flush(before)
+    assert executor.call(int) == 0
+    assert not executor._awaited, "nor does it keep what each step has waited for"
     assert executor.close()
     for wait in (executor.flush, lambda: executor.call(int)):
         (error,) = together(1, lambda rank, wait=wait: wait())
         assert "the job has ended" in str(error)
     executor.flush(before)
+
+
+def test_threads_that_wait_for_a_worker_that_is_stuck_hear_of_the_error():
+    executor, goes_on, lost = Executor(CPU), threading.Event(), PeerFailed("reducing ended", "a rank was lost")
+    # what the worker calls itself it does at once
+    assert together(1, lambda rank: executor.call(lambda: executor.call(int))) == [0]
+
+    def fails() -> None:
+        assert wait_until(lambda: bool(executor._awaited))
+        executor.fail_waiters(lost)
+
+    threading.Thread(target=fails).start()
+    try:
+        assert together(1, lambda rank: executor.call(goes_on.wait)) == [lost]
+    finally:
+        goes_on.set()
+        executor.close()

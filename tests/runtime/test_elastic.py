@@ -1,21 +1,17 @@
 """Wherever in a step a rank is lost: that step counts on all that are left, or on none of them."""
 
 from itertools import chain, combinations
-from time import sleep
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 import gradwire as gw
 from gradwire.frontends.checkpoints.elastic_resume import go_on, without_memories
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.null_job import NullFrontEnd
-from gradwire.runtime.replicas import from_first
-from gradwire.transports.members import Members
 from tests.support import harness
-from tests.support.harness import CPU, SMALL, draw, plan_of, raising, slots_of, together
+from tests.support.harness import SMALL, draw, plan_of, raising, slots_of, together
 from tests.support.states import kept
 
 WORLD, WHOLE = 3, 2
@@ -201,164 +197,3 @@ def test_a_job_without_a_controller_goes_on_from_what_one_has_left():
         assert raising(together(2, goes_on)) == [plan] * 2
         after = third.states()
     assert [after[rank].keys() for rank in range(2)] == [states[rank].keys() for rank in range(2)]
-
-
-def test_what_rank_0_has_is_told_to_all():
-    tree = {
-        "state": {0: {"step": torch.tensor(3.0), "moment": torch.randn(3, 5).T, "none": None}},
-        "empty": torch.empty(0, 2),
-        "groups": [{"lr": 0.1, "betas": (0.9, 0.99), "flag": True, "name": "é", "inf": float("inf")}],
-        "kinds": [torch.tensor([True, False]), torch.tensor(1 + 2j), torch.randn(4).bfloat16()],
-    }  # fmt: skip
-    group = gw.Threads.group(2)
-    (mine, _), (told, _) = raising(together(2, lambda r: from_first(tree if r == 0 else {}, gw.Mesh.of(group[r]), CPU)))
-    for one in (mine, told):
-        torch.testing.assert_close(one["state"][0]["moment"], tree["state"][0]["moment"], rtol=0, atol=0)
-        torch.testing.assert_close(one["kinds"], tree["kinds"], rtol=0, atol=0)
-        assert one["groups"] == tree["groups"]
-        assert one["empty"].shape == (0, 2)
-        assert one["state"][0]["step"].item() == 3.0
-
-
-def test_what_cannot_be_told_is_refused_on_all_ranks():
-    group = gw.Threads.group(2)
-    tree = {"generator": torch.Generator()}
-    for told, why in together(2, lambda r: from_first(tree if r == 0 else {}, gw.Mesh.of(group[r]), CPU)):
-        assert told is None
-        assert "a Generator in a state cannot be sent" in why
-
-
-# Who is there
-
-
-@pytest.fixture(autouse=True)
-def _of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a process has met is the process's, which tests share."""
-    monkeypatch.setattr(Members, "beside_newcomers", False)
-
-
-def members(store: dist.Store, count: int, at_least: int = 1, timeout_s: float = 10) -> list[Members]:
-    """`at_least` as many as are to meet, for a thread may begin later than a last call."""
-    return [Members(store, at_least, 0.2, timeout_s) for _ in range(count)]
-
-
-def test_who_has_come_furthest_is_rank_0_and_newcomers_come_last():
-    store = dist.HashStore()
-    four = members(store, 4, at_least=4)
-    first = raising(together(4, lambda r: four[r].meet(-1)))
-    assert sorted(generation.rank for generation in first) == [0, 1, 2, 3]
-    four[0].begun()
-    four[0].at_least = four[2].at_least = 3
-    three = [four[0], four[2], *members(store, 1, at_least=3)]
-    assert not four[0].newcomers()
-    second = raising(together(3, lambda r: three[r].meet([7, 8, -1][r])))
-    assert [generation.rank for generation in second] == [1, 0, 2]
-    assert [claim.steps for claim in second[0].claims] == [8, 7, -1]
-
-
-def test_newcomers_alone_begin_nothing_and_hear_at_once_what_to_do(caplog):
-    store = dist.HashStore()
-    job, newcomers = members(store, 2, at_least=2), members(store, 2, timeout_s=1)
-    raising(together(2, lambda r: job[r].meet(-1)))
-    assert not caplog.messages
-    for error in together(2, lambda r: newcomers[r].meet(-1)):
-        assert "none of the job over this store, which they are to join; where that job has ended" in str(error)
-    assert len(caplog.messages) == 2
-    assert caplog.messages[0].endswith("begin over a store of its own, e.g. PrefixStore('second job', store)")
-
-
-def test_who_missed_a_generation_comes_back_as_a_newcomer():
-    store = dist.HashStore()
-    three = members(store, 3, at_least=3)
-    raising(together(3, lambda r: three[r].meet(-1)))
-    for each in three[:2]:
-        each.at_least = 2
-    raising(together(2, lambda r: three[r].meet(5)))
-    for each in three:
-        each.at_least = 3
-    third = raising(together(3, lambda r: three[r].meet([6, 6, 5][r])))
-    assert third[2].rank == 2
-    assert [claim.generation for claim in third[0].claims] == [2, 2, 1]
-
-
-def test_newcomers_that_are_left_alone_do_not_begin_again():
-    store = dist.HashStore()
-    two = members(store, 2, at_least=2)
-    raising(together(2, lambda r: two[r].meet(-1)))
-    two[0].begun()
-    two[1].at_least = 1
-    with pytest.raises(RuntimeError, match="all processes that had the model are lost"):
-        two[1].meet(-1)
-
-
-class Killed(BaseException):
-    pass
-
-
-def dies_in_its_wait(monkeypatch: pytest.MonkeyPatch, member: Members) -> None:
-    """The member's claim is on the list, and its process is gone."""
-
-    def wait(*_: object) -> None:
-        raise Killed
-
-    monkeypatch.setattr(member, "_wait", wait)
-    with pytest.raises(Killed):
-        member.meet(-1)
-
-
-def test_a_process_that_dies_while_it_waits_to_join_is_not_waited_for(monkeypatch):
-    two = members(store := dist.HashStore(), 2, at_least=2)
-    raising(together(2, lambda r: two[r].meet(-1)))
-    dies_in_its_wait(monkeypatch, *members(store, 1))
-    assert two[0].newcomers()
-    second = raising(together(2, lambda r: two[r].meet(5)))
-    assert [len(generation.claims) for generation in second] == [2, 2]
-    assert not two[0].newcomers()
-
-
-def test_who_gives_up_takes_its_claim_back():
-    two = members(store := dist.HashStore(), 2, at_least=2)
-    raising(together(2, lambda r: two[r].meet(-1)))
-    with pytest.raises(TimeoutError):
-        members(store, 1, timeout_s=0.1)[0].meet(-1)
-    assert not two[0].newcomers()
-    three = [*two, *members(store, 1)]
-    for each in three:
-        each.at_least = 3
-    third = raising(together(3, lambda r: three[r].meet([5, 5, -1][r])))
-    assert [generation.rank for generation in third][2] == 2
-
-
-def test_where_too_few_of_a_list_are_left_all_wait_on_as_what_they_were(monkeypatch, caplog):
-    three = members(store := dist.HashStore(), 3, at_least=3)
-    raising(together(3, lambda r: three[r].meet(-1)))
-    dead, newcomer = members(store, 2, at_least=3)
-    dies_in_its_wait(monkeypatch, dead)
-    caplog.clear()
-
-    def meet(rank: int) -> object:
-        if rank == 2:  # it comes when the first list has come to nothing
-            sleep(1)
-        return [*three[:2], newcomer][rank].meet([5, 6, -1][rank])
-
-    later = raising(together(3, meet))
-    assert [generation.rank for generation in later] == [1, 0, 2]
-    assert [claim.generation for claim in later[0].claims] == [1, 1, 0]
-    assert len(caplog.messages) == 1  # the newcomer's
-
-
-def test_who_has_the_model_goes_before_a_newcomer_that_never_got_it():
-    two = members(store := dist.HashStore(), 2, at_least=2)
-    raising(together(2, lambda r: two[r].meet(-1)))
-    two[0].begun()
-    late, survivor = two
-    (newcomer,) = members(store, 1, at_least=2)
-    raising(together(2, lambda r: [survivor, newcomer][r].meet([100, -1][r])))
-    third = raising(together(2, lambda r: [late, newcomer][r].meet([100, -1][r])))
-    assert [generation.rank for generation in third] == [0, 1]
-    assert third[0].claims[0].steps == 100
-
-
-def test_too_few_are_an_error():
-    with pytest.raises(TimeoutError, match="1 process came within 1 s, and at least 2 are wanted"):
-        members(dist.HashStore(), 1, at_least=2, timeout_s=1)[0].meet(-1)

@@ -13,15 +13,13 @@ from weakref import WeakMethod
 
 import pytest
 
-import gradwire as gw
-from gradwire.collective import HOST, REPLICA
 from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.runtime.failures import failure_verdict
 from gradwire.runtime.failures.failure_verdict import ExitReport, FailureVerdict, Verdict
 from gradwire.runtime.failures.first_error import FirstError
-from gradwire.runtime.failures.job_errors import AbsentRanks, PeerFailed, RankLeft
+from gradwire.runtime.failures.job_errors import ELSEWHERE, WAITING, AbsentRanks, PeerFailed, RankLeft, RankStatus
 from gradwire.runtime.meeting import Disagreement, Meeting
-from gradwire.transports import gathering, mesh
+from gradwire.transports import gathering
 from gradwire.transports.threads import _Store
 from tests.support.harness import raising, together
 
@@ -59,13 +57,14 @@ class Store(_Store):
 
 def ending_of(
     rank: int, store: Store, paused_s: float = 0.0, ranks: int = 3, abort: Any = None, silent: Collection[int] = (),
-    timeout_s: float = 1.0,
+    timeout_s: float = 1.0, step_s: float | None = None,
 ) -> FailureVerdict:  # fmt: skip
     mesh: Any = SimpleNamespace(
         rank=rank, ranks=ranks, store=store, timeout_s=timeout_s, gives_up_s=timeout_s, needs_polling=True,
         abort=abort or (lambda reason: None), silent=silent,
     )  # fmt: skip
-    return FailureVerdict(mesh, lambda: HOSTS if ranks == 3 else [], lambda within_s: paused_s, lambda: None)
+    progress: Any = SimpleNamespace(step_s=lambda: step_s, status=RankStatus) if step_s else None
+    return FailureVerdict(mesh, lambda: HOSTS if ranks == 3 else [], lambda within_s: paused_s, lambda: progress)
 
 
 def meeting_of(rank: int, store: Store, ranks: int) -> Meeting:
@@ -115,10 +114,33 @@ def blamed(
             0.0,
             "timed out",
         ),  # what ended it was a rank that left
+        (
+            {
+                1: ExitReport(None, False, 0.0, True, 3, ELSEWHERE),  # it has detached when it had waited there
+                2: ExitReport(None, False, 0.0, False, 3, WAITING, 1.0),
+            },
+            0.0,
+            "rank 0 (host a), rank 1 (host b) did not reach the exchange of step 3 within 1 s; "
+            f"they are between steps, {ELSEWHERE}",
+        ),
+        (
+            {
+                1: ExitReport(None, False, 0.0, False, 2, "in backward", 0.8),  # one step behind
+                2: ExitReport(None, False, 0.0, False, 3, WAITING, 1.0),
+            },
+            0.0,
+            "rank 0 (host a), rank 1 (host b) did not reach the exchange of step 3 within 1 s; "
+            "they are between steps, in backward",
+        ),
     ],
 )
 def test_who_is_blamed(marks: dict[int, ExitReport], paused_s: float, why: str, monkeypatch: pytest.MonkeyPatch):
     assert blamed(marks, paused_s, monkeypatch) == why
+
+
+def test_ranks_that_all_wait_for_each_other_are_told_so():
+    marks = dict.fromkeys(range(3), ExitReport(None, False, 0.0, False, 3, WAITING, 1.0))
+    assert str(ending_of(0, Store())._late(marks)).startswith("in step 3 each rank waits for another message; make the")
 
 
 @pytest.mark.parametrize(
@@ -159,10 +181,50 @@ def test_a_refusal_raises_the_error_that_came_before():
         FirstError(WeakMethod(job.end)).refuse("a backward pass has failed")
 
 
-def test_a_rank_that_leaves_says_so():
+def test_a_rank_that_leaves_says_so_and_its_end_by_an_error_is_the_only_one():
+    """A second mark, as its process ends, would stand for a rank that has left none."""
     store = Store()
-    ending_of(1, store).end(RankLeft("rank 1 has left the job"))
-    assert json.loads(store.get("ended/1", 0))[:3] == [None, True, 0.0]
+    leaves, fails = (ending_of(rank, store) for rank in (1, 2))
+    leaves.end(RankLeft("rank 1 has left the job"))
+    fails.end(RuntimeError("no memory"))
+    for ending in leaves, fails:
+        ending.detach()
+    assert json.loads(store.get("ended/1", 0))[:4] == [None, True, 0.0, False]
+    assert json.loads(store.get("ended/2", 0))[:4] == ["no memory", False, 0.0, False]
+    assert store.add("ended", 0) == 2
+
+
+def test_rank_0_stays_after_its_own_error_until_the_others_have_heard_it(monkeypatch: pytest.MonkeyPatch):
+    """Its process may have the store."""
+    monkeypatch.setattr(failure_verdict, "OTHERS_S", 8.0)
+    store, heard = Store(), list[str]()
+
+    def hears(rank: int) -> None:
+        error = PeerFailed("reducing ended", "timed out")
+        ending_of(rank, store).end(error)
+        heard.append(str(error))
+
+    for rank in 1, 2:
+        threading.Timer(0.3, hears, [rank]).start()
+    ending_of(0, store, timeout_s=60.0).end(RuntimeError("no memory"))
+    assert heard == ["reducing ended: no memory"] * 2
+
+
+def test_where_a_rank_has_left_its_error_no_other_waits_for_a_mark():
+    store, error = Store(), PeerFailed("reducing ended", "timed out")
+    store.set("verdict", json.dumps(Verdict("no memory")))
+    ending_of(1, store).end(error)
+    assert str(error) == "reducing ended: no memory"
+    assert store.asked["look"] == 0
+
+
+def test_a_rank_that_computes_for_as_long_as_a_step_takes_is_not_lost(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(failure_verdict, "OTHERS_S", 0.1)
+    store, error = Store(), PeerFailed("reducing ended", "timed out")
+    marked(store, [2])
+    threading.Timer(0.5, marked, (store, [0])).start()
+    ending_of(1, store, timeout_s=60.0, step_s=20.0).end(error)
+    assert str(error) == "reducing ended: timed out"
 
 
 def test_the_others_are_told_before_an_abort_that_does_not_return():
@@ -174,44 +236,6 @@ def test_the_others_are_told_before_an_abort_that_does_not_return():
     assert store.get("ended/1", 5) is not None
     returns.set()
     thread.join()
-
-
-def test_a_mesh_aborts_its_axes_at_once_and_waits_for_none_too_long(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(mesh, "ABORT_S", 0.05)
-    returns, told = threading.Event(), []
-
-    class Stuck(gw.Threads):
-        def abort(self, reason: str) -> None:
-            told.append(reason)
-            returns.wait()
-
-    gw.Mesh({REPLICA: Stuck.group(1)[0], HOST: Stuck.group(1)[0]}).abort("a reason")
-    assert told == ["a reason"] * 2
-    returns.set()
-
-
-def test_a_mesh_counts_a_silent_rank_of_an_axis_among_all_ranks():
-    replica, host = gw.Threads.group(3)[1], gw.Threads.group(2)[0]
-    both = gw.Mesh({REPLICA: replica, HOST: host})
-    assert (both.rank, both.silent) == (2, set())
-    replica.silent, host.silent = 2, 1
-    assert both.silent == {4, 3}
-
-
-@pytest.mark.parametrize("late", [0, 1])
-def test_ranks_of_a_mesh_meet_after_a_job_to_which_one_did_not_come(late: int):
-    group = gw.Threads.group(2)
-    for transport in group:
-        transport.timeout_s = 0.4
-
-    def meets(rank: int) -> None:
-        Meeting(gw.Mesh.of(group[rank]).for_job()).compare({"call": "attach()"})
-
-    with pytest.raises(AbsentRanks, match=rf"rank {late} did not come to attach\(\)"):
-        meets(1 - late)
-    for transport in group:
-        transport.timeout_s = 20.0
-    raising(together(2, meets))
 
 
 @pytest.mark.parametrize("ranks", [2, 16, 64])

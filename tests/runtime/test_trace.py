@@ -10,7 +10,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import profile
 
 import gradwire as gw
-from gradwire.runtime.trace import EVERY, RecordedSpan, Recorder, Trace
+from gradwire.runtime.trace import BATCH, EVERY, Clock, RecordedSpan, Recorder, Trace
 from gradwire.runtime.worker.events import EPOCH
 from gradwire.runtime.worker.events import HostEvent as at
 from gradwire.runtime.worker.executor import Executor
@@ -187,9 +187,41 @@ def test_on_a_gpu_one_step_of_some_stands_for_all():
     assert recorder.totals() == {"encode": pytest.approx(3 * EVERY)}
     # a trace has all
     recorder.trace(2)
-    recorder.step_begins(is_timed=False)
-    recorder.add("encode", recorder.now(), 0)
-    assert recorder.totals() == {"encode": pytest.approx(3 * EVERY + 1)}
+    for _ in range(2):
+        recorder.step_begins(is_timed=False)
+        recorder.add("encode", recorder.now(), 0)
+    assert executor.marks == 2 * (EVERY + 2 + 1 + 2)
+    assert recorder.totals() == {"encode": pytest.approx(3 * EVERY + 2)}
+
+
+class Pending(at):
+    """A moment to which the GPU has not come yet."""
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        raise AssertionError("the thread waits for the GPU")
+
+
+def test_spans_are_read_as_they_end_and_no_step_waits_for_them():
+    clock = Clock()
+    for second in range(10 * BATCH):
+        clock.add("wire", at(second), at(second + 1))
+        assert len(clock._open) <= BATCH, "events that are kept for ever"
+    for second in range(2 * BATCH):
+        clock.add("wire", at(second), Pending(second + 1))
+    assert clock.so_far("wire") == 10 * BATCH
+
+
+def test_on_a_gpu_the_wait_of_each_step_is_timed_and_stands_for_itself():
+    executor: Any = Later()
+    recorder = Recorder(executor, 0)
+    for _ in range(3 * EVERY):
+        recorder.step_begins(is_timed=False)
+        recorder.add("encode", recorder.now(), 0)
+        recorder.waited(recorder.record_event())
+    assert recorder.totals() == {"encode": pytest.approx(3 * EVERY), "wait": pytest.approx(3 * EVERY)}
 
 
 def test_on_a_gpu_totals_may_be_compared_after_any_steps():
@@ -250,8 +282,9 @@ def test_passes_that_only_accumulate_belong_to_the_step():
         trace.forward_ends(at(start + 1))
     trace.gradient_ready("scale", 0, at(6.0))
     trace.forward_begins(at(7.0), PLAN)
-    compute = [(s.lane, s.start_s, s.end_s) for s in trace.timelines()[0].spans if s.lane != "optimizer"]
-    assert compute == [("forward", 0, 1), ("backward", 1, 3), ("forward", 3, 4), ("backward", 4, 6)]
+    lanes = [(s.lane, s.start_s, s.end_s) for s in trace.timelines()[0].spans]
+    passes = [("forward", 0, 1), ("backward", 1, 3), ("forward", 3, 4), ("backward", 4, 6)]
+    assert lanes == [*passes, ("optimizer", 7, 7)], "nothing was waited for"
 
 
 def test_what_was_under_way_when_a_trace_began_is_left_out():

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,6 +56,25 @@ def meeting_place(world: int) -> tuple[dist.TCPStore, list[dict[str, str]]]:
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     return store, [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+
+
+SERVES = """
+import sys, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def served_store() -> Iterator[tuple[Forked, int]]:
+    """A process that serves a store, as long as the context lasts, and its port."""
+    with Forked(["-c", SERVES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout
+            yield server, int(server.stdout.readline())
+        finally:
+            server.kill()
 
 
 def _succeeded(ranks: list[Ended]) -> str:

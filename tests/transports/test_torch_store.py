@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from gradwire.transports import torch_store
 from gradwire.transports.torch_store import TorchStore
+from tests.support.ranks import ended_ranks, served_store
 from tests.support.waiting import wait_until
 
 
@@ -67,6 +68,39 @@ def test_a_store_that_was_late_is_asked_again_and_no_other_one_is_called_silent(
     with pytest.raises(RuntimeError, match="does not answer"):
         TorchStore("a", other).get("word", 0)
     other.goes_on.set()
+
+
+ASKS = """
+import ctypes, os, signal, sys, time, torch.distributed as dist
+from functools import partial
+from gradwire.transports import torch_store
+
+port, server = map(int, sys.argv[1:])
+store = dist.TCPStore("127.0.0.1", port, is_master=False)
+os.kill(server, signal.SIGSTOP)
+torch_store.SHORT_S = 0.1
+try:
+    torch_store.TorchStore("a", store).get("word", 0)
+except RuntimeError as error:
+    print(error)
+
+
+class Last:
+    def __del__(self, goes_on=partial(os.kill, server, signal.SIGCONT), sleep=time.sleep):
+        goes_on()
+        sleep(0.5)
+
+
+sys.last = Last()  # collected when Python has ended most of itself
+ctypes.pythonapi.Py_Exit(0)  # as every process ends, but those that tests fork
+"""
+
+
+def test_a_process_ends_well_whose_question_is_answered_when_python_ends():
+    """A thread that comes back from torch then aborts the process, after the rank's own error."""
+    with served_store() as (server, port):
+        (ended,) = ended_ranks(["-c", ASKS, str(port), str(server.pid)], 1)
+    assert (ended.code, ended.out) == (0, f"the store at 127.0.0.1:{port} does not answer\n"), ended.err
 
 
 def test_what_does_not_come_or_was_deleted_is_none_in_a_file_as_well(tmp_path: Path):

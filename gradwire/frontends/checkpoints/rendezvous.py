@@ -68,8 +68,8 @@ class Rendezvous:
         gradients, in whatever step they were, are given up; make DDP or DistributedOptimizer and the handle anew. By
         default `handle` is the one that was resumed.
 
-        Raises TimeoutError where too few come, RuntimeError where all that had the model are lost, and ValueError where
-        the handle was detached.
+        Raises TimeoutError where too few come, RuntimeError where all that had the model are lost or the store does not
+        answer, and ValueError where the handle was detached.
         """
         # leave the old group: the resumed handle's state is kept; the others' collectives end, and they come here, too
         for running in dict.fromkeys(filter(None, (handle, self._resumed))):

@@ -85,7 +85,7 @@ class Monitor:
     def _lost(self) -> str | None:
         try:
             return self._mesh.lost(self._executor.waits.seconds() > WAITS_S)
-        except RuntimeError as error:  # the store's host is gone
+        except Exception as error:  # the store's host is gone, or whatever a user's transport raises
             return f"a rank was lost ({error})"
 
 

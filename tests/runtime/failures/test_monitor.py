@@ -11,6 +11,7 @@ from socket import gethostname
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ class Silent(gw.Transport):
         self.rank, self.world, self.store = inner.rank, inner.world, inner.store
         self._inner, self._dead, self._aborted = inner, dead, threading.Event()
         self._heart = Heartbeat(inner.store, self.rank, self.world)
-        self.said = ""
+        self.said, self.begins_to_abort = "", lambda: None
 
     def start(self, op: Collective) -> Pending:
         if self._aborted.is_set():
@@ -66,6 +67,7 @@ class Silent(gw.Transport):
 
     def abort(self, reason: str) -> None:
         self.said = reason
+        self.begins_to_abort()
         self._aborted.set()
 
     def lost(self, waits: bool) -> str | None:
@@ -91,17 +93,30 @@ def test_a_lost_rank_is_an_error_where_waits_say_nothing(monkeypatch: pytest.Mon
         running.step(draw(SLOTS, 2, 0))
         kept = running.states()[0]
         dead.set()
-        survivor = running.runtimes[0]
+        survivor, noted = running.runtimes[0], list[bool]()
+        worker = survivor._executor
+        running.transports[0].begins_to_abort = lambda: noted.append(bool(worker.nan_if_aborted().isnan()))
         survivor.open_step()
         hand_over(survivor, draw(SLOTS, 2, 1)[0])
         (error,) = together(1, lambda rank: survivor.finish())
         assert isinstance(error, ReductionError)
         assert str(error) == f"reducing ended: rank 1 (host {gethostname()}) was lost"
         assert running.transports[0].said == "reducing ended: a rank was lost (1)", "the others are told"
+        assert noted[0], "behind an aborted collective a stream goes on, with half of a mean"
         with pytest.raises(ReductionError, match="rank 1"):
             survivor.open_step()
         after = survivor.state_dict()
         assert all(torch.equal(after[name], kept[name]) for name in kept), "the last whole step's"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no answer"), ConnectionResetError("reset by peer")], ids=str)
+def test_a_transport_that_cannot_be_asked_is_one_that_has_lost_a_rank(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+):
+    """A user's own may raise anything; a monitor that ends by it would leave the ranks to wait for ever."""
+    with silent_job(monkeypatch) as (running, _):
+        monkeypatch.setattr(running.transports[0], "lost", Mock(side_effect=error))
+        assert wait_until(lambda: running.transports[0].said == f"reducing ended: a rank was lost ({error})")
 
 
 def test_a_call_that_was_under_way_raises_what_has_ended_the_job():
