@@ -753,6 +753,30 @@ def a_replica_may_skip_inner_steps_and_rounds_stay_where_they_are() -> None:
 
 
 @scenario(2)
+def a_step_that_a_gradscaler_leaves_out_on_one_rank_counts_for_its_round() -> None:
+    def trained(scaler: torch.amp.GradScaler | None) -> Tensor:
+        model = network()
+        optimizer = gw.LocalSteps(inner(model), model, inner_steps=4)
+        for step in range(8):
+            overflows = dist.get_rank() == 1 and step == 5
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(batch(step)[0]), batch(step)[1])
+            if scaler is None:
+                loss.backward()
+                optimizer.skip() if overflows else optimizer.step()
+                continue
+            scaler.scale(loss * (torch.inf if overflows else 1.0)).backward()
+            if step % 2:  # as where gradients are clipped
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        assert same_on_all_ranks(flat(model))
+        return flat(model)
+
+    assert torch.equal(trained(torch.amp.GradScaler("cpu", init_scale=1024.0)), trained(None))
+
+
+@scenario(2)
 def what_travels_while_a_round_is_given_up_is_not_undone() -> None:
     """Fragment 0 is sent after step 20, and the round given up after 21, for fragment 1, and 23, for fragment 2."""
     model = network()

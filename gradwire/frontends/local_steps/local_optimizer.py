@@ -28,7 +28,7 @@ from gradwire.frontends.options.given_rules import facts_of, warn_of
 from gradwire.frontends.options.keywords import PlanOptions
 from gradwire.frontends.options.parameters import device_of
 from gradwire.frontends.options.weighted import check_weighted, weight_function, weighted
-from gradwire.frontends.owners import check_free, claim
+from gradwire.frontends.owners import check_free, claim, held_by
 from gradwire.frontends.shards.sharded_models import reshard
 from gradwire.frontends.trained import add_to, check_held
 from gradwire.frontends.updates import warn_of_momentum
@@ -95,6 +95,7 @@ class LocalSteps(Wrapper):
     """
 
     argument = "inner_optimizer"
+    _step_supports_amp_scaling = True  # GradScaler calls `step` also where gradients are not finite, as of one replica
 
     @called_as("gw.LocalSteps(optimizer, model, gw.Quantized(4), inner_steps=30)")
     def __init__(
@@ -166,8 +167,8 @@ class LocalSteps(Wrapper):
         ))  # fmt: skip
 
     def _rounds_of(self, runtime: Runtime, inner: Optimizer, outer: OuterOptimizer, schedule: Schedule) -> Rounds:
-        """Rounds over the fragments of the runtime's plan, with the first replica's values and one outer optimizer on
-        all ranks. Closes the runtime where that fails."""
+        """Rounds over the fragments of the runtime's plan, with the first replica's values, one outer optimizer on all
+        ranks. Closes the runtime where that fails."""
         with ExitStack() as on_error:
             on_error.callback(runtime.close)
             share_values(self._model, runtime.mesh, device_of(self._replica.trained.parameters()))
@@ -189,7 +190,7 @@ class LocalSteps(Wrapper):
         # the inner step, of a model that may have thawed parameters since the last one
         self._join()
         self._begin()
-        loss = self._wrapped.step(closure)
+        loss = self._wrapped.step(closure) if self._unscaled() else None
         # a round may end here: receive what is due, send what is next
         self._rounds.inner_step_done()
         return loss
@@ -201,6 +202,15 @@ class LocalSteps(Wrapper):
         self._join()
         self._begin()
         self._rounds.inner_step_done()
+
+    def _unscaled(self) -> bool:
+        """Takes the factor of the GradScaler that calls `step` out of gradients; returns whether they are finite."""
+        # torch sets both for this call: no factor where `unscale_` has taken it out, 1 where gradients are not finite
+        scale, found_inf = (vars(self).get(name) for name in ("grad_scale", "found_inf"))
+        for parameter in held_by(self._wrapped) if scale is not None else ():
+            if parameter.grad is not None:
+                parameter.grad.div_(scale.item())
+        return found_inf is None or not found_inf.item()
 
     def _check_attached(self) -> None:
         if self._rounds.detached:
