@@ -12,6 +12,7 @@ from gradwire.report.text_table import TextTable, figure, times
 from gradwire.report.training_cost import TrainingCost
 from gradwire.schedule import Timeline, plan_efficiency, timeline
 from gradwire.schedule.candidate_names import candidate_names
+from gradwire.schedule.progress import NOISE
 from gradwire.tuner.trials import Tried
 
 _TIMELINES_NOTE = """Predicted from the profile before any step with this plan; measured is the median of the steps
@@ -87,11 +88,20 @@ def verdict(planned: Planned) -> str:
     """The step with this plan, beside a dense one."""
     took = f"A step takes {figure(1e3 * _step_s(planned))} ms"
     if planned.plan.native:
-        return f"Leave DDP alone: nothing is clearly faster here. {took} with DDP by itself."
+        return f"Leave DDP alone: nothing is clearly faster here. {took} with DDP by itself.{_seems(planned)}"
     efficiency = _efficiency(planned)
     progress = times(efficiency * planned.gain)
     way = planned.plan.describe()
     return f"{took} with {way}, with an efficiency of {efficiency:.3f}: {progress} the progress of dense steps."
+
+
+def _seems(planned: Planned) -> str:
+    """A sentence about a plan that did better than the chosen one, beyond what noise explains; "" without one."""
+    name, tried = max(_others(planned).items(), key=lambda other: other[1].progress, default=("", Tried(0.0, 0.0)))
+    if tried.progress <= NOISE:
+        return ""
+    seems = f"{name} seems to make {times(tried.progress)} the progress"
+    return f" {seems}, but its steps varied too much to tell: plan again on a quieter machine."
 
 
 def _efficiency(planned: Planned) -> float:
