@@ -13,7 +13,7 @@ from gradwire.checkpoint import StateDict
 from gradwire.frontends.checkpoints.distributed_checkpoint import DistributedState, job_of, saved_in
 from gradwire.frontends.front_end import FrontEnd
 from gradwire.frontends.null_job import ENDED, NOTHING, EndedRuntime, NullRuntime
-from gradwire.frontends.summary import table
+from gradwire.frontends.summary import folded, table
 from gradwire.options import check_type
 from gradwire.plans import Plan
 from gradwire.runtime.replicas import differences, from_first, mend
@@ -124,7 +124,7 @@ class Handle:
     def summary(self) -> str:
         """A table of the plan's groups, and what a step sent and where its time went; of an automatic plan also what
         dense took, what was tried, and why this one was chosen; at any moment."""
-        return "\n".join(filter(None, (str(self), self._table())))
+        return "\n".join(filter(None, (folded(repr(self)), self._table())))
 
     def _table(self) -> str:
         own = self._runtime
