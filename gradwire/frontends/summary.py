@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
-from textwrap import fill
 
 from gradwire.plans import Group, Plan
 from gradwire.runtime.state.row_memory import PLAIN_ROWS, RowScheme
@@ -10,15 +9,8 @@ from gradwire.runtime.stats import Stats
 from gradwire.schedule.candidate_names import in_short
 
 HEADINGS = ("tensors", "elements", "compressor", "memory", "communicator", "rule")
-WIDTH = 100
-"""Columns of text."""
 MOST_ROWS = 40
 """Of more groups, those with the same compressor, memory, communicator and rule share a row."""
-
-
-def folded(line: str) -> str:
-    """The line, over several where it is wider than WIDTH; names stay whole."""
-    return fill(line, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def table(
