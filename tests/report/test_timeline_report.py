@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import gradwire as gw
+from gradwire.cli.console import show_and_write
 from gradwire.lab.jobs.plan_job import Planned
 from gradwire.report import explain, plan_report, timeline_picture
 from gradwire.report.timeline_page import render
@@ -299,6 +300,30 @@ def test_the_report_has_every_plan_that_was_tried_though_they_read_alike():
     assert re.findall(r"took (\d+)\.?\d* ms", words) == ["10", "20", "30", "40"]
 
 
+def left_alone(rival: Tried) -> Planned:
+    """As a job has it where DDP by itself was chosen."""
+    dense = gw.Group((), gw.FP32(), gw.NoMemory(), gw.AllReduce())
+    slots = tuple(SlotTime(name, (64, 64), 0.01 * number) for number, name in enumerate(NAMES))
+    candidates = (Candidate(dense, Affine(), Affine(), 1.0),)
+    profile = Profile(slots, 0.01, 0.0, candidates, over_link(candidates, 2, 1e-4, 1e9), ranks=2)
+    by_a_hook = gw.Plan((replace(dense, slots=NAMES),))
+    tried = {gw.NATIVE: Tried(0.0123, 1.0), by_a_hook: rival}
+    line = Planned(gw.NATIVE, by_a_hook, profile, tried, 1.0, MEASURED, ["DDP by itself"]).to_line()
+    return Planned.from_line(json.loads(json.dumps(line)))
+
+
+def test_what_was_measured_is_kept_where_a_table_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Minutes of measuring were lost with it."""
+    planned = left_alone(Tried(0.0121, 1.02))
+    monkeypatch.setattr(explain, "explain", lambda *parts: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        show_and_write(
+            plan_report.in_terminal(planned, 1, None, ""), lambda: plan_report.write(tmp_path, "A plan", planned)
+        )
+    assert gw.Plan.load(tmp_path / "plan.json") == gw.NATIVE
+    assert Profile.load(tmp_path / "profile.json") == planned.profile
+
+
 @pytest.mark.parametrize(
     ("rival", "compared"),
     [
@@ -311,14 +336,7 @@ def test_where_nothing_clearly_beats_ddp_by_itself_the_report_says_to_leave_it_a
     rival: Tried, compared: str, tmp_path: Path
 ):
     """The step that is shown is not called the plan's. A plan that seems faster is no contradiction: it is named."""
-    dense = gw.Group((), gw.FP32(), gw.NoMemory(), gw.AllReduce())
-    slots = tuple(SlotTime(name, (64, 64), 0.01 * number) for number, name in enumerate(NAMES))
-    candidates = (Candidate(dense, Affine(), Affine(), 1.0),)
-    profile = Profile(slots, 0.01, 0.0, candidates, over_link(candidates, 2, 1e-4, 1e9), ranks=2)
-    by_a_hook = gw.Plan((replace(dense, slots=NAMES),))
-    tried = {gw.NATIVE: Tried(0.0123, 1.0), by_a_hook: rival}
-    line = Planned(gw.NATIVE, by_a_hook, profile, tried, 1.0, MEASURED, ["DDP by itself"]).to_line()
-    planned = Planned.from_line(json.loads(json.dumps(line)))
+    planned = left_alone(rival)
     paths = {path.name: path for path in plan_report.write(tmp_path, "A plan", planned)}
     assert gw.Plan.load(paths["plan.json"]) == gw.NATIVE
     said = "Leave DDP alone: nothing is clearly faster here. A step takes 12.3 ms with DDP by itself."
