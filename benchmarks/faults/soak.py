@@ -32,8 +32,10 @@ def main() -> None:
     with soaking(given.hosts, link_of(given.link), given.seed, folder) as job:
         job.run(given.minutes, [*KINDS], lambda followed: print(followed.kind, followed.seconds, flush=True))
         came = job.came
-        report.write(folder, came)
         print(report.verdict(came), *came.broken, sep="\n")
+        if not came.faults:
+            raise SystemExit(1)
+        report.write(folder, came)
     kinds = {kind: [each.seconds for each in came.faults if each.kind == kind] for kind in KINDS}
     save(
         f"soak_{given.seed}.json", place=came.place, seconds=came.seconds, steps=came.steps, patience_s=PATIENCE_S,

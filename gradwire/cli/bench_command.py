@@ -111,8 +111,7 @@ def _show_played(
     real = ("hosts", "ranks")
     facts = {name: str(fact) for name, fact in circumstances(running).items() if name not in real and fact is not None}
     facts |= {"place": str(setup.play), "parameters": str(setup.parameters())}
-    tables = played_report.steps(times.timings, setup.play.cluster, cost), played_report.winners(times)
-    shown = f"{title}; ms per step", *tables, played_report.verdict(times)
+    shown = played_report.in_terminal(title, times, cost)
     show_and_write(shown, lambda: played_report.write(folder, title, times, samples, facts, cost))
 
 

@@ -9,6 +9,7 @@ import typer
 
 import gradwire
 from gradwire.cli import arguments as a
+from gradwire.cli.loading import LoadsTorch
 from gradwire.cli.option_groups import Compared, Pictures, Play, PricedTraining, ProfiledJob, RecipeChanges, with_groups
 from gradwire.lab.names import TIMED_STEPS, TURNS
 
@@ -241,6 +242,7 @@ def demo() -> None:
     train_command.demo()
 
 
-# whole in the list of commands, where they would else be cut
 for _command in app.registered_commands:
+    _command.cls = LoadsTorch
+    # whole in the list of commands, where they would else be cut
     _command.short_help = " ".join((getdoc(_command.callback) or "").split())

@@ -61,8 +61,8 @@ def show(*shown: TextTable | str | None) -> None:
 
 
 def show_and_write(shown: Iterable[TextTable | str | None], write: Callable[[], Iterable[Path]]) -> None:
-    """Shows a report, and then the paths of its files. They are written even where the output is closed, as by
-    `head`."""
+    """Shows a report, and then the paths of its files. They are written even where the output is closed, as by `head`,
+    and where a generator of what is `shown` fails."""
     try:
         show(*shown)
     finally:

@@ -64,7 +64,7 @@ def find_plan(
                 where = f"{played} on {this_machines(device)}" if played else cluster
                 title, doubts = f"A plan for {spec.task}: {where}", doubt(device, play.gpus_per_host)
                 show_and_write(
-                    [plan_report.why(planned, gpus, cost), doubts],
+                    plan_report.in_terminal(planned, gpus, cost, doubts),
                     lambda: plan_report.write(home, title, planned, gpus, cost, doubts),
                 )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from gradwire.cli.console import mistakes, show_and_write
+from gradwire.cli.console import mistakes, show, show_and_write
 from gradwire.cli.run_setup import run_folder, writing_to
 from gradwire.lab.network.link import LOOPBACK, link_of
 from gradwire.lab.soak.faults import read_kinds
@@ -16,8 +16,8 @@ from gradwire.report import soak_report as report
 
 
 def soak(minutes: float, faults: str, hosts: int, link: str | None, seed: int, out: Path) -> None:
-    """Runs a job under faults; writes and prints the recoveries. Ends with exit code 1 where a law
-    did not hold."""
+    """Runs a job under faults; writes and prints the recoveries. Ends with exit code 1 where a law did not hold, or
+    nothing was tested."""
     with mistakes():
         if is_launched():
             raise ValueError("a soak starts ranks of its own: start it by itself, not as one of several ranks")
@@ -36,7 +36,9 @@ def soak(minutes: float, faults: str, hosts: int, link: str | None, seed: int, o
             if job.came.faults or job.came.broken:
                 shown = report.table(job.came), report.by_front_end(job.came), report.verdict(job.came)
                 show_and_write(shown, lambda: report.write(folder, job.came))
-    if job.came.broken:
+    if not (job.came.faults or job.came.broken):
+        show(report.verdict(job.came))
+    if job.came.broken or not job.came.faults:
         raise typer.Exit(1)
 
 

@@ -124,7 +124,8 @@ class Handle:
     def summary(self) -> str:
         """A table of the plan's groups, and what a step sent and where its time went; of an automatic plan also what
         dense took, what was tried, and why this one was chosen; at any moment."""
-        return "\n".join(filter(None, (str(self), self._table())))
+        groups = self._table()
+        return f"{self._in_short()}\n{groups}" if groups else repr(self)
 
     def _table(self) -> str:
         own = self._runtime
@@ -134,9 +135,12 @@ class Handle:
         return table(own.plan, numel, self.stats(), own.sparse, own.rows)
 
     def __repr__(self) -> str:
-        stats, plan = self.stats(), self.plan
+        return self._in_short(f"; {self.plan.describe() if self.plan else 'no plan'}")
+
+    def _in_short(self, plan: str = "") -> str:
+        stats = self.stats()
         sent = f", {stats.ratio:.1f} times fewer bytes" if isfinite(stats.ratio) else ""
-        return f"<Handle {self.status()}; {plan.describe() if plan else 'no plan'}; {stats.steps} steps{sent}>"
+        return f"<Handle {self.status()}{plan}; {stats.steps} steps{sent}>"
 
     def trace(self, steps: int = 1) -> Trace:
         """Records the next `steps` whole steps that Gradwire exchanges, asked for at any moment; `timelines()` of what

@@ -118,7 +118,7 @@ def _others(others: Mapping[str, Tried], objective: Objective) -> list[list[str]
     """The next best plan, and the rest of them, best first, each as it was beside the chosen one in the same trials."""
     ordered = sorted(others.items(), key=lambda other: -other[1].progress)
     words = [
-        f"{name} took {_ms(tried.step_s)} ms a step, for {_difference(tried.progress, objective)} per second"
+        f"{name} took {_ms(tried.step_s)} ms a step, for {_difference(tried.progress, objective)}"
         for name, tried in ordered
     ]
     rows = [["next best plan", f"{words[0]}."]] if words else []
@@ -129,8 +129,10 @@ def _difference(progress: float, objective: Objective) -> str:
     percent = 100 * (progress - 1)
     what, less = ("steps", "fewer") if objective == "step" else ("progress", "less")
     if abs(percent) < 0.05:
-        return f"the same {what}"
-    return f"{abs(percent):.1f} % {'more' if percent > 0 else less} {what}"
+        return f"the same {what} per second"
+    # what is clearly better would have been chosen
+    doubt = ", but not clearly" if percent > 0 else ""
+    return f"{abs(percent):.1f} % {'more' if percent > 0 else less} {what} per second{doubt}"
 
 
 def _group(index: int, group: Group, spans: Sequence[Span]) -> list[str]:

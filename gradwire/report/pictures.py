@@ -11,6 +11,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Annotation
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from gradwire.lab.results import TRAINING_LOSS, Record, Run, Spread, shown
@@ -141,6 +142,19 @@ def draw_spreads(
     style = {"ecolor": whiskers, "capsize": 3}
     bars = panel.barh(labels, medians, color=colours, height=0.6, xerr=lengths, error_kw=style)
     panel.bar_label(bars, [figure(median) for median in medians], padding=6)
+
+
+def make_room_behind_bars(picture: Figure) -> None:
+    """Has each panel of horizontal bars end where the longest text behind one does."""
+    for text in (text for panel in picture.axes for text in panel.texts):
+        text.set_in_layout(False)
+    picture.draw_without_rendering()
+    for panel in picture.axes:
+        # a text keeps its width, however long the axis is; three quarters of a panel at most
+        notes = [text for text in panel.texts if isinstance(text, Annotation)]
+        widths = [note.get_window_extent().x1 - panel.transData.transform((note.xy[0], 0))[0] for note in notes]
+        parts = [min(0.75, width / panel.bbox.width) for width in widths]
+        panel.set_xlim(0, max(note.xy[0] / (1 - part) for note, part in zip(notes, parts, strict=True)))
 
 
 def named_lines(panel: Axes) -> list[Line2D]:

@@ -1,7 +1,7 @@
 """The report of a plan, in one folder: it and its profile, predicted and measured steps, and why."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from gradwire.report.text_table import TextTable, figure, times
 from gradwire.report.training_cost import TrainingCost
 from gradwire.schedule import Timeline, plan_efficiency, timeline
 from gradwire.schedule.candidate_names import candidate_names
+from gradwire.schedule.progress import NOISE
 from gradwire.tuner.trials import Tried
 
 _TIMELINES_NOTE = """Predicted from the profile before any step with this plan; measured is the median of the steps
@@ -26,12 +27,24 @@ gradients. Those that would harm training, or lose more than was allowed, are le
 former stay."""
 
 
+def in_terminal(planned: Planned, gpus: int, cost: TrainingCost | None, doubt: str) -> Iterator[TextTable | str]:
+    """What a terminal shows."""
+    yield why(planned, gpus, cost)
+    yield doubt
+
+
 def write(
     folder: Path, title: str, planned: Planned, gpus: int = 1, cost: TrainingCost | None = None, doubt: str = ""
 ) -> list[Path]:
     """Writes timeline.html, with a `doubt` of its figures behind the verdict, timeline.png, trace.json, plan.json and
     profile.json; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
+    # what was measured comes first
+    paths = {
+        name: folder / name for name in ("timeline.html", "timeline.png", "trace.json", "plan.json", "profile.json")
+    }
+    planned.plan.save(paths["plan.json"])
+    planned.profile.save(paths["profile.json"])
     # predicted before, and measured after
     timelines = both(planned)
     whose = f" {_BY_A_HOOK_NOTE}" if planned.plan.native else ""
@@ -42,16 +55,11 @@ def write(
         (explain.lanes(timelines), f"{explain.LANES_NOTE} {_TIMELINES_NOTE}{whose}"),
     ]
     # all that the page has, also as files to load
-    paths = {
-        name: folder / name for name in ("timeline.html", "timeline.png", "trace.json", "plan.json", "profile.json")
-    }
     write_text(
         paths["timeline.html"], timeline_page.render(title, timelines, tables, f"{verdict(planned)} {doubt}".strip())
     )
     write_picture(timeline_picture.picture(title, timelines), paths["timeline.png"])
     write_text(paths["trace.json"], timeline_trace.trace_events(timelines))
-    planned.plan.save(paths["plan.json"])
-    planned.profile.save(paths["profile.json"])
     return list(paths.values())
 
 
@@ -87,11 +95,20 @@ def verdict(planned: Planned) -> str:
     """The step with this plan, beside a dense one."""
     took = f"A step takes {figure(1e3 * _step_s(planned))} ms"
     if planned.plan.native:
-        return f"Leave DDP alone: nothing is clearly faster here. {took} with DDP by itself."
+        return f"Leave DDP alone: nothing is clearly faster here. {took} with DDP by itself.{_seems(planned)}"
     efficiency = _efficiency(planned)
     progress = times(efficiency * planned.gain)
     way = planned.plan.describe()
     return f"{took} with {way}, with an efficiency of {efficiency:.3f}: {progress} the progress of dense steps."
+
+
+def _seems(planned: Planned) -> str:
+    """A sentence about a plan that did better than the chosen one, beyond what noise explains; "" without one."""
+    name, tried = max(_others(planned).items(), key=lambda other: other[1].progress, default=("", Tried(0.0, 0.0)))
+    if tried.progress <= NOISE:
+        return ""
+    seems = f"{name} seems to make {times(tried.progress)} the progress"
+    return f" {seems}, but its steps varied too much to tell: plan again on a quieter machine."
 
 
 def _efficiency(planned: Planned) -> float:

@@ -210,6 +210,14 @@ def steps(timings: Sequence[Timing], cluster: Cluster, cost: TrainingCost | None
     return text_table.timings(timings, "host" if shared else "rank", costs)
 
 
+def in_terminal(title: str, times: PlayedTimes, cost: TrainingCost | None) -> Iterator[TextTable | str | None]:
+    """What a terminal shows."""
+    yield f"{title}; ms per step"
+    yield steps(times.timings, times.cluster, cost)
+    yield winners(times)
+    yield verdict(times)
+
+
 def write(
     folder: Path,
     title: str,
@@ -220,14 +228,7 @@ def write(
 ) -> list[Path]:
     """Writes played.png if more than `nocomm` was timed, report.html, played.json, and timeline.html where Gradwire
     reduces; returns their paths."""
-    paths, shown = _pictured(folder, title, times)
-    paths += [folder / "report.html", folder / "played.json"]
-    fastest = winners(times)
-    tables = [(steps(times.timings, times.cluster, cost), _PLAYED_NOTE), *([(fastest, _NOTE)] if fastest else [])]
-    timelines = {each.configuration: each.timeline for each in samples if each.timeline}
-    beside = {_TIMELINE: "One step of each configuration that Gradwire reduces, as a timeline"} if timelines else {}
-    write_text(folder / "report.html", page.render(title, verdict(times), shown, tables, facts, beside))
-    # the same as data: what was measured, and steps on all links and ranks
+    # as data: what was measured, and steps on all links and ranks
     step_s = {
         name: {ranks: {str(link): times.step_s(name, ranks, link) for link in LINKS} for ranks in times.ranks}
         for name in times.curves
@@ -237,6 +238,14 @@ def write(
         "samples": [replace(each, timeline=None).to_line() for each in samples],
     }
     write_json(folder / "played.json", {"title": title} | dict(facts) | figures | {"step_s": step_s})
+    # the same as pictures and tables
+    paths, shown = _pictured(folder, title, times)
+    paths += [folder / "report.html", folder / "played.json"]
+    fastest = winners(times)
+    tables = [(steps(times.timings, times.cluster, cost), _PLAYED_NOTE), *([(fastest, _NOTE)] if fastest else [])]
+    timelines = {each.configuration: each.timeline for each in samples if each.timeline}
+    beside = {_TIMELINE: "One step of each configuration that Gradwire reduces, as a timeline"} if timelines else {}
+    write_text(folder / "report.html", page.render(title, verdict(times), shown, tables, facts, beside))
     if timelines:
         paths.append(folder / _TIMELINE)
         write_text(paths[-1], timeline_page.render(title, timelines))

@@ -12,7 +12,7 @@ from matplotlib.ticker import NullLocator, PercentFormatter, ScalarFormatter
 
 from gradwire.lab.network.link import Link
 from gradwire.report import page
-from gradwire.report.pictures import COLOURS, STYLE, head, label, legend, look, sheet
+from gradwire.report.pictures import COLOURS, STYLE, head, label, legend, look, make_room_behind_bars, sheet
 from gradwire.report.report_files import write_json, write_picture, write_text
 from gradwire.report.text_table import TextTable, figure, times
 from gradwire.report.training_cost import TrainingCost
@@ -190,13 +190,14 @@ def _bars(outcomes: Sequence[Outcome], title: str, links: Sequence[float], narro
             names = [label(outcome.way, narrow) for outcome in own]
             colours = [COLOURS[0 if outcome.way == BEST else 1] for outcome in own]
             bars = axis.barh(names, [outcome.scaling_efficiency for outcome in own], color=colours, height=0.6)
-            axis.bar_label(bars, [f"{figure(1e3 * each.step_s)} ms{_efficiency(each)}" for each in own], padding=6)
+            texts = [f"{figure(1e3 * each.step_s)} ms{_efficiency(each)}" for each in own]
+            axis.bar_label(bars, [text.replace(", ", ",\n") if narrow else text for text in texts], padding=6)
             axis.set_title(f"{Link.carrying(link)}, {own[0].cluster.ranks} ranks", fontsize=10)
             axis.set_xlabel("scaling efficiency")
-            axis.set_xlim(0, 1.9 if narrow else 1.4)
             axis.set_xticks([0, 0.5, 1])
             axis.xaxis.set_major_formatter(PercentFormatter(1))
         axes[0].invert_yaxis()
+        make_room_behind_bars(drawn)
     return drawn
 
 

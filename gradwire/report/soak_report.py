@@ -29,6 +29,8 @@ _SHOWN = "Seconds until all ranks went on against when the fault came, a colour 
 
 def verdict(came: Soaked) -> str:
     """The outcome in a sentence."""
+    if not came.faults and not came.broken:
+        return f"No fault struck in {came.seconds / 60:.1f} minutes: nothing was tested. Give more --minutes."
     held = "every law held" if not came.broken else f"{len(came.broken)} times a law did not hold"
     return f"{counted(len(came.faults), 'fault')} in {came.seconds / 60:.1f} minutes and {came.steps} steps: {held}."
 

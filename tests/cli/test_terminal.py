@@ -102,6 +102,21 @@ def test_progress_on_a_narrow_terminal_cuts_names_and_no_figures(
     assert all(figure in shown for figure in ("1500/3000", "0:00:00 left -:--:--", "2.190"))
 
 
+def test_a_terminal_is_told_that_torch_is_being_loaded() -> None:
+    """For seconds nothing was there. It is wiped away, and a file has none of it."""
+    terminal, errors = os.openpty()
+    command = [sys.executable, "-m", "gradwire", "list", "residual"]
+    out = subprocess.run(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=errors, text=True, check=True).stdout
+    os.close(errors)
+    said = os.read(terminal, 1000).decode()
+    os.close(terminal)
+    assert said.startswith("loading torch")
+    assert said.endswith("\r")
+    assert said.rpartition("\r")[0].rpartition("\r")[2].isspace()
+    assert "loading" not in out
+    assert "loading" not in python("-m", "gradwire", "list", "residual").stderr
+
+
 def test_help_is_whole_in_the_list_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     out = capsys.readouterr().out

@@ -61,6 +61,21 @@ def test_a_summary_of_many_groups_is_neither_wide_nor_long(count: int, rows: int
     assert cells[:3] == (["0", "1", "10,000,000"] if count == rows else ["100", "100", "1,000,000,000"])
 
 
+def test_the_first_line_of_a_summary_leaves_the_plan_to_the_table():
+    """It was as wide as the plan has ways to send."""
+    ways = [
+        (gw.TopK(0.05, value_bits=4), gw.AllGather()),
+        (gw.Quantized(4), gw.AllGather()),
+        (gw.FP32(), gw.AllReduce()),
+    ]
+    groups = (gw.Group((slot.name,), way[0], gw.NoMemory(), way[1]) for slot, way in zip(SLOTS, ways, strict=True))
+    with job(gw.Plan(tuple(groups)), SLOTS, 2) as running:
+        handle = Handle(running.runtimes[0], None)  # pyright: ignore
+        first, *lines = handle.summary().splitlines()
+    assert first == "<Handle rank 0 of 2; 0 steps>"
+    assert max(map(len, lines)) <= 100
+
+
 def test_the_memory_held_has_what_kernels_keep_on_the_worker():
     def work(floats: int, keys: int) -> None:
         scratch_on(CPU).tensor("work", (floats,))

@@ -13,6 +13,7 @@ from gradwire.lab.doctor import collectives, environment, joining, kernels, rank
 from gradwire.lab.doctor.facts import Facts, facts_here, hosts_of, names_of
 from gradwire.lab.doctor.findings import Finding, merged
 from gradwire.lab.doctor.site import Site
+from gradwire.lab.launch import rank_job
 from gradwire.report import doctor_report
 from tests.support.kernel_cases import needs_library
 from tests.support.ranks import ended_ranks
@@ -50,18 +51,20 @@ def test_all_is_well_on_four_ranks_of_two_hosts() -> None:
     assert [(ended.code, ended.out) for ended in others] == [(0, "")] * 3
 
 
+@pytest.mark.parametrize("command", ["doctor", "bench dense"])
 @pytest.mark.parametrize(("host", "why"), [("127.0.0.1", "Connection refused"), ("no-host.invalid", "[Errno -")])
 def test_a_store_that_cannot_be_reached_is_named_with_the_reason(
-    host: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    host: str, why: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It took torch three times PATIENCE_S, and its reason was that time."""
-    monkeypatch.setattr(joining, "PATIENCE_S", 0.1)
+    """It took torch three times PATIENCE_S, or half an hour, and its reason was that time."""
+    for module in (joining, rank_job):
+        monkeypatch.setattr(module, "PATIENCE_S", 0.1)
     with create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": host, "MASTER_PORT": str(port)}
     for name, value in place.items():
         monkeypatch.setenv(name, value)
-    assert main(["doctor", "--device", "cpu"]) == 1
+    assert main([*command.split(), "--device", "cpu"]) == 1
     said = capsys.readouterr().err
     assert f"cannot reach the store at {host}:{port}: " in said
     assert why in said

@@ -17,8 +17,8 @@ import gradwire as gw
 from gradwire.importing import imported
 from gradwire.lab.launch.launch import import_path, launch
 from gradwire.lab.launch.rank_failed import RankFailed
-from gradwire.lab.launch.rank_job import unmet
 from gradwire.lab.launch.runner import _following
+from gradwire.lab.launch.store_address import unmet
 from gradwire.launched import is_launched
 from tests.support.waiting import wait_until
 from tests.support.warm import program

@@ -136,6 +136,14 @@ def test_an_episode_after_a_broken_law_has_no_more_faults(deadly: Soak, monkeypa
     assert struck == [0] * 4 + [1] * 12 + [2] * 4
 
 
+def test_a_run_in_which_no_fault_struck_is_no_success(tmp_path, capsys, monkeypatch):
+    """It ended with exit code 0, without a word."""
+    monkeypatch.setattr("gradwire.lab.soak.soak.HostProcess", DeadlyHost)
+    monkeypatch.setattr(DeadlyHost, "load", lambda host: None, raising=False)
+    assert main(["soak", "--minutes", "1e-9", "--hosts", "2", "--out", str(tmp_path)]) == 1
+    assert "No fault struck in 0.0 minutes: nothing was tested. Give more --minutes." in capsys.readouterr().out
+
+
 @pytest.mark.long
 def test_a_short_run_holds_all_laws(tmp_path, capsys):
     arguments = ["--minutes", "0.2", "--hosts", "3", "--faults", "corrupt,overflow,stop", "--seed", "2"]

@@ -11,6 +11,7 @@ from gradwire.lab.built_in_profiles import profile
 from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
 from gradwire.lab.experiments.suites import SuiteRow
 from gradwire.lab.names import NOCOMM
+from gradwire.lab.network.link import Link
 from gradwire.lab.results import Run, Spread
 from gradwire.report import (
     simulation_report,
@@ -276,6 +277,19 @@ def test_one_number_of_ranks_is_drawn_as_bars_and_the_best_compressor_is_named()
     drawn = simulation_report.picture([*many, *wider], "resnet50")
     drawn.draw_without_rendering()
     assert drawn.axes[0].get_position().height * drawn.get_figheight() > 2
+
+
+@pytest.mark.parametrize("narrow", [False, True], ids=["wide", "narrow"])
+@pytest.mark.parametrize("links", [["1gbit"], ["1gbit", "10gbit", "25gbit", "100gbit"]], ids=["one", "four"])
+def test_what_is_written_behind_bars_ends_in_their_panel(links: list[str], narrow: bool) -> None:
+    """Where a bar was long, its efficiency was cut off at the picture's edge, or ran into the next panel."""
+    clusters = [Cluster(8, Link.parse(link).bits_per_second / 8) for link in links]
+    outcomes = [each for cluster in clusters for each in simulate(profile("resnet50"), cluster)]
+    drawn = simulation_report.picture(outcomes, "resnet50", narrow)
+    drawn.draw_without_rendering()
+    written = [(text.get_window_extent(), panel.bbox) for panel in drawn.axes for text in panel.texts]
+    assert len(written) == len(outcomes)
+    assert all(text.x1 <= panel.x1 + 1 for text, panel in written)
 
 
 def test_the_verdict_stands_above_everything(written: dict[str, Path]) -> None:

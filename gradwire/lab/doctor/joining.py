@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from socket import create_connection
 from time import monotonic, sleep
 
 import torch
@@ -13,7 +12,8 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 
 from gradwire.lab.doctor.examination import LIMIT_S
 from gradwire.lab.doctor.site import Site
-from gradwire.lab.launch.rank_job import ended_at_once, unmet
+from gradwire.lab.launch.rank_job import ended_at_once
+from gradwire.lab.launch.store_address import serves_store, unmet, wait_for_store
 from gradwire.lab.names import check_device
 from gradwire.launched import gpu_of_rank, started
 from gradwire.transports.bounded_calls import run_bounded
@@ -21,9 +21,8 @@ from gradwire.transports.torch_store import TorchStore
 
 PATIENCE_S = LIMIT_S + 10
 """How long ranks wait for one that does not come: longer than for one whose check does not end."""
-RETRY_S, CLOSE_S, LEAVE_S = 0.5, 5.0, 2.0
-"""How long a rank waits before it looks for the store again; and at the end, for its groups to close, and rank 0 for
-the others to need the store no more."""
+CLOSE_S, LEAVE_S = 5.0, 2.0
+"""How long a rank waits, at the end, for its groups to close, and rank 0 for the others to need the store no more."""
 
 
 def kind_of(device: str | None) -> str:
@@ -63,31 +62,15 @@ def joined(device: torch.device) -> Iterator[Site]:
 def _store(rank: int, world: int) -> Store:
     """The store of rank 0, or of torchrun's agent. It does not wait for the others: meetings do, and name them."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    # torchrun's agent may serve the store already
-    leads = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    timeout = timedelta(seconds=PATIENCE_S)
+    serves, timeout = serves_store(rank), timedelta(seconds=PATIENCE_S)
     try:
         with ended_at_once():
-            if not leads:
-                _wait_for_port(host, port)
-            store = TCPStore(host, port, world, leads, timeout, wait_for_workers=False, multi_tenant=True)
+            if not serves:
+                wait_for_store(PATIENCE_S)
+            store = TCPStore(host, port, world, serves, timeout, wait_for_workers=False, multi_tenant=True)
     except (OSError, RuntimeError) as error:
         raise unmet(error) from error
     return PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-
-
-def _wait_for_port(host: str, port: int) -> None:
-    """Returns once the store takes connections: rank 0 may begin later, and its name be known later still. Raises
-    OSError where it does not within PATIENCE_S; torch alone would try for three times as long, and hide the reason."""
-    until = monotonic() + PATIENCE_S
-    while True:
-        try:
-            create_connection((host, port), timeout=max(0.1, until - monotonic())).close()
-            return
-        except OSError:
-            if monotonic() > until - RETRY_S:
-                raise
-        sleep(RETRY_S)
 
 
 def _leave_groups(site: Site) -> None:

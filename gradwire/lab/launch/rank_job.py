@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from signal import SIG_DFL, SIGHUP, SIGTERM, getsignal, signal
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
+from gradwire.lab.launch.store_address import serves_store, unmet, wait_for_store
 from gradwire.lab.network.traffic import interface_traffic
 from gradwire.lab.results import Totals, append
 from gradwire.lab.task_error import TaskError
@@ -25,6 +27,8 @@ from gradwire.launched import gpu_of_rank
 from gradwire.runtime.replicas import from_first
 from gradwire.transports import Mesh, ProcessGroup, Transport
 
+PATIENCE_S = 300.0
+"""How long a rank looks for the store, and waits there for the others, who may begin later."""
 Log = Callable[[dict[str, Any]], None]
 """Takes one JSON object that rank 0 has measured."""
 
@@ -103,7 +107,7 @@ def meet(device: str, interface: str | None = None) -> Iterator[Peers]:
     try:
         with ended_at_once():
             here = _join(torch.device(device), emulated=interface is not None)
-    except (dist.DistNetworkError, dist.DistStoreError) as error:
+    except (dist.DistNetworkError, dist.DistStoreError, OSError) as error:
         raise unmet(error) from error
     try:
         with ended_at_once():
@@ -116,26 +120,17 @@ def meet(device: str, interface: str | None = None) -> Iterator[Peers]:
         dist.destroy_process_group()
 
 
-def unmet(error: OSError | RuntimeError) -> OSError:
-    """The error, in one line, of a rank that has not met the others: it did not reach the store, or they did not."""
-    rank = f"rank {os.environ['RANK']} (host {gethostname()})"
-    store = f"the store at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    reason = next(iter(str(error).splitlines()), "").rstrip(".")
-    if isinstance(error, dist.DistStoreError):
-        return OSError(f"{rank} waited at {store} for ranks that did not come: {reason}; start all ranks")
-    return OSError(
-        f"{rank} cannot reach {store}: {reason}; give all ranks one MASTER_ADDR, and a MASTER_PORT that is free"
-    )
-
-
 def _join(device: torch.device, emulated: bool) -> torch.device:
     """Joins the default process group; returns this rank's device."""
+    if not serves_store(int(os.environ["RANK"])):
+        wait_for_store(PATIENCE_S)
+    # torch would wait for half an hour
+    store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=PATIENCE_S)))
     if device.type != "cuda":
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         return device
     here = _gpu_here(emulated)
     torch.cuda.set_device(here)
-    store, rank, world = next(rendezvous("env://"))
     name = f"{gethostname()} {torch.cuda.get_device_properties(here).uuid}"
     dist.init_process_group(backend_of(name, store, rank, world), store=store, rank=rank, world_size=world)
     return here
