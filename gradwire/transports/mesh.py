@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from math import prod
 from weakref import WeakValueDictionary
@@ -209,9 +209,10 @@ class Mesh:
         self.release()
 
     def close(self) -> None:
-        """Closes all transports."""
-        for transport in self.axes.values():
-            transport.close()
+        """Closes all transports, also where closing one of them fails."""
+        with ExitStack() as closing:
+            for transport in reversed(self.axes.values()):
+                closing.callback(transport.close)
 
     @property
     def needs_polling(self) -> bool:

@@ -25,7 +25,7 @@ def of_others() -> Iterator[None]:
         yield
     except (Lost, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
-    except RuntimeError as error:
+    except (RuntimeError, ConnectionError, TimeoutError) as error:
         if any(words in str(error) for words in OF_THIS_RANK):
             raise
         raise Lost(str(error)) from error

@@ -72,50 +72,53 @@ def test_what_ranks_gather_share_and_sum_follows_their_numbers(sizes: Mapping[st
         return [gathered[:, 0].tolist(), gathered[:, 1].tolist(), shared.tolist(), parts.tolist(), sums.tolist()]
 
     ranks = list(range(len(world)))
-    for rank, told in enumerate(raising(together(len(world), talks))):
+    for rank, received in enumerate(raising(together(len(world), talks))):
         along = [other for other, place in enumerate(places) if place == places[rank] | {"shard": place["shard"]}]
-        assert told == [ranks, ranks, [source], [alike[rank]], [sum(along)]]
+        assert received == [ranks, ranks, [source], [alike[rank]], [sum(along)]]
 
 
-class Told(gw.Threads):
+class Noting(gw.Threads):
     """A transport of one rank, which polls, and notes what it is asked."""
 
     needs_polling = True
 
-    def __init__(self, timeout_s: float, why: str | None) -> None:
+    def __init__(self, timeout_s: float, error: type[Exception]) -> None:
         inner = gw.Threads.group(1)[0]
         super().__init__(0, inner._hub)
-        self.timeout_s, self.why, self.told = timeout_s, why, list[str]()
+        self.timeout_s, self.error, self.why, self.calls = timeout_s, error, "", list[str]()
 
     def open(self, device: torch.device) -> None:
-        self.told.append("open")
+        self.calls.append("open")
         if self.why:
-            raise RuntimeError(self.why)
+            raise self.error(self.why)
 
     def start(self, op: Collective) -> Pending:
-        raise RuntimeError(self.why)
+        raise self.error(self.why)
 
     def wait(self) -> None:
         """As its own pending collective."""
-        raise RuntimeError(self.why)
+        raise self.error(self.why)
 
     def check(self, device: torch.device) -> None:
-        self.told.append("check")
+        self.calls.append("check")
 
     def close(self) -> None:
-        self.told.append("close")
+        self.calls.append("close")
+        if self.why:
+            raise self.error(self.why)
 
     def lost(self, waits: bool) -> str | None:
-        self.told.append("lost")
-        return self.why
+        self.calls.append("lost")
+        return self.why or None
 
     def failure(self) -> str | None:
-        return self.why
+        return self.why or None
 
 
+@pytest.mark.parametrize("error", [RuntimeError, ConnectionResetError, TimeoutError])
 @pytest.mark.parametrize("broken", [0, 1])
-def test_calls_reach_all_axes_and_what_is_wrong_on_one_is_heard(broken: int):
-    axes = [Told(timeout_s, None) for timeout_s in (30.0, 60.0)]
+def test_calls_reach_all_axes_and_the_error_of_one_is_raised(broken: int, error: type[Exception]):
+    axes = [Noting(timeout_s, error) for timeout_s in (30.0, 60.0)]
     both = gw.Mesh(dict(zip((REPLICA, HOST), axes, strict=True)))
     both.open(CPU)
     axes[broken].why, axes[1 - broken].timeout_s = "it broke", 20.0
@@ -128,11 +131,12 @@ def test_calls_reach_all_axes_and_what_is_wrong_on_one_is_heard(broken: int):
     axes[broken].needs_polling = False
     assert both.needs_polling
     both.check(CPU)
-    both.close()
+    with pytest.raises(error, match="it broke"):
+        both.close()
     for axis in axes:
-        assert axis.told[0] == "open"
-        assert axis.told[-2:] == ["check", "close"]
-        assert "lost" in axis.told, "each leaves its heartbeat"
+        assert axis.calls[0] == "open"
+        assert axis.calls[-2:] == ["check", "close"]
+        assert "lost" in axis.calls, "each leaves its heartbeat"
 
 
 CALLS = "set", "get", "add", "check", "delete"
@@ -154,17 +158,17 @@ def test_a_jobs_store_that_is_gone_is_a_lost_rank():
 
 def test_a_mesh_aborts_its_axes_at_once_and_waits_for_none_too_long(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(mesh, "ABORT_S", 0.05)
-    returns, told = threading.Event(), []
+    returns, reasons = threading.Event(), []
 
     class Stuck(gw.Threads):
         def abort(self, reason: str) -> None:
-            told.append(reason)
+            reasons.append(reason)
             returns.wait()
 
     both = gw.Mesh({REPLICA: Stuck.group(1)[0], HOST: Stuck.group(1)[0]})
     both.take(None)
     both.abort("a reason")
-    assert told == ["a reason"] * 2
+    assert reasons == ["a reason"] * 2
     gw.Mesh(both.axes).take(None)  # they may carry another job
     returns.set()
 

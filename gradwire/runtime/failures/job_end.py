@@ -22,16 +22,20 @@ def end_job(error: BaseException, steps: Steps, results: StepResults, failure: F
     steps.pipeline.drain()
     steps.executor.abort()
     clear_frames(error)
-    # all ranks: their collectives end, and so does, mostly, the worker's wait; they agree on who is to blame
-    failure.end(error)
-    # torch's own collectives, such as DDP's broadcast of buffers, may wait for a lost rank as well, and nothing queued
-    # behind them on the GPU would run. Under torchft, where replicas vote, they join this replica's ranks, which go on
-    if steps.elastic and not steps.voted:
-        run_bounded([group.abort for group in nccl_groups()], ABORT_S)
-    # no step counts any more: this rank's threads that wait for a whole one get it, all others the error
-    run_bounded([steps.stop], END_S)
-    results.fail(error)
-    steps.executor.fail_waiters(error)
+    try:
+        # all ranks: their collectives end, and so does, mostly, the worker's wait; they agree on who is to blame
+        failure.end(error)
+        # torch's own collectives, such as DDP's broadcast of buffers, may wait for a lost rank as well, and nothing
+        # queued behind them on the GPU would run. Under torchft, where replicas vote, they join this replica's ranks,
+        # which go on
+        if steps.elastic and not steps.voted:
+            run_bounded([group.abort for group in nccl_groups()], ABORT_S)
+        # no step counts any more
+        run_bounded([steps.stop], END_S)
+    finally:  # also where Ctrl-C ends the above
+        # this rank's threads that wait for a whole step get it, all others the error
+        results.fail(error)
+        steps.executor.fail_waiters(error)
 
 
 def close_all(
