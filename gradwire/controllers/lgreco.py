@@ -54,8 +54,8 @@ class LGreCo(Controller):
     """In steps."""
     choices: tuple[FixedSizeCompressor, ...] | None = field(default=None, metadata={"code": True})
     """Of each layer; by default the ratio times 1/8 to 8, or the rank times 1/4 to 4. In place of a compressor that has
-    neither, be it a quantiser, `ChunkTopK` or your own, by default 2, 8 and 16 bits: `Quantized(2)`, `Quantized(8)` and
-    `FP16`, or without a memory `TernGrad`, `QSGD` and `FP16`."""
+    neither, be it a quantiser, `ChunkTopK` or your own, by default `Quantized` of 3 and 8 bits and `FP16`, or
+    without a memory `TernGrad`, `QSGD` and `FP16`: 2, 8 and 16 bits."""
     numbers: ClassVar[int] = MESSAGE_NUMBERS
     looks: ClassVar[bool] = True
     times: ClassVar[bool] = True
@@ -273,7 +273,7 @@ def _around(given: FixedSizeCompressor, memory: Memory) -> list[FixedSizeCompres
     # no setting that scales
     if setting not in SCALES:
         # TernGrad's error would build up in a memory, and Quantized's be lost without one
-        return [Quantized(2), Quantized(8), FP16()] if memory.error_feedback else [TernGrad(), QSGD(), FP16()]
+        return [Quantized(3), Quantized(8), FP16()] if memory.error_feedback else [TernGrad(), QSGD(), FP16()]
     value: Any = getattr(given, setting)
     if setting == "ratio":
         values = [min(1.0, value * scale) for scale in SCALES[setting]]
