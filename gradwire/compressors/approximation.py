@@ -29,7 +29,8 @@ class LowRankEstimate(LowRank):
     """Before this step everything travels as it is."""
     bits: int = 32
     """Of a factor's element: 32 for float32, or 8, 4, 3 or 2 for codes with a scale per 64 elements of a row; then
-    what is not factored travels in 8 bits. The codes' error stays in the memory."""
+    what is not factored travels in 8 bits. The codes' error stays in the memory. Use 3 or more bits with
+    `ScatterReduce`, as of `Quantized`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,12 +18,13 @@ class Quantized(Blockwise, recordable=True):
     """Whole numbers of few bits, rounded to the nearest, times a scale per block: the block's largest magnitude comes
     out exactly, but for the scale's rounding to bfloat16. Wants `memory.Residual`.
 
-    Blocks begin where slots do, so that no small gradient, such as a norm's, shares a scale with a large one. 4 bits in
-    blocks of 64 are what ZeRO++ sends (Wang et al., 2023, https://arxiv.org/abs/2306.10209), there without a memory.
+    Blocks begin where slots do, so that no small gradient, such as a norm's, shares a scale with a large one. ZeRO++
+    sends gradients in blocks of 4 bits as well, without a memory (Wang et al., 2023, https://arxiv.org/abs/2306.10209).
     """
 
     bits: int = 4
-    """Of an element: 8, 4, 3 or 2."""
+    """Of an element: 8, 4, 3 or 2. Use 3 or more with `ScatterReduce`, which compresses twice: of 2 bits errors build
+    up there, until means are more than three times as long as gradients."""
     block: int = 64
     """Elements that share a scale."""
     carries_dense: ClassVar[bool] = True

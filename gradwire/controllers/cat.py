@@ -207,7 +207,7 @@ class CAT(Controller):
         gain = self._reading.of(shown.share)
         self._index, self._stayed = index, 0
         text = f"{text} {self.factor:g}x"
-        self.decisions.append(Decision(seen.next_step, text, elements / chosen, gain, gain / shown.seconds))
+        self.decisions.append(Decision(seen.next_step, text, elements / max(chosen, 1), gain, gain / shown.seconds))
         return self._plan()
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.compressors import FP16, QSGD, Compressor, FixedSizeCompressor, GroupContext, TernGrad
+from gradwire.compressors import FP16, QSGD, Compressor, FixedSizeCompressor, GroupContext, Quantized, TernGrad
 from gradwire.controllers.allocate import allocate
 from gradwire.controllers.controller import MESSAGE_NUMBERS, Controller, Decision, Observation, StepView
 from gradwire.controllers.errors import square_errors
 from gradwire.controllers.recompress import Defaults, has, recompress, setting_of, with_options
+from gradwire.memories import Memory
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.options import check_type
 from gradwire.plans import Group, Plan, sizes_follow_from_shapes
@@ -53,7 +54,8 @@ class LGreCo(Controller):
     """In steps."""
     choices: tuple[FixedSizeCompressor, ...] | None = field(default=None, metadata={"code": True})
     """Of each layer; by default the ratio times 1/8 to 8, or the rank times 1/4 to 4. In place of a compressor that has
-    neither, be it a quantiser, `ChunkTopK` or your own, by default `TernGrad`, `QSGD` and `FP16`: 2, 8 and 16 bits."""
+    neither, be it a quantiser, `ChunkTopK` or your own, by default `Quantized` of 3 and 8 bits and `FP16`, or
+    without a memory `TernGrad`, `QSGD` and `FP16`: 2, 8 and 16 bits."""
     numbers: ClassVar[int] = MESSAGE_NUMBERS
     looks: ClassVar[bool] = True
     times: ClassVar[bool] = True
@@ -80,18 +82,19 @@ class LGreCo(Controller):
         self._begin_layers(Plan(()))
 
     def check(self, plan: Plan) -> None:
-        given = list(dict.fromkeys(group.compressor for group in plan.groups if _measured(group.compressor)))
+        given = dict.fromkeys((way.compressor, way.memory) for way in plan.groups if _measured(way.compressor))
         if not given:
             raise ValueError(
                 f"LGreCo measures what sparsifiers, quantisers and low rank lose, not {plan.groups[0].compressor}; "
                 "use e.g. attach(ddp, PowerSGD(4), controller=LGreCo())"
             )
-        for compressor in given:
+        for compressor, memory in given:
             _check_choice(compressor)
-            if len(self._choices_for(compressor)) > MESSAGE_NUMBERS - 2:
-                raise ValueError(f"{len(self._choices_for(compressor))} choices do not fit the message; use up to 14")
+            choices = self._choices_for(compressor, memory)
+            if len(choices) > MESSAGE_NUMBERS - 2:
+                raise ValueError(f"{len(choices)} choices do not fit the message; use up to 14")
             # the group's memory takes every choice
-            for choice in self._choices_for(compressor):
+            for choice in choices:
                 _with_choice(plan, compressor, choice, self._defaults)
 
     def describe(self) -> str:
@@ -156,18 +159,22 @@ class LGreCo(Controller):
             )
         first, wire_bytes, wire_s, *rest = state["lgreco"].tolist()
         self._first, self._wire = None if first < 0 else int(first), [wire_bytes, wire_s]
-        known, curves = rest[: len(self._names)], rest[len(self._names) :]
-        for name in (name for name, there in zip(self._names, known, strict=True) if there):
+        there, curves = rest[: len(self._names)], rest[len(self._names) :]
+        known = [name for name, is_there in zip(self._names, there, strict=True) if is_there]
+        # measured anew where an earlier version had other default choices
+        if len(curves) != sum(len(self._choices[name]) for name in known):
+            return
+        for name in known:
             size = len(self._choices[name])
             self._curves[name], curves = curves[:size], curves[size:]
 
     def _begin_layers(self, plan: Plan) -> None:
         # the layers that are measured, with the compressor given and their choices
         self._origin = plan
-        compressors = {name: group.compressor for group in plan.groups for name in group.slots}
-        self._given = {name: compressor for name, compressor in compressors.items() if _measured(compressor)}
+        ways = {name: (group.compressor, group.memory) for group in plan.groups for name in group.slots}
+        self._given = {name: compressor for name, (compressor, _) in ways.items() if _measured(compressor)}
         self._names = list(self._given)
-        self._choices = {name: self._choices_for(given) for name, given in self._given.items()}
+        self._choices = {name: self._choices_for(given, ways[name][1]) for name, given in self._given.items()}
         # squared errors by choice, of the layers measured so far
         self._curves: dict[str, list[float]] = {}
         self._looks = self._divided()
@@ -196,8 +203,8 @@ class LGreCo(Controller):
         at = (taken - self._first) % (len(self._looks) + self.interval)
         return self._looks[at] if at < len(self._looks) else []
 
-    def _choices_for(self, given: FixedSizeCompressor) -> Sequence[FixedSizeCompressor]:
-        others = self.choices or _around(given)
+    def _choices_for(self, given: FixedSizeCompressor, memory: Memory) -> Sequence[FixedSizeCompressor]:
+        others = self.choices or _around(given, memory)
         return [*others, *([] if given in others else [given])]
 
     def _solve(self, seen: Observation) -> Plan:
@@ -264,12 +271,13 @@ def _check_choice(compressor: Compressor) -> None:
         raise ValueError(f"the error of {compressor} follows from its threshold; use e.g. TopK(0.01)")
 
 
-def _around(given: FixedSizeCompressor) -> list[FixedSizeCompressor]:
-    """The default choices of a layer, given its compressor."""
+def _around(given: FixedSizeCompressor, memory: Memory) -> list[FixedSizeCompressor]:
+    """The default choices of a layer, given its compressor and memory."""
     setting = setting_of(given)
     # no setting that scales
     if setting not in SCALES:
-        return [TernGrad(), QSGD(), FP16()]
+        # TernGrad's error would build up in a memory, and Quantized's be lost without one
+        return [Quantized(3), Quantized(8), FP16()] if memory.error_feedback else [TernGrad(), QSGD(), FP16()]
     value: Any = getattr(given, setting)
     if setting == "ratio":
         values = [min(1.0, value * scale) for scale in SCALES[setting]]

@@ -31,8 +31,8 @@ class DGCMemory(Memory, recordable=True):
     masking: bool = True
     """Zeroes the momentum of coordinates that were sent."""
     clip: float | None = None
-    """The largest norm of one parameter's gradient; each rank clips its own at clip / sqrt(ranks), with `weight=` after
-    multiplying it by its weight over the mean weight of the ranks."""
+    """The largest norm of one parameter's gradient, as in DGC's code; each rank clips its own at clip / sqrt(ranks),
+    with `weight=` after multiplying it by its weight over the mean weight of the ranks."""
     flat_state: ClassVar[tuple[str, ...]] = (RESIDUAL, VELOCITY)
     wants_sparse: ClassVar[bool] = True
 

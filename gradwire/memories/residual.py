@@ -15,7 +15,8 @@ from gradwire.torch_private.foreach import norms_of
 @dataclass(frozen=True)
 class Residual(Memory, recordable=True):
     """Error feedback: what was not sent is added to the next gradient (Seide et al., Interspeech 2014;
-    Karimireddy et al., ICML 2019, https://arxiv.org/abs/1901.09847)."""
+    Karimireddy et al., ICML 2019, https://arxiv.org/abs/1901.09847). It holds gradients, as PowerSGD's does; EF-SGD's
+    has them times the learning rate, which then is that of the step in which they were made."""
 
     decay: float = 1.0
     """Multiplies the residual before that, in (0, 1]."""

@@ -10,7 +10,7 @@ from gradwire.ops.gradients import Gradients, GradientSplit
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.slots import Layout, Slot
-from tests.support.harness import CPU, round_trip, slots_of
+from tests.support.harness import CPU, draw, job, plan_of, round_trip, slots_of
 
 LENGTHS = (64, 128, 65, 64, 3, 64)
 
@@ -51,6 +51,36 @@ def test_a_part_of_a_group_is_cut_where_its_slots_are():
     assert shapes == [(1, 5), (7,), ()]
     assert layout.cut(0, 40).slots == layout.slots[:1]
     assert [slot.shape for slot in layout.cut(42, 45).slots] == [(3,)]
+
+
+@pytest.mark.parametrize("compressor", [gw.Quantized(4), gw.Quantized(3), gw.EFSignSGD(), gw.OneBit()], ids=str)
+@pytest.mark.parametrize("communicator", [gw.AllGather(), gw.ScatterReduce()], ids=str)
+def test_errors_do_not_build_up_in_the_memory(compressor: gw.Compressor, communicator: gw.Communicator):
+    assert 0.8 < length_of_means(compressor, communicator) < 1.3
+
+
+@pytest.mark.parametrize(
+    ("compressor", "communicator", "least"),
+    [
+        (gw.TernGrad(), gw.AllGather(), 10), (gw.TernGrad(), gw.ScatterReduce(), 15),
+        (gw.Quantized(2), gw.ScatterReduce(), 3),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_errors_build_up_where_the_docstring_says_so(
+    compressor: gw.Compressor, communicator: gw.Communicator, least: float
+):
+    assert length_of_means(compressor, communicator) > least
+
+
+def length_of_means(compressor: gw.Compressor, communicator: gw.Communicator) -> float:
+    """The length of two ranks' means over that of the mean gradients, after 100 steps with a residual."""
+    slots = slots_of({"w": torch.empty(64, 64)})
+    with job(plan_of(slots, compressor, gw.Residual(), communicator), slots, 2) as running:
+        for step in range(100):
+            grads = draw(slots, 2, step)
+            mean = running.step(grads)[0][0]
+    return float(mean.norm() / ((grads[0][0] + grads[1][0]) / 2).norm())
 
 
 @pytest.mark.parametrize("wrong", [{"bits": 5}, {"bits": 16}, {"block": 12}])

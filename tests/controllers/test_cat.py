@@ -189,6 +189,16 @@ def test_steps_that_all_ranks_skip_show_nothing():
     running.close()
 
 
+def test_a_selection_of_zeros_alone_is_no_error():
+    """RandomK may draw coordinates none of which has a gradient, in the very step in which the factor changes."""
+    controller = gw.CAT()
+    plan = controller.begin(plan_of(SLOTS, gw.RandomK(0.1), gw.Residual(), gw.AllReduce()))
+    sums = torch.tensor([1.0, 0.5, 0.3, 1.0, 100, 400, 40, 1000, 0])  # the last is the count of what is not zero
+    for step in range(6):
+        controller.decide(gw.Observation(step, step + 1, plan, SLOTS, 0, 2, 2, sums))
+    assert controller.decisions
+
+
 @pytest.mark.parametrize("cut", [2, 5, 9])
 def test_a_run_that_was_cut_goes_on_bit_for_bit(cut: int):
     whole, first, second = (running.controllers[0] for running in check_goes_on(controlled, run, cut, 20))

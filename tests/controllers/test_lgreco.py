@@ -138,7 +138,7 @@ def test_choices_of_several_kinds_are_each_judged_by_their_own():
 
 def test_shares_of_the_full_rank_stay_shares():
     """A rank of 1 or more counts rows."""
-    ranks = [choice.rank for choice in gw.LGreCo()._choices_for(gw.PowerSGD(1 / 3))]
+    ranks = [choice.rank for choice in gw.LGreCo()._choices_for(gw.PowerSGD(1 / 3), gw.Residual())]
     assert ranks == pytest.approx([1 / 12, 1 / 6, 1 / 4, 1 / 3, 5 / 12, 1 / 2, 2 / 3])
 
 
@@ -186,6 +186,21 @@ def test_layers_that_matter_get_more(compressor, budget):
     if setting != "levels":
         assert getattr(sent["second.weight"], setting) > getattr(sent["first.weight"], setting)
     running.close()
+
+
+@pytest.mark.parametrize("compressor", [gw.Quantized(4), gw.QSGD()], ids=str)
+def test_with_a_memory_small_layers_get_no_compressor_whose_error_builds_up(compressor: gw.Compressor):
+    """TernGrad loses more than there is: with a residual its means become 17 times as long as the gradients."""
+    plan = plan_of(SLOTS, compressor, gw.Residual(), gw.AllGather())
+    with job(plan, SLOTS, 2, controllers=[gw.LGreCo(interval=10) for _ in range(2)]) as running:
+        for number in range(45):
+            grads = draw(SLOTS, 2, number)
+            for own in grads:
+                own[1].mul_(1000)
+            means = running.step(grads)[0]
+            lengths = [mean.norm() * 2 / (a + b).norm() for mean, a, b in zip(means, *grads, strict=True)]
+            assert max(lengths) < 2
+        assert running.controllers[0].decisions
 
 
 @pytest.mark.parametrize("immediate", [True, False], ids=["at_once", "a_step_late"])
@@ -333,6 +348,16 @@ def test_choices_are_the_same_on_all_ranks_and_in_a_state():
             other.load(first.states())
     for running in (first, same, others, none):
         running.close()
+
+
+def test_errors_that_were_saved_of_other_default_choices_are_measured_anew():
+    """Up to 0.2.0 `TernGrad` was one of them beside a memory, too, so `Quantized(8)` had one more."""
+    plan, lgreco = plan_of(SLOTS, gw.Quantized(8), gw.Residual(), gw.AllGather()), gw.LGreCo()
+    lgreco.begin(plan)
+    lgreco.load_state_dict({"lgreco": torch.tensor([50, 0, 0, *[1] * len(SLOTS), *[0.5] * 4 * len(SLOTS)])})
+    assert not lgreco._curves
+    lgreco.load_state_dict({"lgreco": torch.tensor([50, 0, 0, *[1] * len(SLOTS), *[0.5] * 3 * len(SLOTS)])})
+    assert set(lgreco._curves) == {slot.name for slot in SLOTS}
 
 
 def test_layers_are_not_joined_to_groups_that_are_too_long_for_their_compressor():
