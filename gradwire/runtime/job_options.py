@@ -26,14 +26,6 @@ ONLY_SPARSE = (
 """The refusal of a job whose plan would have no group."""
 
 
-def _unscaled() -> Scalar | None:
-    return None
-
-
-def _any_plan(plan: Plan) -> None:
-    pass
-
-
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
     """Options of a job's runtime, as its front end sets them."""
@@ -47,7 +39,7 @@ class JobOptions:
     """After each step, ranks find out which slots had a gradient on no rank."""
     no_native: str = NO_NATIVE
     """Why the framework cannot reduce by itself; "" where it can."""
-    scale: Callable[[], Scalar | None] = _unscaled
+    scale: Callable[[], Scalar | None] = lambda: None
     """The factor that losses are multiplied by."""
     weight: Callable[[], object] | None = None
     """The weight of this rank's gradients in a step's mean, asked when a step opens; None where all have the same."""
@@ -79,7 +71,7 @@ class JobOptions:
     """Steps are rounds of local steps, without a forward or backward pass of their own."""
     voted: bool = False
     """A step then counts when `Runtime.commit` is called."""
-    fits: Callable[[Plan], None] = _any_plan
+    fits: Callable[[Plan], None] = lambda plan: None
     """Raises ValueError for a plan that the front end cannot follow."""
 
     def first_plan(self, make: Callable[[], Plan], slots: Sequence[Slot], mesh: Mesh) -> Plan:

@@ -152,13 +152,9 @@ def _carry_out(ops: Sequence[Collective]) -> str | None:
             for tensor in received:
                 tensor.copy_(sent[source])
         case SendReceive():
-            _carry_from_rank_to_rank(cast(Sequence[SendReceive], ops))
+            for rank, op in enumerate(cast(Sequence[SendReceive], ops)):
+                if op.source is not None:
+                    source = cast(SendReceive, ops[op.source])
+                    assert source.target == rank, f"rank {rank} waits for rank {op.source}, which sends elsewhere"
+                    op.receive.whole.copy_(source.send.whole)
     return None
-
-
-def _carry_from_rank_to_rank(ops: Sequence[SendReceive]) -> None:
-    for rank, op in enumerate(ops):
-        if op.source is not None:
-            source = ops[op.source]
-            assert source.target == rank, f"rank {rank} waits for rank {op.source}, which sends elsewhere"
-            op.receive.whole.copy_(source.send.whole)

@@ -27,7 +27,7 @@ from gradwire.frontends.options.choices import Choices
 from gradwire.frontends.options.given_rules import facts_of, warn_of
 from gradwire.frontends.options.keywords import PlanOptions
 from gradwire.frontends.options.parameters import device_of
-from gradwire.frontends.options.weighted import check_weighted, weight_function, weighted
+from gradwire.frontends.options.weighted import check_weighted, weight_function
 from gradwire.frontends.owners import check_free, claim
 from gradwire.frontends.shards.sharded_models import reshard
 from gradwire.frontends.trained import add_to, check_held
@@ -115,10 +115,14 @@ class LocalSteps(Wrapper):
     ) -> None:
         choices = Choices.of(compressor, OWN, **options)
         choices.check()
-        _check_weight(choices, eager)
+        if eager and choices.weight is not None:
+            raise ValueError(
+                "eager=True replaces 1 / replicas of the last mean by this replica's own; leave weight out"
+            )
         model = uncompiled(model)
         self.check(inner_optimizer, model, process_group, "" if is_fsdp(model) else SHARDED)
-        _check_outer(outer)
+        if not callable(outer) or (isclass(outer) and not issubclass(outer, Optimizer)):
+            raise ValueError(f"outer={one_line(outer)} makes no optimizer; pass outer=gw.Outer(lr=0.7), or a function")
         # the replica, and what this rank can refuse by itself
         replica, values = replica_of(model, mesh, process_group, inner_optimizer), values_of(model)
         check_free(replica.trained.held())
@@ -160,7 +164,7 @@ class LocalSteps(Wrapper):
             fits=fits, weight=weight_function(choices.weight),
             facts={
                 "front end": "LocalSteps", "inner_steps, delay, mix and eager": schedule,
-                "weight": weighted(choices.weight),
+                "weight": "no" if choices.weight is None else "yes",
                 **facts_of(choices.by_layer),
             },
         ))  # fmt: skip
@@ -276,15 +280,3 @@ class LocalSteps(Wrapper):
         if saved is not None:
             self._join()
         return DistributedRounds(self._rounds, self._replica, rounds_in(saved, key))
-
-
-def _check_weight(choices: Choices, eager: bool) -> None:
-    """Raises ValueError for weights of eager updates."""
-    if eager and choices.weight is not None:
-        raise ValueError("eager=True replaces 1 / replicas of the last mean by this replica's own; leave weight out")
-
-
-def _check_outer(outer: object) -> None:
-    """Raises ValueError for what makes no optimizer of the shared parameters."""
-    if not callable(outer) or (isclass(outer) and not issubclass(outer, Optimizer)):
-        raise ValueError(f"outer={one_line(outer)} makes no optimizer; pass outer=gw.Outer(lr=0.7), or a function")

@@ -162,7 +162,9 @@ class ControllerRunner:
     def collect(self) -> None:
         """Waits for the sums of the step's numbers."""
         if self._under_way is not None:
-            self._pipeline.together(partial(self._finish_sum, self._under_way))
+            self._pipeline.together(partial(self._mesh.wait, self._under_way))
+            # they are sums along the axis "replica"; then come the others
+            self._pipeline.sum(self._numbers, self._mesh.axes.keys() - {REPLICA})
             self._under_way, self._collected = None, True
 
     def end(self, step: int, plan: Plan) -> Change | None:
@@ -293,8 +295,3 @@ class ControllerRunner:
         """Rank 0's decision in the store. Two keys are enough: when it writes under one again, it has announced another
         decision since, by a sum of all ranks, which had read this one before."""
         return f"change/{self._changes % 2}"
-
-    def _finish_sum(self, pending: Pending) -> None:
-        """Sums the numbers along the axis "replica", then along the others."""
-        self._mesh.wait(pending)
-        self._mesh.sum(self._numbers, self._mesh.axes.keys() - {REPLICA})
