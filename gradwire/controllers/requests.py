@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from gradwire.plans import Group, Plan
-from gradwire.schedule import Profile
 
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """Request to trace steps, then to measure ways to compress on the job's own network."""
+    """Request to trace steps, then to measure ways to compress on the job's own network. The answer is a `Profile`, the
+    same on all ranks."""
 
     plan: Plan
     """In force while tracing, and after."""
@@ -18,13 +18,6 @@ class ProfileRequest:
     """To measure: groups without slots."""
     steps: int
     """To trace."""
-
-
-@dataclass(frozen=True)
-class Profiled:
-    """Answer to a `ProfileRequest`, the same on all ranks."""
-
-    profile: Profile
 
 
 @dataclass(frozen=True)

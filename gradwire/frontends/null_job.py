@@ -1,13 +1,12 @@
 """The front end of one rank alone, and the runtimes of jobs that reduce nothing: one rank, or detached."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NoReturn
 
 from torch import Tensor
 
 from gradwire import checkpoint
-from gradwire.frontends.front_end import FrontEnd
 from gradwire.frontends.paused import Accumulated, paused
 from gradwire.plans import NATIVE, Plan
 from gradwire.runtime.state.row_memory import PLAIN_ROWS
@@ -19,7 +18,7 @@ NOTHING = Stats(0, 0, 0, 0, 0, 0, 0)
 ENDED = "detach() ended the exchange of gradients; attach() again"
 
 
-class NullFrontEnd(FrontEnd):
+class NullFrontEnd:
     """The front end of a single process, in which nothing is reduced: there are no hooks, and no state is kept."""
 
     def __init__(self, parameters: Iterable[Tensor] = ()) -> None:
@@ -43,8 +42,10 @@ class NullFrontEnd(FrontEnd):
         raise ValueError("a process alone has no mesh to save on; save handle.state_dict(all_ranks=True)")
 
     def held(self) -> Mapping[str, Tensor]:
-        """Nothing to compare."""
         return {}
+
+    def healed(self, names: Collection[str]) -> None:
+        pass
 
 
 class NullRuntime:

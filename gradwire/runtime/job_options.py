@@ -6,15 +6,16 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from gradwire.controllers import Controller
-from gradwire.controllers.requests import Profiled, ProfileRequest
+from gradwire.controllers.requests import ProfileRequest
 from gradwire.ops.vectors import Scalar
 from gradwire.plans import Plan
 from gradwire.runtime.state.row_memory import PLAIN_ROWS, RowScheme
 from gradwire.runtime.trace import Trace
+from gradwire.schedule import Profile
 from gradwire.slots import Slot
 from gradwire.transports import Mesh
 
-Profiler = Callable[[ProfileRequest, Trace, Sequence[Mapping[str, Tensor]]], Profiled]
+Profiler = Callable[[ProfileRequest, Trace, Sequence[Mapping[str, Tensor]]], Profile]
 """Answers a controller's request from its traced steps, with a sample of each one's means; all ranks together."""
 
 NO_NATIVE = "a native plan leaves reducing to DDP, and here there is none; use FP32() instead"

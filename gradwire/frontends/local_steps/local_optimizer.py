@@ -155,7 +155,6 @@ class LocalSteps(Wrapper):
             parts.check_fits(made)
             check_weighted(made, choices.weight)
 
-        # open the axes, and agree
         axes = choices.mesh(replica.axes, device := device_of(trained))
         self._ranks = axes.replica.world
         return Runtime(plan, replica.slots, axes, device, JobOptions(

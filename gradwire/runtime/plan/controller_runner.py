@@ -19,14 +19,7 @@ from torch import Tensor
 from gradwire.collective import REPLICA, Message, Sum
 from gradwire.compressors import GroupContext
 from gradwire.controllers import GroupView, Observation, StepView
-from gradwire.controllers.requests import (
-    Change,
-    Profiled,
-    ProfileRequest,
-    change_from_json,
-    change_to_json,
-    fingerprint,
-)
+from gradwire.controllers.requests import Change, ProfileRequest, change_from_json, change_to_json, fingerprint
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.sample import sampled
 from gradwire.ops.vectors import Scalar
@@ -45,6 +38,7 @@ from gradwire.runtime.plan.controller_state import (
 from gradwire.runtime.steps.pipeline import Pipeline
 from gradwire.runtime.trace import Trace
 from gradwire.runtime.worker.executor import Executor
+from gradwire.schedule import Profile
 from gradwire.slots import Slot
 from gradwire.transports import Pending
 from gradwire.transports.gathering import PATIENCE_S
@@ -261,7 +255,7 @@ class ControllerRunner:
         sums: Tensor,
         *,
         seconds: float = 0.0,
-        answer: Profiled | None = None,
+        answer: Profile | None = None,
         taken: int = 0,
     ) -> Observation:
         return Observation(
