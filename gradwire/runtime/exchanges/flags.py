@@ -18,7 +18,11 @@ def flagged(reduction: Reduction, nonfinite: Tensor) -> Reduction:
             op.send.flags.copy_(nonfinite.expand_as(op.send.flags))
         yield op
         # sum the flags that came, if anything did
-        flags = None if op is None or (isinstance(op, SendReceive) and op.source is None) else op.receive.flags
+        match op:
+            case None | SendReceive(source=None):
+                continue
+            case _:
+                flags = op.receive.flags
         if flags is not None and len(flags) > 1:  # one of each rank, this one's among them
             torch.sum(flags[:, 0], 0, keepdim=True, out=nonfinite)
         elif flags is not None:
