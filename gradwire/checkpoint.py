@@ -130,7 +130,10 @@ def pack(exported: Exported, job: Mapping[str, Tensor], step: int, about: About)
 
 def unpack(state: Mapping[str, Tensor]) -> Unpacked:
     """The inverse of `pack`. Raises ValueError for a state that is not whole, or none."""
-    _check_types(state)
+    check_type("state", state, (Mapping,), "handle.state_dict()", optional=False)
+    for key, tensor in state.items():
+        if not isinstance(key, str) or not isinstance(tensor, Tensor):
+            raise ValueError(f"{key!r} is no tensor of a Gradwire state; pass what handle.state_dict() returned")
     # the description first: it says what the tensors must be
     try:
         about, kinds = _read_about(state)
@@ -188,13 +191,6 @@ def reshard(states: Sequence[StateDict], world: int) -> list[StateDict]:
     whole = unpack(gather(states))
     parts = [whole.of_rank(rank, world) for rank in range(world)]
     return [pack(part.exported, part.job, part.step, part.about) for part in parts]
-
-
-def _check_types(state: Any) -> None:
-    check_type("state", state, (Mapping,), "handle.state_dict()", optional=False)
-    for key, tensor in state.items():
-        if not isinstance(key, str) or not isinstance(tensor, Tensor):
-            raise ValueError(f"{key!r} is no tensor of a Gradwire state; pass what handle.state_dict() returned")
 
 
 def _read_about(state: Mapping[str, Tensor]) -> tuple[About, dict[str, Any]]:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gradwire.collective import Collective, SendReceive
+from gradwire.collective import SendReceive
 from gradwire.compressors import Reduction
 
 
@@ -17,18 +17,13 @@ def flagged(reduction: Reduction, nonfinite: Tensor) -> Reduction:
         if op is not None and op.send.flags is not None:
             op.send.flags.copy_(nonfinite.expand_as(op.send.flags))
         yield op
-        # sum the flags that came
-        flags = _received_flags(op)
+        # sum the flags that came, if anything did
+        match op:
+            case None | SendReceive(source=None):
+                continue
+            case _:
+                flags = op.receive.flags
         if flags is not None and len(flags) > 1:  # one of each rank, this one's among them
             torch.sum(flags[:, 0], 0, keepdim=True, out=nonfinite)
         elif flags is not None:
             nonfinite.add_(flags.view(1))
-
-
-def _received_flags(op: Collective | None) -> Tensor | None:
-    """The flags that came with a collective; None where nothing came."""
-    match op:
-        case None | SendReceive(source=None):
-            return None
-        case _:
-            return op.receive.flags

@@ -197,10 +197,8 @@ class _Layer:
 
     def close(self, dropped: bool, threshold: float) -> None:
         """Ends an interval, critical where the norm has changed by `threshold` or the learning rate `dropped`."""
-        # relative change of the norm
         norm = float(self.sum.norm()) if self.sum is not None else 0.0
         change = abs(self.norm - norm) / self.norm if self.norm else inf
         self.norm, self.high = norm, not dropped and change < threshold
-        # begin the next interval
         if self.sum is not None:
             self.sum.zero_()

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from gradwire.compressors import Compressor, GroupContext
 from gradwire.controllers.recompress import Defaults
-from gradwire.controllers.requests import Profiled, Request
+from gradwire.controllers.requests import Request
 from gradwire.ops.gradients import Scalar
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.options import Options, one_line
 from gradwire.plans import Group, Plan
+from gradwire.schedule import Profile
 from gradwire.slots import Slot
 
 MESSAGE_NUMBERS = 16
@@ -93,7 +94,7 @@ class Observation:
     """The framework can reduce by itself: see `NATIVE`."""
     seconds: float = 0.0
     """Of the median step where the framework reduced by itself."""
-    answer: Profiled | None = None
+    answer: Profile | None = None
     """To a request; the plan has not changed meanwhile."""
     taken: int = 0
     """The steps before it that count: `GroupContext.step`, as `look` saw it. A step that no rank takes has the number

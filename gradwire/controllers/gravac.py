@@ -233,7 +233,6 @@ class GraVAC(Controller):
         # gain per second in this window
         gain = self._reading.of(summary.sent)
         throughput = gain / summary.seconds
-        # move on
         text = self._judge(summary)
         self.decisions.append(Decision(seen.next_step, text, summary.factor, gain, throughput))
         self._window.rows.clear()

@@ -30,7 +30,6 @@ class Guard:
         before, self.loss = self.loss, loss
         noise, self.error = hypot(self.error, error), error
         left, self.residual = self.residual, residual
-        # compare
         if not isnan(before) and loss - before > max(LOSS_RISE * abs(before), 3 * noise):
             return f"the loss rose from {before:.4g} to {loss:.4g}"
         if not isnan(left) and residual > RESIDUAL_RISE * max(left, 1):

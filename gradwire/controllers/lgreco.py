@@ -221,7 +221,6 @@ class LGreCo(Controller):
         given = [self._choices[name].index(self._given[name]) for name in self._names]
         rows = range(len(given))
         error, size = float(errors[rows, given].sum()), float(sizes[rows, given].sum())
-        # knapsack
         if self.budget == "error":
             chosen = allocate(sizes, errors, error)
         else:

@@ -6,12 +6,12 @@ from zlib import crc32
 
 from gradwire.options import one_line
 from gradwire.plans import Group, Plan
-from gradwire.schedule import Profile
 
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """Request to trace steps, then to measure ways to compress on the job's own network."""
+    """Request to trace steps, then to measure ways to compress on the job's own network. The answer is a `Profile`, the
+    same on all ranks."""
 
     plan: Plan
     """In force while tracing, and after."""
@@ -19,13 +19,6 @@ class ProfileRequest:
     """To measure: groups without slots."""
     steps: int
     """To trace."""
-
-
-@dataclass(frozen=True)
-class Profiled:
-    """Answer to a `ProfileRequest`, the same on all ranks."""
-
-    profile: Profile
 
 
 @dataclass(frozen=True)

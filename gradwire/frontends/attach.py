@@ -1,6 +1,5 @@
 """`attach`: compresses the gradients that a framework reduces."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Unpack
@@ -22,7 +21,6 @@ from gradwire.frontends.owners import check_free, claim
 from gradwire.frontends.shards.shards_front_end import attach_shards
 from gradwire.options import called_as, check_type
 from gradwire.plans import Plan
-from gradwire.slots import Slot
 from gradwire.torch_private.compiled import uncompiled
 from gradwire.torch_private.fully_shard import is_fsdp
 from gradwire.torch_private.process_groups import world_size
@@ -116,7 +114,9 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
     parameters, others = parameters_of(module, managed.__contains__)
     # an earlier DDP of the same module may not be collected yet
     check_free(parameters, beside=KIND)
-    slots = _slots_of(parameters, choices)
+    # a slot for each; tensor parallelism may have cut some of them
+    slots = [replace(slot, cut=int(is_shard(parameters[slot.name]))) for slot in slots_of(parameters)]
+    check_decides(choices.controlled_by(), slots)
     # open a process group; with one rank nothing is sent, and DDP keeps its reducer
     mesh = choices.mesh(partial(ProcessGroup.own, ddp.process_group), device_of(parameters))
     sparse = sparse_in(module, parameters)
@@ -161,13 +161,6 @@ def _check_ddp(ddp: DistributedDataParallel, choices: StepChoices) -> None:
             "find_unused_parameters=True is DDP's own option; pass it to DistributedDataParallel(model, "
             "find_unused_parameters=True)"
         )
-
-
-def _slots_of(parameters: Mapping[str, nn.Parameter], choices: StepChoices) -> list[Slot]:
-    """A slot for each parameter; its `cut` is 1 where tensor parallelism has sharded it, else 0."""
-    slots = [replace(slot, cut=int(is_shard(parameters[slot.name]))) for slot in slots_of(parameters)]
-    check_decides(choices.controlled_by(), slots)
-    return slots
 
 
 def _no_native(ddp: DistributedDataParallel, choices: StepChoices) -> str:

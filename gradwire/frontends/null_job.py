@@ -19,13 +19,16 @@ ENDED = "detach() ended the exchange of gradients; attach() again"
 
 
 class NullFrontEnd:
-    """The front end of a single process, in which nothing is reduced."""
+    """The front end of a single process, in which nothing is reduced: there are no hooks, and no state is kept."""
 
     def __init__(self, parameters: Iterable[Tensor] = ()) -> None:
         self._parameters = list(parameters)
 
     def unhook(self) -> None:
-        """There are no hooks."""
+        pass
+
+    def skip(self) -> None:
+        pass
 
     def accumulate(self) -> AbstractContextManager[None]:
         """An empty context."""
@@ -35,19 +38,14 @@ class NullFrontEnd:
         """A context whose backward passes' gradients are dropped."""
         return paused(self._parameters, Accumulated(), nullcontext())
 
-    def skip(self) -> None:
-        """Does nothing: no state was kept."""
-
     def placed(self) -> NoReturn:
-        """Raises ValueError."""
         raise ValueError("a process alone has no mesh to save on; save handle.state_dict(all_ranks=True)")
 
     def held(self) -> Mapping[str, Tensor]:
-        """Nothing to compare."""
         return {}
 
     def healed(self, names: Collection[str]) -> None:
-        """Nothing to heal."""
+        pass
 
 
 class NullRuntime:
@@ -64,19 +62,15 @@ class NullRuntime:
         self._state = checkpoint.pack({}, {}, 0, checkpoint.About(0, 1, NATIVE.to_json()))
 
     def hosts(self) -> Sequence[str]:
-        """No hosts are known."""
         return ()
 
     def status(self) -> str:
-        """Idle."""
         return "idle: one rank, or detached"
 
     def stats(self) -> Stats:
-        """Nothing was sent."""
         return NOTHING
 
     def trace(self, steps: int) -> NoReturn:
-        """Raises ValueError."""
         raise ValueError("nothing is reduced here, as with one rank, so there is nothing to trace; use torch.profiler")
 
     def state_dict(self, all_ranks: bool = False, padded: bool = False) -> checkpoint.StateDict:
@@ -90,12 +84,10 @@ class NullRuntime:
         self._state = checkpoint.pack(read.exported, read.job, read.step, read.about)
 
     def leave(self) -> list[checkpoint.StateDict]:
-        """No states."""
         return []
 
     @contextmanager
     def between_steps(self, call: str, /, **facts: object) -> Iterator[RunOnAll]:
-        """No other rank takes part."""
         yield lambda task, alone: alone
 
     def install(self, plan: Plan) -> None:
@@ -109,18 +101,16 @@ class NullRuntime:
 
 
 class EndedRuntime(NullRuntime):
-    """The runtime of a detached job, of which the last figures are left."""
+    """The runtime of a detached job, of which the last figures are left; what needs more raises ValueError."""
 
     def __init__(self, last: Stats) -> None:
         super().__init__()
         self._last = last
 
     def stats(self) -> Stats:
-        """The job's last ones."""
         return self._last
 
     def state_dict(self, all_ranks: bool = False, padded: bool = False) -> NoReturn:
-        """Raises ValueError, as all that follow do."""
         raise ValueError(ENDED)
 
     def load_state_dict(self, state: checkpoint.StateDict) -> NoReturn:

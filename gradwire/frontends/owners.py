@@ -81,7 +81,7 @@ def _guard_optimizers() -> None:
 def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
     flags = list[Callable[[], Tensor]]()
     for job in [job for job in _jobs() if job.error or not job.is_immediate]:
-        if _owns(job, optimizer):
+        if any(parameter in job.owned for parameter in held_by(optimizer)):
             # the job has failed, and this rank has not all of the step: its error
             job.check_whole()
             # on a GPU the kernels may be queued before that is known
@@ -89,7 +89,3 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], options: dict
                 flags.append(job.found_abort)
     if flags:
         skip_where(optimizer, flags)
-
-
-def _owns(job: Runtime, optimizer: Optimizer) -> bool:
-    return any(parameter in job.owned for parameter in held_by(optimizer))

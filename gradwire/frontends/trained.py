@@ -99,14 +99,19 @@ class TrainedParameters:
             self._held_ids = held
             self._held = {name: p for name, p in self._full.items() if id(p) in held}
 
-    def check_known(self) -> None:
-        """Raises RuntimeError where the optimizer holds a parameter that the model did not have when it was wrapped."""
-        self._check_known(self._held_now())
+    def check_known(self) -> set[int]:
+        """The ids of the parameters that the optimizer holds now. Raises RuntimeError where the model did not have one
+        of them when it was wrapped."""
+        if (held := self._held_now()) - self.names.keys():
+            raise RuntimeError(
+                "the optimizer holds a parameter that the model had not when it was wrapped; wrap it anew"
+            )
+        return held
 
     def check_averaged(self, accumulated: Iterable[str]) -> None:
         """Raises RuntimeError where the optimizer holds a parameter with a gradient that was only `accumulated` since
         the last step, or that it did not hold at the last look, in the backward pass."""
-        self._check_known(held := self._held_now())
+        held = self.check_known()
         for name in accumulated:
             if id(parameter := self.reducible[name]) in held and parameter.grad is not None:
                 raise RuntimeError(
@@ -120,12 +125,6 @@ class TrainedParameters:
                     f"parameter {name!r} came to the optimizer after backward(), which has left it this rank's own "
                     "gradient; add it after optimizer.step() and zero_grad()"
                 )
-
-    def _check_known(self, held: set[int]) -> None:
-        if held - self.names.keys():
-            raise RuntimeError(
-                "the optimizer holds a parameter that the model had not when it was wrapped; wrap it anew"
-            )
 
     def _held_now(self) -> set[int]:
         return {id(p) for p in held_by(self._optimizer)} if self._optimizer else self._held_ids

@@ -44,7 +44,13 @@ class TrainingEngine:
         check_fits(_refusals(engine))
         if engine.zero_optimization():
             _check_has(engine.optimizer, OF_ZERO)
-            check_fits(_refusals_of_zero(engine))
+            # by what ZeRO has made of the parameters
+            own, configured = engine.optimizer.dtype, engine.get_data_types()[0]
+            refusal = (
+                f"parameters are {own}, the configuration says {configured}, and ZeRO then sums gradients elsewhere "
+                'than in p.grad; make both one: set "bf16": {"enabled": true}, say'
+            )
+            check_fits({refusal: engine.optimizer.use_grad_accum_attribute})
         self._engine = engine
         self._replacements = Replacements()
         # of its parameters ZeRO steps those that were trained when it was made
@@ -169,13 +175,4 @@ def _refusals(engine: Any) -> Mapping[str, bool]:
         "ZenFlow reduces by itself; leave it out": engine.zenflow,
         "DeepCompile reduces by itself; leave it out": engine.is_deepcompile_enabled(),
         f"{optimizer} compresses by itself; use another optimizer, such as AdamW": optimizer in OWN_COMPRESSION,
-    }
-
-
-def _refusals_of_zero(engine: Any) -> Mapping[str, bool]:
-    """The same, by what ZeRO has made of the parameters."""
-    own, configured = engine.optimizer.dtype, engine.get_data_types()[0]
-    return {
-        f"parameters are {own}, the configuration says {configured}, and ZeRO then sums gradients elsewhere than in "
-        'p.grad; make both one: set "bf16": {"enabled": true}, say': engine.optimizer.use_grad_accum_attribute,
     }

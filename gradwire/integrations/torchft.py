@@ -208,12 +208,12 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
 
     def _round(self) -> bool:
         """Exchanges pseudo-gradients and votes; returns whether the round counts."""
-        # quorum
         self._exchange.begin()
-        # average pseudo-gradients
         if runtime := self._exchange.runtime:
             try:
-                self._average(runtime)
+                self._fragment.measure()
+                runtime.reduce(self._fragment.pseudo_gradients)
+                runtime.finish()
             except PeerFailed as error:
                 self.manager.report_error(error)
             if not self._fragment.are_finite():
@@ -228,12 +228,6 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
         else:
             self._going_back.go_back([self._fragment])
         return counts
-
-    def _average(self, runtime: Runtime) -> None:
-        """Averages the pseudo-gradients of the replicas."""
-        self._fragment.measure()
-        runtime.reduce(self._fragment.pseudo_gradients)
-        runtime.finish()
 
     def _make(self, mesh: Mesh) -> tuple[Runtime, FrontEnd]:
         own, plan = self._replica, partial(self._plan, mesh.replica.world)

@@ -122,7 +122,8 @@ class Agreement:
         except Disagreement as error:
             # what computes otherwise, where that is known, says more than a checksum
             if error.field == "arithmetic":
-                self._meeting.compare(_computed_by(self._device))
+                own = {"kernels": in_use(self._device), "torch's version": torch.__version__}
+                self._meeting.compare({**own, "processor": processor_of(self._device)})
             raise
         self._compared = max(self._compared, alone)
 
@@ -179,11 +180,6 @@ def _sent(groups: Iterable[Group], slots: Sequence[Slot], world: int) -> Facts:
 def _alone(compressors: Iterable[Compressor]) -> int:
     """Whether each rank computes something by itself that must be equal on all: 0, DRAWS, or PRODUCTS as well."""
     return max((PRODUCTS if each.multiplies else DRAWS for each in compressors if each.local_arithmetic), default=0)
-
-
-def _computed_by(device: torch.device) -> Facts:
-    """What may make results differ by a bit, by the names that errors use."""
-    return {"kernels": in_use(device), "torch's version": torch.__version__, "processor": processor_of(device)}
 
 
 def _arithmetic(device: torch.device, alone: int) -> str:

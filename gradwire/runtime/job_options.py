@@ -6,15 +6,16 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from gradwire.controllers import Controller
-from gradwire.controllers.requests import Profiled, ProfileRequest
+from gradwire.controllers.requests import ProfileRequest
 from gradwire.ops.vectors import Scalar
 from gradwire.plans import Plan
 from gradwire.runtime.state.row_memory import PLAIN_ROWS, RowScheme
 from gradwire.runtime.trace import Trace
+from gradwire.schedule import Profile
 from gradwire.slots import Slot
 from gradwire.transports import Mesh
 
-Profiler = Callable[[ProfileRequest, Trace, Sequence[Mapping[str, Tensor]]], Profiled]
+Profiler = Callable[[ProfileRequest, Trace, Sequence[Mapping[str, Tensor]]], Profile]
 """Answers a controller's request from its traced steps, with a sample of each one's means; all ranks together."""
 
 NO_NATIVE = "a native plan leaves reducing to DDP, and here there is none; use FP32() instead"
@@ -24,14 +25,6 @@ ONLY_SPARSE = (
     "to DDP alone"
 )
 """The refusal of a job whose plan would have no group."""
-
-
-def _unscaled() -> Scalar | None:
-    return None
-
-
-def _any_plan(plan: Plan) -> None:
-    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +40,7 @@ class JobOptions:
     """After each step, ranks find out which slots had a gradient on no rank."""
     no_native: str = NO_NATIVE
     """Why the framework cannot reduce by itself; "" where it can."""
-    scale: Callable[[], Scalar | None] = _unscaled
+    scale: Callable[[], Scalar | None] = lambda: None
     """The factor that losses are multiplied by."""
     weight: Callable[[], object] | None = None
     """The weight of this rank's gradients in a step's mean, asked when a step opens; None where all have the same."""
@@ -79,7 +72,7 @@ class JobOptions:
     """Steps are rounds of local steps, without a forward or backward pass of their own."""
     voted: bool = False
     """A step then counts when `Runtime.commit` is called."""
-    fits: Callable[[Plan], None] = _any_plan
+    fits: Callable[[Plan], None] = lambda plan: None
     """Raises ValueError for a plan that the front end cannot follow."""
 
     def first_plan(self, make: Callable[[], Plan], slots: Sequence[Slot], mesh: Mesh) -> Plan:

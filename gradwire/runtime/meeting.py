@@ -84,8 +84,12 @@ class Meeting:
         if "absent" in answer:
             # a rank that comes late finds this, and meets the others in their next job
             store.set(GIVEN_UP, "")
-            absent = answer["absent"]
-            raise AbsentRanks(self._call, _absent(absent, self._call, answer["waited"]), absent)
+            absent, waited_s = answer["absent"], answer["waited"]
+            why = (
+                f"{ranks_named(absent)} did not come to {self._call} within {waited_s:.0f} s; make the same calls on "
+                "all ranks; where some come later, call dist.barrier() first"
+            )
+            raise AbsentRanks(self._call, why, absent)
         self._delete_read()
         self.training = answer.get("training", "")  # rank 0 may have an earlier version, which facts tell
         self.hosts = [answer["hosts"][host] for host, _ in answer["ranks"]]
@@ -168,13 +172,6 @@ def disagreement(facts: Sequence[Facts]) -> tuple[str, str] | None:
             parts = [f"{_short(value)} on {ranks_named(ranks)}" for value, ranks in values.items()]
             return f"the ranks differ in {field}: {', '.join(parts)}; give every rank the same", field
     return None
-
-
-def _absent(ranks: Sequence[int], call: str, waited_s: float) -> str:
-    return (
-        f"{ranks_named(ranks)} did not come to {call} within {waited_s:.0f} s; make the same calls on all ranks; where "
-        "some come later, call dist.barrier() first"
-    )
 
 
 def _short(value: str) -> str:

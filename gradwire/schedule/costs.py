@@ -76,15 +76,12 @@ class CostTable:
         return inside + self.last_slope * np.maximum(np.asarray(size, float) - self.sizes[-1], 0)
 
     def plus(self, fixed: float) -> "CostTable":
-        """The cost with `fixed` added for any size."""
         return CostTable(self.sizes, tuple(value + fixed for value in self.values))
 
     def times(self, factor: float) -> "CostTable":
-        """The cost times `factor` for any size."""
         return CostTable(self.sizes, tuple(factor * value for value in self.values))
 
     def to_data(self) -> dict[str, Any]:
-        """As plain values for JSON; `from_data` reads it back."""
         return {"sizes": list(self.sizes), "values": list(self.values)}
 
     @property

@@ -25,7 +25,7 @@ class Labels:
         self.problem = bounds.problem
         self.regime = bounds.regime
         self.edges = bounds.edges
-        self.goal_s, self.merge_s = goal_s, merge_s
+        self.goal_s = goal_s
         self.backward_s = float(self.problem.ready_s[-1])
         self.deferred = self.problem.deferred
         self.ended = True

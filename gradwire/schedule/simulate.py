@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,17 +84,13 @@ def simulate(
     # rounds of local steps: inner steps, and one exchange shared by all of them
     if every > 1:
         inside_s = _inner_s(profile, cluster, regime)
-        rounds = _as_round(problem)
+        # in which all slots are ready at the same time, and backward hides nothing
+        rounds = dataclasses.replace(problem, ready_s=np.zeros(len(problem.ready_s)), around_s=0.0)
         shortest = search_efficiency(rounds, regime, EPS, efficiency_levels(rounds)[0])
         for way, found in (_ways(there, rounds, regime, plan) | {BEST: shortest}).items():
             yield _outcome(
                 there, cluster, f"{way} every {every}", found, inside_s + found.step_s / every, alone_s, every
             )
-
-
-def _as_round(problem: Problem) -> Problem:
-    """The problem of a round of local steps: all slots are ready at the same time, and backward hides nothing."""
-    return dataclasses.replace(problem, ready_s=np.zeros(len(problem.ready_s)), around_s=0.0)
 
 
 def _ways(there: Profile, problem: Problem, regime: Regime, plan: Plan | None) -> dict[str, Solution]:
@@ -110,7 +106,11 @@ def _outcome(
     there: Profile, cluster: Cluster, way: str, found: Solution, step_s: float, alone_s: float, every: int = 1
 ) -> Outcome:
     nbytes = sum(there.wire_bytes(group) for group in found.groups) / every
-    return Outcome(cluster, way, step_s, alone_s, _composed(found, candidate_names(there.candidates)), nbytes, every)
+    # the number of groups of each candidate, in words
+    names = candidate_names(there.candidates)
+    counts = Counter(names[group.option] for group in found.groups)
+    groups = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    return Outcome(cluster, way, step_s, alone_s, groups, nbytes, every)
 
 
 def _inner_s(profile: Profile, cluster: Cluster, regime: Regime) -> float:
@@ -154,12 +154,6 @@ def lacks_scatter_reduce(profile: Profile, peers: int) -> list[str]:
         if way.communicator == AllGather() and way.compressor not in reduced
         and default_communicator(way.compressor, slots, peers) == ScatterReduce()
     ]  # fmt: skip
-
-
-def _composed(found: Solution, names: Sequence[str]) -> str:
-    """The number of groups of each candidate, in words."""
-    counts = Counter(names[group.option] for group in found.groups)
-    return ", ".join(f"{count} {name}" for name, count in counts.most_common())
 
 
 def _decoding(candidate: Candidate, times: float) -> Candidate:

@@ -6,12 +6,11 @@ from gradwire.transports.played import Played
 from gradwire.transports.process_group import ProcessGroup
 from gradwire.transports.recording import SizeRecorder
 from gradwire.transports.threads import Threads
-from gradwire.transports.transport import Done, KeyValueStore, Pending, Transport
+from gradwire.transports.transport import Done, Pending, Transport
 
 __all__ = [
     "Card",
     "Done",
-    "KeyValueStore",
     "Mesh",
     "Pending",
     "Played",

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from threading import Lock
-from typing import Any, Protocol
 
 import torch
 
@@ -27,7 +27,7 @@ class Card:
                 f"no card takes {latency_s} s for a message and sends {bytes_per_s} bytes/s; use e.g. Card(50e-6, 1e9)"
             )
         self.latency_s, self.bytes_per_s = latency_s, bytes_per_s
-        self._lanes: dict[torch.device, _Lane] = {}
+        self._lanes: dict[torch.device, ClockLane | StreamLane] = {}
 
     def __repr__(self) -> str:
         return f"Card({self.latency_s}, {self.bytes_per_s})"
@@ -38,18 +38,16 @@ class Card:
 
     def carry(self, seconds: float, device: torch.device, arrive: Callable[[], None]) -> Pending:
         """Begins with a message of tensors of this device once those before it are through; `arrive` writes it."""
-        lane = self._lanes.get(device) or self._lanes.setdefault(device, _lane(device))
-        return lane.carry(seconds, arrive)
+        if device not in self._lanes:
+            self._lanes[device] = ClockLane() if device == CPU else StreamLane(device)
+        return self._lanes[device].carry(seconds, arrive)
 
 
-class _Lane(Protocol):
-    """Messages one after another."""
+@dataclass(frozen=True)
+class _UnderWay:
+    """A message on a lane."""
 
-    def carry(self, seconds: float, arrive: Callable[[], None]) -> Pending: ...
-
-
-def _lane(device: torch.device) -> _Lane:
-    return ClockLane() if device == CPU else StreamLane(device)
+    wait: Callable[[], None]
 
 
 class ClockLane:
@@ -68,23 +66,11 @@ class ClockLane:
             over_s = self._free_s
         # bytes come while the message is under way
         arrive()
-        return _AtTime(over_s, self)
+        return _UnderWay(partial(self._wait_until, over_s))
 
-    def wait_until(self, over_s: float) -> None:
-        """Sleeps until then."""
+    def _wait_until(self, over_s: float) -> None:
         while (left_s := over_s - self._now()) > 0:
             self._sleep(left_s)
-
-
-@dataclass(frozen=True)
-class _AtTime:
-    """A message that is through at a time of the clock."""
-
-    over_s: float
-    lane: ClockLane
-
-    def wait(self) -> None:
-        self.lane.wait_until(self.over_s)
 
 
 class StreamLane:
@@ -102,14 +88,5 @@ class StreamLane:
             self._stream.wait_event(made)
             arrive()
             delay(seconds, self._device)
-            return _Event(self._stream.record_event())
-
-
-@dataclass(frozen=True)
-class _Event:
-    """A message that is through at an event of a stream."""
-
-    over: Any
-
-    def wait(self) -> None:
-        torch.cuda.current_stream().wait_event(self.over)
+            over = self._stream.record_event()
+        return _UnderWay(lambda: torch.cuda.current_stream().wait_event(over))

@@ -39,13 +39,10 @@ def meet(rank: int, ranks: list[int], timeout_s: float) -> str:
     """The name of a new group, once all its `ranks` have called this. Raises RuntimeError, naming those that have not
     in time."""
     # where the others have given up before this rank came, it meets them at their next call
-    while not gather(TorchStore(name := _name(rank, ranks)), rank, ranks, timeout_s):
+    of_these = f"gradwire/{sha256(str(ranks).encode()).hexdigest()[:16]}"
+    while not gather(TorchStore(name := numbered(of_these, rank)), rank, ranks, timeout_s):
         pass
     return name
-
-
-def _name(rank: int, ranks: list[int]) -> str:
-    return numbered(f"gradwire/{sha256(str(ranks).encode()).hexdigest()[:16]}", rank)
 
 
 def numbered(name: str, rank: int, store: Any = None) -> str:

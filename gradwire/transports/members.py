@@ -65,7 +65,9 @@ class Members:
         number = self._last
         while True:
             # the first list that is open: put this process's claim on it
-            number = self._first_open(number + 1)
+            number += 1
+            while self._store.check([f"{number}/closed"]):
+                number += 1
             place = self._store.add(f"{number}/count", 1) - 1
             self._store.set(f"{number}/claim/{place}", json.dumps(asdict(mine)))
             if not self._follows(number):
@@ -95,11 +97,6 @@ class Members:
         Members.beside_newcomers = False
         self._store.set("begun", "yes")
 
-    def _first_open(self, number: int) -> int:
-        while self._store.check([f"{number}/closed"]):
-            number += 1
-        return number
-
     def _wait(self, number: int, until: float) -> None:
         """Returns when the list is closed, if need be by this process."""
         seen, since = 0, monotonic()
@@ -109,7 +106,7 @@ class Members:
             if count != seen:
                 seen, since = count, monotonic()
             # none for a while: a process of the last generation closes the list; of several the first one counts
-            elif monotonic() - since > self._last_call_timeout and self._may_close(number, count):
+            elif monotonic() - since > self._last_call_timeout and count >= self.at_least and self._follows(number):
                 self._store.first(f"{number}/closed", str(count))
             if monotonic() > until:
                 raise TimeoutError(self._why(count))
@@ -120,9 +117,6 @@ class Members:
         if count < self.at_least:
             return f"{came}, and at least {self.at_least} are wanted"
         return f"{came}, and none of the job over this store, which they are to join; {ANEW}"
-
-    def _may_close(self, number: int, count: int) -> bool:
-        return count >= self.at_least and self._follows(number)
 
     def _follows(self, number: int) -> bool:
         """Whether no generation came between this process's last one and a list: those before it are void."""

@@ -46,7 +46,6 @@ def parcels(tensors: Sequence[Tensor], device: torch.device) -> Iterator[Parcel]
             taken, at = [], 0
         taken.append((piece, buffer[at : at + piece.nbytes].view(piece.dtype).view(piece.shape)))
         at += _size(piece)
-    # the last parcel
     if taken:
         yield Parcel(buffer[:at], taken)
 

@@ -47,7 +47,6 @@ def echo(op: Collective, rank: int, world: int) -> None:
     send, receive = op.send.whole, op.receive.whole
     match op:
         case Sum():
-            # a sum of equal addends
             send.mul_(world)
         case Gather() if op.parts:
             # parts that differ: the others' as this rank sent them, its own as it encoded the sum

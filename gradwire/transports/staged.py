@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
 
 from gradwire.collective import AllToAll, Broadcast, Collective, Gather, Message, SendReceive, Sum
 from gradwire.transports.transport import Pending
@@ -56,7 +55,10 @@ class Staging:
 
     def _twin(self, message: Message) -> Message:
         if message not in self._twins:
-            self._twins[message] = Message.plain(pinned_like(message.whole))
+            # pinned, so that a GPU copies to it by itself
+            whole = message.whole
+            pinned = torch.empty(whole.shape, dtype=whole.dtype, device="cpu", pin_memory=True)
+            self._twins[message] = Message.plain(pinned)
         return self._twins[message]
 
 
@@ -98,8 +100,3 @@ class Copied:
         # a thread that asks CUDA without a device of its own makes a context on the first one
         with torch.cuda.device(self._device):
             self._event.synchronize()
-
-
-def pinned_like(tensor: Tensor) -> Tensor:
-    """Memory of the host that a GPU copies to by itself."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)

@@ -50,7 +50,6 @@ class TorchStore:
         return TorchStore(self._prefix, second)
 
     def set(self, key: str, value: str) -> None:
-        """Sets a key's text."""
         self._ask(lambda whole: self._store.set(whole, value), key, self._patience_s)
 
     def set_all(self, keys: Sequence[str], value: str) -> None:
@@ -63,22 +62,17 @@ class TorchStore:
         return self._ask(lambda whole: self._store.compare_set(whole, "", value).decode(), key, SHORT_S)
 
     def add(self, key: str, number: int) -> int:
-        """Adds to a key's number, which is 0 at first; returns the sum."""
         return self._ask(lambda whole: self._store.add(whole, number), key, self._patience_s)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all the keys have texts; one question."""
         first, *others = keys
         also = [f"{self._prefix}/{key}" for key in others]
         return self._ask(lambda whole: self._store.check([whole, *also]), first, self._patience_s)
 
     def delete(self, key: str) -> None:
-        """Deletes a key and its text."""
         self._ask(self._store.delete_key, key, self._patience_s)
 
     def get(self, key: str, timeout_s: float) -> str | None:
-        """A key's text, once it is there; None where it is not within `timeout_s`."""
-
         def wait(whole: str) -> str | None:
             return self._store.get(whole).decode() if self._comes(whole, timeout_s) else None
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.compressors import Compressor
 from gradwire.controllers import Controller, Decision, Observation, StepView
-from gradwire.controllers.requests import Change, NativeRequest, Profiled, ProfileRequest
+from gradwire.controllers.requests import Change, NativeRequest, ProfileRequest
 from gradwire.plans import NATIVE, Plan
 from gradwire.rules import Rule
 from gradwire.schedule import Objective, Profile, Solution, Worker, search_profile
@@ -182,8 +182,7 @@ class Auto(Controller):
             candidate_plans.few_groups(plan, seen.slots), candidate_plans.ways_by(self.rules, seen.replicas), TRACED
         )
 
-    def _profiled(self, seen: Observation, answer: Profiled) -> Change | None:
-        profile = answer.profile
+    def _profiled(self, seen: Observation, profile: Profile) -> Change | None:
         if self.measured and not candidate_plans.is_dense(seen.plan):  # no dense steps were traced
             profile = candidate_plans.with_efficiencies(profile, self.measured)
         self.measured = candidate_plans.by_objective(profile, self.objective, self.rules)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gradwire.collective import HOST
-from gradwire.controllers.requests import Profiled, ProfileRequest
+from gradwire.controllers.requests import ProfileRequest
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.host import computing_threads, kind_of, synchronize
 from gradwire.plans import Group
@@ -49,7 +49,7 @@ _WIRE = 2
 def profiler_for(slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Profiler:
     """The profiler that answers a controller's requests, on all ranks together, between steps."""
 
-    def profile(request: ProfileRequest, trace: Trace, gradients: Sequence[Mapping[str, Tensor]]) -> Profiled:
+    def profile(request: ProfileRequest, trace: Trace, gradients: Sequence[Mapping[str, Tensor]]) -> Profile:
         # compute: traced steps, slot by slot on the slowest rank
         planned = set(request.plan.names)
         trained = [slot for slot in slots if slot.name in planned]
@@ -63,7 +63,19 @@ def profiler_for(slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Pro
         # rehearsals, each rank alone
         efficiency = dict(zip(ways, _efficiencies(ways, gradients, trained, mesh, device), strict=True))
         samples, efficiencies = [sampled[way] for way in bare], [efficiency[way] for way in bare]
-        return Profiled(_profile(request.ways, samples, efficiencies, ordered, times, mesh, device))
+        candidates = [_candidate(*each) for each in zip(request.ways, samples, efficiencies, strict=True)]
+        return Profile(
+            slots=tuple(SlotTime(s.name, tuple(s.shape), times.ready_s[s.name], s.pairs, s.cut) for s in ordered),
+            forward_s=times.forward_s,
+            optimizer_s=times.optimizer_s,
+            candidates=tuple(candidates),
+            collectives=_collectives(request.ways, samples),
+            ranks=mesh.averaged,
+            gpus_per_host=mesh.host.world if mesh.host else 1,
+            local=_local(samples) if mesh.host else {},
+            device=kind_of(device),
+            contention=contention(mesh, device),
+        )
 
     return profile
 
@@ -209,29 +221,6 @@ def contention(mesh: Mesh, device: torch.device) -> float:
     # threads share the cores fairly
     lost = max(0.0, 1 - max(cores, threads) / (threads + 1))
     return slowest([lost], mesh, device)[0]
-
-
-def _profile(
-    ways: Sequence[Group],
-    samples: Sequence[Sequence[ReductionTimes]],
-    efficiencies: Sequence[float],
-    slots: Sequence[Slot],
-    times: ComputeTimes,
-    mesh: Mesh,
-    device: torch.device,
-) -> Profile:
-    return Profile(
-        slots=tuple(SlotTime(s.name, tuple(s.shape), times.ready_s[s.name], s.pairs, s.cut) for s in slots),
-        forward_s=times.forward_s,
-        optimizer_s=times.optimizer_s,
-        candidates=tuple(_candidate(*each) for each in zip(ways, samples, efficiencies, strict=True)),
-        collectives=_collectives(ways, samples),
-        ranks=mesh.averaged,
-        gpus_per_host=mesh.host.world if mesh.host else 1,
-        local=_local(samples) if mesh.host else {},
-        device=kind_of(device),
-        contention=contention(mesh, device),
-    )
 
 
 def _efficiencies(

@@ -125,7 +125,8 @@ class Trials:
         """Whether one of the last two is clearly better."""
         if len(self.alive) != 2 or not self.met(*self.alive):
             return False
-        ratio = self.last_ratio()
+        first, second = self.alive
+        ratio = self.ratio(second, first)
         return self._is_better(ratio) or ratio.low > (CLEARLY if self.dense_is_left else 1)
 
     @property
@@ -154,11 +155,6 @@ class Trials:
     def choice(self) -> int:
         """Index of the plan to choose: the best, where dense is not left or is clearly slower."""
         return self.best if not self.dense_is_left or self._is_better(self.ratio(self.best, 0)) else 0
-
-    def last_ratio(self) -> Ratio:
-        """Of the last two plans, the second over the first."""
-        first, second = self.alive
-        return self.ratio(second, first)
 
     def met(self, plan: int, other: int) -> bool:
         """Whether both had a turn in some round."""

@@ -10,7 +10,6 @@ import torch
 import gradwire as gw
 from gradwire.controllers import Observation
 from gradwire.controllers.gain import delay_of, efficiency_of
-from gradwire.controllers.requests import Profiled
 from gradwire.lab.built_in_profiles import profile as published
 from gradwire.memories import Residual
 from gradwire.ops.sample import ELEMENTS, MATRICES, sampled
@@ -309,8 +308,8 @@ def test_a_job_that_is_measured_again_takes_efficiencies_from_dense_steps_alone(
         controller = Auto([each.way for each in job.candidates])
         controller.begin(dense)
         controller.measured = profile(four=0.8)
-        seen = Observation(17, 19, traced, [], 0, 2, 2, torch.zeros(3), answer=Profiled(job))
-        controller._profiled(seen, Profiled(job))
+        seen = Observation(17, 19, traced, [], 0, 2, 2, torch.zeros(3), answer=job)
+        controller._profiled(seen, job)
         assert [each.efficiency for each in controller.measured.candidates] == [1.0, expected, 1.0, 1.0]
         assert controller.regime == Worker(0.25), "the ranks share their cores as they do now"
 

@@ -183,7 +183,10 @@ class DistributedState:
         }
         # what the state says of itself, as a tensor
         about = {field: getattr(own.about, field) for field in DESCRIBED}
-        rows = {self._key(key): self._row(key, tensor) for key, tensor in tensors.items()}
+        rows = {
+            self._key(key): self._placed[_name(key)].row(tensor) if _is_flat(key) else tensor
+            for key, tensor in tensors.items()
+        }
         return {ABOUT: letters(json.dumps(about)), STEP: torch.tensor(own.step, dtype=torch.int64, device="cpu")} | rows
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -200,14 +203,15 @@ class DistributedState:
     def part(self, state: Mapping[str, Tensor]) -> StateDict:
         """This rank's part of a state that was loaded into `state_dict`."""
         saved, step = said_by(state[ABOUT]), int(state[STEP])
-        mine = unpack(self._job.state_dict(padded=False)).about
-        about = replace(mine, **{field: saved[field] for field in DESCRIBED if field in saved})
+        here = unpack(self._job.state_dict(padded=False)).about
+        about = replace(here, **{field: saved[field] for field in DESCRIBED if field in saved})
         exported: dict[str, dict[str, Tensor]] = {}
         # this rank's sum of the rows of each memory, and the small tensors that are its own
         for key, tensor in state.items():
             if SEPARATOR in key:
                 name, kind = split(OWNER.sub("", key))
-                exported.setdefault(name, {})[kind] = self._kept(key, tensor)
+                mine = self._placed[name].kept(tensor) if is_sharded(tensor) else tensor
+                exported.setdefault(name, {})[kind] = mine
         return pack(exported, exported.pop("", {}), step, about)
 
     def _key(self, key: str) -> str:
@@ -225,9 +229,6 @@ class DistributedState:
             return shard == self._shard
         return shard == self._shard and int(replica) == predecessors(self._replica, self._replicas, int(old)).own
 
-    def _row(self, key: str, tensor: Tensor) -> Tensor:
-        return self._placed[_name(key)].row(tensor) if _is_flat(key) else tensor
-
     def _empty(self, key: str, kind: TensorStorageMetadata) -> Tensor:
         if _is_flat(key) and _name(key) not in self._placed:
             raise ValueError(
@@ -236,9 +237,6 @@ class DistributedState:
         if _is_flat(key):
             return self._placed[_name(key)].no_rows(kind.size[0])
         return torch.zeros(kind.size, dtype=kind.properties.dtype, device="cpu")
-
-    def _kept(self, key: str, tensor: Tensor) -> Tensor:
-        return self._placed[_name(key)].kept(tensor) if is_sharded(tensor) else tensor
 
 
 def _name(key: str) -> str:

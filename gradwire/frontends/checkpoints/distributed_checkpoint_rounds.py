@@ -71,7 +71,10 @@ class DistributedRounds:
     def state_dict(self) -> dict[str, Tensors]:
         """The tensors to save; or, to load, zeros like the saved ones."""
         if self._saved:
-            folders = {folder: self._empty_folder(self._saved[folder]) for folder in (SHARED, self._own)}
+            folders = {
+                folder: {key: self._empty(key, kind) for key, kind in self._saved[folder].items()}
+                for folder in (SHARED, self._own)
+            }
             return {MEMORY: self._memory.state_dict(), **folders}
         progress, inner = self._rounds.progress(), self._rounds.inner
         # equal on all replicas: kept once
@@ -141,9 +144,6 @@ class DistributedRounds:
         return progress | {"under way": under_way}
 
     # Tensors by parameter
-
-    def _empty_folder(self, saved: Saved) -> Tensors:
-        return {key: self._empty(key, kind) for key, kind in saved.items()}
 
     def _empty(self, key: str, kind: TensorStorageMetadata) -> Tensor:
         dtype, placed = kind.properties.dtype, self._placed.get(split(key)[0])

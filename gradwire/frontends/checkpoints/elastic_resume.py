@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gradwire.checkpoint import Exported, StateDict, Unpacked, is_small, pack, unpack
+from gradwire.checkpoint import StateDict, is_small, pack, unpack
 from gradwire.compressors.context import SHARED
 from gradwire.frontends.handle import Handle
 from gradwire.plans import Plan
@@ -44,22 +44,17 @@ def go_on(handle: Handle, common: StateDict, own: StateDict | None, rank: int, r
     # all ranks together
     if plan != given and not moved:
         handle.replan(plan)
-    # the common state, with the memories that each has kept
+    # what is equal on all ranks comes from the first; memories are those that each has kept
+    kept = unpack(own).exported if own else {}
+    exported = {
+        name: first.exported.get(name, {})
+        | {key: tensor for key, tensor in kept.get(name, {}).items() if not key.startswith(SHARED)}
+        for name in {**first.exported, **kept}
+    }
     about = replace(first.about, rank=rank, ranks=ranks)
-    handle.load_state_dict(_with_memories(replace(first, about=about), unpack(own).exported if own else {}))
+    handle.load_state_dict(pack(exported, first.job, first.step, about))
 
 
 def _without_collectives(plan: Plan) -> Sequence[object]:
     """What tells the plan from others, without its collectives."""
     return [(group.slots, group.compressor, group.memory) for group in plan.groups]
-
-
-def _with_memories(first: Unpacked, own: Exported) -> StateDict:
-    """The state of one rank, with this rank's own memories."""
-    # memories are this rank's; what is equal on all ranks comes from the first
-    exported = {
-        name: first.exported.get(name, {})
-        | {key: t for key, t in own.get(name, {}).items() if not key.startswith(SHARED)}
-        for name in {**first.exported, **own}
-    }
-    return pack(exported, first.job, first.step, first.about)

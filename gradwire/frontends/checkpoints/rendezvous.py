@@ -109,8 +109,9 @@ class Rendezvous:
         # the first rank has come furthest; from the very beginning there is nothing to go on from
         newest = claims[0]
         if newest.steps >= 0:
-            # memories: each rank's own, where it was in the last generation
-            self._go_on(handle, self._states.get(newest.steps) if self._is_of(newest.generation) else None)
+            # memories: each rank's own, where it was in the last generation: if others went on without it, void
+            stayed = claims[self._generation.rank].generation == newest.generation
+            self._go_on(handle, self._states.get(newest.steps) if stayed else None)
             # parameters' companions: where some rank is behind, all take the first one's
             if any(claim != newest for claim in claims):
                 self._share(handle, common)
@@ -124,11 +125,6 @@ class Rendezvous:
         """Whether a process waits to join: then `meet` again. It is enough that one rank asks, now and then, and meets;
         the others' calls raise, as after a loss."""
         return self._members.newcomers()
-
-    def _is_of(self, generation: int) -> bool:
-        """Whether this process was in the last generation; if others went on without it, its state is void."""
-        assert self._generation is not None
-        return self._generation.claims[self._generation.rank].generation == generation
 
     def _go_on(self, handle: Handle, own: StateDict | None) -> None:
         """Goes on from rank 0's small state, and from this rank's `own` memories."""

@@ -27,7 +27,7 @@ from gradwire.frontends.options.choices import Choices
 from gradwire.frontends.options.given_rules import facts_of, warn_of
 from gradwire.frontends.options.keywords import PlanOptions
 from gradwire.frontends.options.parameters import device_of
-from gradwire.frontends.options.weighted import check_weighted, weight_function, weighted
+from gradwire.frontends.options.weighted import check_weighted, weight_function
 from gradwire.frontends.owners import check_free, claim, held_by
 from gradwire.frontends.shards.sharded_models import reshard
 from gradwire.frontends.trained import add_to, check_held
@@ -116,10 +116,14 @@ class LocalSteps(Wrapper):
     ) -> None:
         choices = Choices.of(compressor, OWN, **options)
         choices.check()
-        _check_weight(choices, eager)
+        if eager and choices.weight is not None:
+            raise ValueError(
+                "eager=True replaces 1 / replicas of the last mean by this replica's own; leave weight out"
+            )
         model = uncompiled(model)
         self.check(inner_optimizer, model, process_group, "" if is_fsdp(model) else SHARDED)
-        _check_outer(outer)
+        if not callable(outer) or (isclass(outer) and not issubclass(outer, Optimizer)):
+            raise ValueError(f"outer={one_line(outer)} makes no optimizer; pass outer=gw.Outer(lr=0.7), or a function")
         # the replica, and what this rank can refuse by itself
         replica, values = replica_of(model, mesh, process_group, inner_optimizer), values_of(model)
         check_free(replica.trained.held())
@@ -152,7 +156,6 @@ class LocalSteps(Wrapper):
             parts.check_fits(made)
             check_weighted(made, choices.weight)
 
-        # open the axes, and agree
         axes = choices.mesh(replica.axes, device := device_of(trained))
         self._ranks = axes.replica.world
         return Runtime(plan, replica.slots, axes, device, JobOptions(
@@ -161,7 +164,7 @@ class LocalSteps(Wrapper):
             fits=fits, weight=weight_function(choices.weight),
             facts={
                 "front end": "LocalSteps", "inner_steps, delay, mix and eager": schedule,
-                "weight": weighted(choices.weight),
+                "weight": "no" if choices.weight is None else "yes",
                 **facts_of(choices.by_layer),
             },
         ))  # fmt: skip
@@ -207,9 +210,11 @@ class LocalSteps(Wrapper):
         """Takes the factor of the GradScaler that calls `step` out of gradients; returns whether they are finite."""
         # torch sets both for this call: no factor where `unscale_` has taken it out, 1 where gradients are not finite
         scale, found_inf = (vars(self).get(name) for name in ("grad_scale", "found_inf"))
-        for parameter in held_by(self._wrapped) if scale is not None else ():
-            if parameter.grad is not None:
-                parameter.grad.div_(scale.item())
+        if scale is not None:
+            factor = scale.item()
+            for parameter in held_by(self._wrapped):
+                if parameter.grad is not None:
+                    parameter.grad.div_(factor)
         return found_inf is None or not found_inf.item()
 
     def _check_attached(self) -> None:
@@ -286,15 +291,3 @@ class LocalSteps(Wrapper):
         if saved is not None:
             self._join()
         return DistributedRounds(self._rounds, self._replica, rounds_in(saved, key))
-
-
-def _check_weight(choices: Choices, eager: bool) -> None:
-    """Raises ValueError for weights of eager updates."""
-    if eager and choices.weight is not None:
-        raise ValueError("eager=True replaces 1 / replicas of the last mean by this replica's own; leave weight out")
-
-
-def _check_outer(outer: object) -> None:
-    """Raises ValueError for what makes no optimizer of the shared parameters."""
-    if not callable(outer) or (isclass(outer) and not issubclass(outer, Optimizer)):
-        raise ValueError(f"outer={one_line(outer)} makes no optimizer; pass outer=gw.Outer(lr=0.7), or a function")

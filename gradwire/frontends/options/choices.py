@@ -18,7 +18,7 @@ from gradwire.frontends.options.given_rules import GivenRule, Planner, facts_of,
 from gradwire.frontends.options.keywords import Dense
 from gradwire.frontends.options.parameters import device_of, slots_of
 from gradwire.frontends.options.scaled import scale_from
-from gradwire.frontends.options.weighted import Weight, check_weighted, weight_function, weighted
+from gradwire.frontends.options.weighted import Weight, check_weighted, weight_function
 from gradwire.frontends.updates import check_means, check_unsharded
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
@@ -285,7 +285,7 @@ class StepChoices(Choices):
             "front end": front_end, "find_unused_parameters": str(self.find_unused_parameters),
             "scaler": "yes" if self.scaler else "no", "elastic": str(self.elastic), **facts_of(self.by_layer),
             "sparse gradients": ", ".join(sorted(sparse)), "rows": " ".join(map(str, way)),
-            "weight": weighted(self.weight),
+            "weight": "no" if self.weight is None else "yes",
         }  # fmt: skip
         return Runtime(partial(plan, first), slots, mesh, device, JobOptions(
             seed=self.seed, controller=self.controlled_by(), profiler=profiler_for(whole, mesh, device),

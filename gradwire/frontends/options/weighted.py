@@ -22,11 +22,6 @@ def asked_in_backward(weight: Weight | None) -> Callable[[], object] | None:
     return ask and (lambda: ask() if in_backward() else 0.0)
 
 
-def weighted(weight: Weight | None) -> str:
-    """Whether ranks have weights, which all of them must, in a word."""
-    return "no" if weight is None else "yes"
-
-
 def check_weighted(plan: Plan, weight: Weight | None) -> None:
     """Raises ValueError where ranks have weights, and parts of a plan make means without."""
     for group in plan.groups if weight is not None else ():

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gradwire.frontends.options.parameters import parameters_of, slots_of
@@ -94,22 +93,17 @@ def checked_on(mesh: DeviceMesh) -> Check:
             raise ValueError(f"parameter {name!r} is not sharded; call fully_shard() on the whole model as well")
         if parameter.is_meta:
             raise ValueError(f"parameter {name!r} has no values yet; call to_empty() and initialise, then attach()")
-        _check_fits(name, parameter, replica, peers)
+        # every sharded dimension must lie inside this replica, or across the same places of all
+        for dim, placement in enumerate(parameter.placements):
+            own = dist.get_process_group_ranks(parameter.device_mesh.get_group(dim))
+            if not set(own) <= set(replica) and not (placement.is_replicate() and own == peers):
+                raise ValueError(
+                    f"parameter {name!r} is sharded over ranks {own}, and a replica of the mesh is {replica}; "
+                    f"use {RECIPE}"
+                )
         Slot.of(name, local_of(parameter))
 
     return check
-
-
-def _check_fits(name: str, parameter: DTensor, replica: list[int], peers: list[int]) -> None:
-    own = parameter.device_mesh
-    # every sharded dimension must lie inside this replica, or across the same places of all
-    for dim, placement in enumerate(parameter.placements):
-        ranks = dist.get_process_group_ranks(own.get_group(dim))
-        if not set(ranks) <= set(replica) and not (placement.is_replicate() and ranks == peers):
-            raise ValueError(
-                f"parameter {name!r} is sharded over ranks {ranks}, and a replica of the mesh is {replica}; "
-                f"use {RECIPE}"
-            )
 
 
 def _replicas_of(parameters: Mapping[str, nn.Parameter]) -> DeviceMesh:

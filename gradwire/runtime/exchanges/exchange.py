@@ -48,9 +48,6 @@ class GroupExchange(ABC):
     """The exchange of one group. A step reads the old state and writes the new one; whether it counts is decided when
     all groups are reduced."""
 
-    group: Group
-    index: int
-    stored: StoredGroup
     context: GroupContext
     nonfinite: Tensor
     """(1,) NaN where some rank's gradient was not finite, else 0; in the end the same on all ranks."""
@@ -62,6 +59,9 @@ class GroupExchange(ABC):
     """Why its turns are never recorded on a GPU; empty where they may be."""
     input: GroupInput
     """The present step's, from its turn 0 on; without gradients once the means are in place."""
+
+    def __init__(self, group: Group, index: int, stored: StoredGroup) -> None:
+        self.group, self.index, self.stored = group, index, stored
 
     @cached_property
     def rounds_residual(self) -> bool:

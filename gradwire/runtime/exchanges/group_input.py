@@ -69,12 +69,8 @@ class GroupInput:
         if self.given_up:
             x.drop()
         elif self.absent:
-            self._without_absent(x.total(), weight)
+            parts = self.gradients.split.layout.views(x.total())
+            for slot in self.absent:
+                torch.mul(self.gradients.slot(slot), weight, out=parts[slot])
+                leave_out([parts[slot]], weight)
         return x
-
-    def _without_absent(self, x: Tensor, weight: Scalar) -> None:
-        """Takes the residuals of absent slots out of x (n,)."""
-        parts = self.gradients.split.layout.views(x)
-        for slot in self.absent:
-            torch.mul(self.gradients.slot(slot), weight, out=parts[slot])
-            leave_out([parts[slot]], weight)

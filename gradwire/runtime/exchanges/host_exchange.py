@@ -29,14 +29,12 @@ class HostExchange(GroupExchange):
     why_not_recorded: ClassVar[str] = 'groups that are summed along the axis "host" are not recorded'
 
     def __init__(self, group: Group, index: int, stored: StoredGroup, job: JobContext) -> None:
+        super().__init__(group, index, stored)
         assert job.mesh.host is not None
         self._host, self._hosts = job.mesh.host, job.mesh.replica.world
         # between hosts, the rank that leads this group exchanges; groups take turns
         self._between = ReplicaExchange(group, index, stored, job)
         self._leader = index % job.mesh.leaders
-        self.group = group
-        self.index = index
-        self.stored = stored
         self.context, self.nonfinite = self._between.context, self._between.nonfinite
         # state that moves to this leader in this step; the leaders before it; gradients of slots that this rank lacks
         self._moved = list[str]()

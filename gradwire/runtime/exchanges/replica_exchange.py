@@ -30,9 +30,7 @@ class ReplicaExchange(GroupExchange):
     ranks all call `begin`, and the leader alone `reduce`, with the host's sum (`HostExchange`)."""
 
     def __init__(self, group: Group, index: int, stored: StoredGroup, job: JobContext) -> None:
-        self.group = group
-        self.index = index
-        self.stored = stored
+        super().__init__(group, index, stored)
         self._job = job
         axis = job.mesh.replica
         self.context = GroupContext(

@@ -34,9 +34,7 @@ class RowExchange(GroupExchange):
     why_not_recorded: ClassVar[str] = "sparse gradients have other sizes at every step"
 
     def __init__(self, group: Group, index: int, stored: StoredGroup, job: JobContext) -> None:
-        self.group = group
-        self.index = index
-        self.stored = stored
+        super().__init__(group, index, stored)
         self.rounds = 2
         self._slots, self._world = stored.layout.slots, job.mesh.replica.world
         assert stored.rows

@@ -4,9 +4,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic, sleep
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from gradwire.runtime.failures.job_errors import ELSEWHERE, AbsentRanks, PeerFailed, RankLeft, RankStatus, rank_at
+from gradwire.runtime.steps.rank_progress import RankProgress
 from gradwire.transports import Mesh
 from gradwire.transports.gathering import PATIENCE_S
 
@@ -44,16 +45,6 @@ class Verdict(NamedTuple):
     """The ranks without a mark."""
 
 
-class Progress(Protocol):
-    """How far a rank is, for any thread."""
-
-    def step_s(self) -> float:
-        """Seconds of its last step."""
-        ...
-
-    def status(self) -> RankStatus: ...
-
-
 class FailureVerdict:
     """The end of one rank's job.
 
@@ -73,7 +64,7 @@ class FailureVerdict:
 
     def __init__(
         self, mesh: Mesh, hosts: Callable[[], Sequence[str]], paused_s: Callable[[float], float],
-        progress: Callable[[], Progress | None],
+        progress: Callable[[], RankProgress | None],
     ) -> None:  # fmt: skip
         self._mesh = mesh
         self._hosts = hosts
@@ -86,7 +77,9 @@ class FailureVerdict:
     def end(self, error: BaseException) -> None:
         """Ends this rank's part with an error, which gets its reason."""
         detached, self._ended = self._ended, True
-        reason = str(error) or type(error).__name__ if isinstance(error, Exception) else self._exit(error)
+        reason = str(error) or type(error).__name__
+        if not isinstance(error, Exception):
+            reason = f"{self._named([self._mesh.rank])} ended with {type(error).__name__}: {error}"
         # where no thread watches, a rank that computes leaves no mark: one that did not come is not known to be lost
         watched = not isinstance(error, AbsentRanks) or self._mesh.needs_polling
         mark = self._mark()
@@ -128,9 +121,6 @@ class FailureVerdict:
             self._ended = True
             with suppress(RuntimeError):  # the store is gone
                 self._leave_mark(self._mark()._replace(detached=True))
-
-    def _exit(self, error: BaseException) -> str:
-        return f"{self._named([self._mesh.rank])} ended with {type(error).__name__}: {error}"
 
     def _leave_mark(self, mark: ExitReport) -> None:
         self._mesh.store.set(f"ended/{self._mesh.rank}", json.dumps(mark))

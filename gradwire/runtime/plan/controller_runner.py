@@ -19,14 +19,7 @@ from torch import Tensor
 from gradwire.collective import REPLICA, Message, Sum
 from gradwire.compressors import GroupContext
 from gradwire.controllers import GroupView, Observation, StepView
-from gradwire.controllers.requests import (
-    Change,
-    Profiled,
-    ProfileRequest,
-    change_from_json,
-    change_to_json,
-    fingerprint,
-)
+from gradwire.controllers.requests import Change, ProfileRequest, change_from_json, change_to_json, fingerprint
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.sample import sampled
 from gradwire.ops.vectors import Scalar
@@ -45,6 +38,7 @@ from gradwire.runtime.plan.controller_state import (
 from gradwire.runtime.steps.pipeline import Pipeline
 from gradwire.runtime.trace import Trace
 from gradwire.runtime.worker.executor import Executor
+from gradwire.schedule import Profile
 from gradwire.slots import Slot
 from gradwire.transports import Pending
 from gradwire.transports.gathering import PATIENCE_S
@@ -162,7 +156,9 @@ class ControllerRunner:
     def collect(self) -> None:
         """Waits for the sums of the step's numbers."""
         if self._under_way is not None:
-            self._pipeline.together(partial(self._finish_sum, self._under_way))
+            self._pipeline.together(partial(self._mesh.wait, self._under_way))
+            # they are sums along the axis "replica"; then come the others
+            self._pipeline.sum(self._numbers, self._mesh.axes.keys() - {REPLICA})
             self._under_way, self._collected = None, True
 
     def end(self, step: int, plan: Plan) -> Change | None:
@@ -258,7 +254,7 @@ class ControllerRunner:
         sums: Tensor,
         *,
         seconds: float = 0.0,
-        answer: Profiled | None = None,
+        answer: Profile | None = None,
         taken: int = 0,
     ) -> Observation:
         return Observation(
@@ -293,8 +289,3 @@ class ControllerRunner:
         """Rank 0's decision in the store. Two keys are enough: when it writes under one again, it has announced another
         decision since, by a sum of all ranks, which had read this one before."""
         return f"change/{self._changes % 2}"
-
-    def _finish_sum(self, pending: Pending) -> None:
-        """Sums the numbers along the axis "replica", then along the others."""
-        self._mesh.wait(pending)
-        self._mesh.sum(self._numbers, self._mesh.axes.keys() - {REPLICA})

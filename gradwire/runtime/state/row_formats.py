@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,32 +17,19 @@ from gradwire.runtime.state.row_memory import PLAIN_ROWS
 from gradwire.slots import Slot
 
 
-class RowFormat(Protocol):
-    """The format of rows (n, ...) of a slot."""
-
-    def nbytes(self, slot: Slot, count: int) -> int:
-        """Bytes of so many rows."""
-        ...
-
-    def write(self, slot: Slot, rows: Tensor, out: Tensor) -> Tensor | None:
-        """Writes rows to out (nbytes,) uint8; returns their errors (n, ...) there, None if there are none."""
-        ...
-
-    def read(self, slot: Slot, payload: Tensor, count: int) -> Tensor:
-        """So many rows, in the slot's type, or float32."""
-        ...
-
-
 class Plain:
     """Rows in the parameter's own type."""
 
     def nbytes(self, slot: Slot, count: int) -> int:
+        """Bytes of so many rows (n, ...) of a slot."""
         return count * _width(slot) * slot.dtype.itemsize
 
     def write(self, slot: Slot, rows: Tensor, out: Tensor) -> None:
+        """Writes rows to out (nbytes,) uint8. Returns their errors (n, ...) there, if there are any."""
         self.read(slot, out, len(rows)).copy_(rows)
 
     def read(self, slot: Slot, payload: Tensor, count: int) -> Tensor:
+        """So many rows, in the slot's type, or float32."""
         return payload.view(slot.dtype).view(count, *slot.shape[1:])
 
 
@@ -79,7 +66,7 @@ class Coded:
         return Blocks((count * width,), nearest(self.codec.bits, whole))
 
 
-def format_of(compressor: Compressor) -> RowFormat:
+def format_of(compressor: Compressor) -> Plain | Coded:
     """The format of rows that are sent by this compressor."""
     return Plain() if compressor == PLAIN_ROWS[0] else Coded(cast(Quantized, compressor))
 

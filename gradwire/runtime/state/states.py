@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gradwire import checkpoint
-from gradwire.checkpoint import GROUP, SHARDED, Unpacked, each_tensor, sum_of
+from gradwire.checkpoint import GROUP, SHARDED, each_tensor, sum_of
 from gradwire.collective import HOST, REPLICA, SHARD
 from gradwire.compressors import COMMON
 from gradwire.plans import Plan
@@ -112,7 +112,9 @@ class States:
     def _alike(self, own: checkpoint.Unpacked) -> tuple[checkpoint.Unpacked, Held]:
         """This rank's part, without those `COMMON` tensors that are not equal on all ranks that reduce a group
         together, as when other ranks lead the hosts than did before. All these ranks begin such a tensor anew."""
-        own_facts = {"common": json.dumps(_common(own)), **kept_by(own, self._slots)}
+        everything = each_tensor(own.exported)
+        common = [(name, key, sum_of(tensor)) for name, key, tensor in everything if key.startswith(GROUP + COMMON)]
+        own_facts = {"common": json.dumps(common), **kept_by(own, self._slots)}
         facts = self._agreement.gather("load_state_dict()", own_facts)
         # the ranks that differ in their place on the axis "replica" alone
         places = [self._mesh.place(rank) | {REPLICA: 0} for rank in range(self._mesh.ranks)]
@@ -137,9 +139,3 @@ class States:
             self._steps.store.load(read.exported, held)
             self._steps.moved = self._steps.executor.record_event()
             self._steps.recordings.clear()
-
-
-def _common(own: Unpacked) -> list[tuple[str, str, str]]:
-    """By parameter and name the checksums of what ranks that reduce a group together have in common."""
-    everything = each_tensor(own.exported)
-    return [(name, key, sum_of(tensor)) for name, key, tensor in everything if key.startswith(GROUP + COMMON)]

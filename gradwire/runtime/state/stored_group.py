@@ -58,14 +58,9 @@ class StoredGroup:
         return (*(part.side for part in self.parts.values()), *small)
 
     @property
-    def has_residual(self) -> bool:
-        """Whether its residual may be other than zero."""
-        return RESIDUAL in self.parts and self.parts[RESIDUAL].used
-
-    @property
     def pending(self) -> bool:
         """Whether an earlier plan left a residual, to be sent with the next gradient, and this one has no memory."""
-        return self.has_residual and RESIDUAL not in self.kinds
+        return RESIDUAL not in self.kinds and RESIDUAL in self.parts and self.parts[RESIDUAL].used
 
     def commit(self) -> None:
         """Makes what the step wrote the state: it was good."""

@@ -65,7 +65,6 @@ class Weights:
             self._executor.keep([weight])
             self._own.copy_(weight)
         else:
-            # a number on the host
             self._own.fill_(weight)
         # the replica's, then all replicas'
         self._pipeline.sum(self._own, self._pipeline.mesh.divided)

@@ -37,7 +37,6 @@ class CUDAGraphs:
         warnings.filterwarnings("ignore", "The CUDA Graph is empty")
 
     def record(self, turn: Callable[[], T]) -> tuple[Callable[[], None], T]:
-        """See `Graphs`."""
         graph = torch.cuda.CUDAGraph()
         with _nothing_collected:
             try:
