@@ -237,7 +237,8 @@ def default_communicator(compressor: Compressor, slots: Sequence[Slot] = (), ran
     of so many `ranks` would receive more of these slots than by a dense all-reduce."""
     if compressor.summable:
         return AllReduce()
-    if slots and sizes_follow_from_shapes(compressor) and ScatterReduce().takes(compressor):
+    builds_up = compressor.biased and compressor.coarse
+    if slots and not builds_up and sizes_follow_from_shapes(compressor) and ScatterReduce().takes(compressor):
         layout = Layout(tuple(slots))
         gathered, dense = AllGather().wire(compressor, layout, ranks), AllReduce().wire(FP32(), layout, ranks)
         if gathered.wire_bytes > dense.wire_bytes:

@@ -397,11 +397,12 @@ SMALLER = [
 
 @pytest.mark.parametrize("compressor", SMALLER, ids=str)
 def test_by_default_no_rank_receives_more_than_by_a_dense_all_reduce(compressor: FixedSizeCompressor):
-    """Unless nothing but an all-gather carries the compressor."""
+    """Unless nothing but an all-gather carries the compressor, or its errors would build up in the memory."""
     layout = Layout(tuple(BIG))
     for ranks in (2, 8, 64, 1024):
         (group, *_) = uniform(BIG, compressor, ranks=ranks).groups
-        if isinstance(group.communicator, gw.AllGather) and not gw.ScatterReduce().takes(compressor):
+        scatters = gw.ScatterReduce().takes(compressor) and not (compressor.biased and compressor.coarse)
+        if isinstance(group.communicator, gw.AllGather) and not scatters:
             continue
         sent = group.communicator.wire(compressor, layout, ranks).wire_bytes
         assert sent <= 1.05 * gw.AllReduce().wire(gw.FP32(), layout, ranks).wire_bytes, ranks

@@ -48,6 +48,10 @@ class LowRankEstimate(LowRank):
         return self.bits == 32
 
     @property
+    def coarse(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.bits == 2
+
+    @property
     def codec(self) -> Codec:
         return FP32() if self.bits == 32 else FactorCodec(self.bits)
 

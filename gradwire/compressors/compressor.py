@@ -54,6 +54,9 @@ class Compressor(Options, Recordable, ABC):
     """The bytes and the work of a step repeat every so many steps."""
     has_levels: ClassVar[bool] = False
     """`MultiLevel` can select with it, and further among what it has selected, if it is `biased`."""
+    coarse: ClassVar[bool] = False
+    """Its error is about as long as what it encodes: an unbiased one's builds up in a memory, a biased one's where
+    `ScatterReduce` compresses twice."""
     sparse: ClassVar[bool] = False
     """Sends some coordinates exactly, and nothing of the others."""
     may_send_all: ClassVar[bool] = False

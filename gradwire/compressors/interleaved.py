@@ -44,7 +44,7 @@ class Interleaved(Codec):
             )
         # both work on one residual
         for codec in (self.first, self.second):
-            if codec.sign_vote or (codec.sparse and not codec.biased):
+            if codec.sign_vote or (not codec.biased and (codec.sparse or codec.coarse)):
                 raise ValueError(f"{codec} works without memory, and the two share one; interleave e.g. TopK()")
             # by one count of steps, of which another Interleaved would miss some
             if isinstance(codec, Interleaved):
@@ -62,6 +62,7 @@ class Interleaved(Codec):
     # true of this codec if it is true of either of the two, or of both
     biased = _of_codecs("biased", any)  # pyright: ignore[reportAssignmentType]
     local_arithmetic = _of_codecs("local_arithmetic", any)  # pyright: ignore[reportAssignmentType]
+    coarse = _of_codecs("coarse", any)  # pyright: ignore[reportAssignmentType]
     multiplies = _of_codecs("multiplies", any)  # pyright: ignore[reportAssignmentType]
     sparse = _of_codecs("sparse", all)  # pyright: ignore[reportAssignmentType]
     sized_by_elements = _of_codecs("sized_by_elements", all)  # pyright: ignore[reportAssignmentType]

@@ -32,6 +32,10 @@ class Quantized(Blockwise, recordable=True):
     sized_by_elements = False
 
     @property
+    def coarse(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.bits == 2
+
+    @property
     def code(self) -> Code:
         return nearest(self.bits, self.block)
 

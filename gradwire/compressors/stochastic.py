@@ -20,6 +20,10 @@ class QSGD(Blockwise, recordable=True):
     for_shards = "yes"
 
     @property
+    def coarse(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.levels == 1
+
+    @property
     def code(self) -> Code:
         return qsgd(self.levels, self.block)
 
@@ -28,14 +32,12 @@ class QSGD(Blockwise, recordable=True):
 class TernGrad(Blockwise, recordable=True):
     """2 bits per element: -1, 0 or 1 times the block's largest magnitude, at random, so that the expectation is x
     (Wen et al., NeurIPS 2017, https://arxiv.org/abs/1705.07878, without clipping, and every rank has its own scales).
-    Odds are drawn as `QSGD` draws them.
-
-    Use it without a memory. Its error is longer than what it encodes, so in a residual it builds up: means become more
-    than ten times as long as gradients, with `ScatterReduce`, which compresses twice, still longer."""
+    Odds are drawn as `QSGD` draws them. Memories refuse it: its error is longer than what it encodes."""
 
     block: int = 1024
     """Elements that share a scale."""
     biased = False
+    coarse = True
     for_shards = "yes"
 
     @property

@@ -159,12 +159,8 @@ class LGreCo(Controller):
             )
         first, wire_bytes, wire_s, *rest = state["lgreco"].tolist()
         self._first, self._wire = None if first < 0 else int(first), [wire_bytes, wire_s]
-        there, curves = rest[: len(self._names)], rest[len(self._names) :]
-        known = [name for name, is_there in zip(self._names, there, strict=True) if is_there]
-        # measured anew where an earlier version had other default choices
-        if len(curves) != sum(len(self._choices[name]) for name in known):
-            return
-        for name in known:
+        known, curves = rest[: len(self._names)], rest[len(self._names) :]
+        for name in (name for name, there in zip(self._names, known, strict=True) if there):
             size = len(self._choices[name])
             self._curves[name], curves = curves[:size], curves[size:]
 

@@ -65,6 +65,12 @@ class Memory(Companion):
             raise ValueError(
                 f"{compressor} multiplies what it sends to be unbiased; use memory=NoMemory(), or rescale=False"
             )
+        # means would become more than ten times as long as gradients
+        if not compressor.biased and compressor.coarse:
+            raise ValueError(
+                f"{compressor} has an error longer than what it sends, which a memory would build up; "
+                "use memory=NoMemory(), or Quantized(3)"
+            )
 
     @abstractmethod
     def add(self, flat: Mapping[str, DoubleBuffer], gradient: LazySum, layout: Layout, ranks: int) -> LazySum:

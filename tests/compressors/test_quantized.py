@@ -1,5 +1,8 @@
 """Quantized: blocks begin at slots, and errors are as small as its bits say."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 
@@ -9,6 +12,7 @@ from gradwire.ops.formats import Blocks, nearest
 from gradwire.ops.gradients import Gradients, GradientSplit
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
+from gradwire.plans import default_communicator
 from gradwire.slots import Layout, Slot
 from tests.support.harness import CPU, draw, job, plan_of, round_trip, slots_of
 
@@ -53,24 +57,36 @@ def test_a_part_of_a_group_is_cut_where_its_slots_are():
     assert [slot.shape for slot in layout.cut(42, 45).slots] == [(3,)]
 
 
-@pytest.mark.parametrize("compressor", [gw.Quantized(4), gw.Quantized(3), gw.EFSignSGD(), gw.OneBit()], ids=str)
-@pytest.mark.parametrize("communicator", [gw.AllGather(), gw.ScatterReduce()], ids=str)
-def test_errors_do_not_build_up_in_the_memory(compressor: gw.Compressor, communicator: gw.Communicator):
-    assert 0.8 < length_of_means(compressor, communicator) < 1.3
+GATHER, SCATTER = gw.AllGather(), gw.ScatterReduce()
 
 
 @pytest.mark.parametrize(
-    ("compressor", "communicator", "least"),
+    ("compressor", "communicator", "least", "most"),
     [
-        (gw.TernGrad(), gw.AllGather(), 10), (gw.TernGrad(), gw.ScatterReduce(), 15),
-        (gw.Quantized(2), gw.ScatterReduce(), 3),
+        *((compressor, GATHER, 0.8, 1.3) for compressor in (gw.Quantized(3), gw.EFSignSGD(), gw.OneBit())),
+        *((compressor, SCATTER, 0.8, 1.3) for compressor in (gw.Quantized(3), gw.EFSignSGD(), gw.OneBit())),
+        (gw.Quantized(2), SCATTER, 3, 6),
     ],
     ids=str,
-)  # fmt: skip
-def test_errors_build_up_where_the_docstring_says_so(
-    compressor: gw.Compressor, communicator: gw.Communicator, least: float
+)
+def test_errors_build_up_in_a_memory_where_the_docstring_says_so(
+    compressor: gw.Compressor, communicator: gw.Communicator, least: float, most: float
 ):
-    assert length_of_means(compressor, communicator) > least
+    assert least < length_of_means(compressor, communicator) < most
+
+
+@pytest.mark.parametrize("make", [gw.Quantized, partial(gw.PowerSGD, 16)])
+def test_by_default_errors_build_up_with_no_number_of_ranks(make: Callable[..., gw.Compressor]):
+    slots = slots_of({"w": torch.empty(64, 64)})
+    assert default_communicator(make(bits=3), slots, 1000) == SCATTER
+    assert default_communicator(make(bits=2), slots, 1000) == GATHER
+
+
+@pytest.mark.parametrize("compressor", [gw.TernGrad(), gw.QSGD(levels=1)], ids=str)
+@pytest.mark.parametrize("memory", [gw.Residual(), gw.DGCMemory()], ids=str)
+def test_a_memory_refuses_a_compressor_whose_error_would_build_up(compressor: gw.Compressor, memory: gw.Memory):
+    with pytest.raises(ValueError, match="which a memory would build up; use memory=NoMemory"):
+        memory.check(compressor)
 
 
 def length_of_means(compressor: gw.Compressor, communicator: gw.Communicator) -> float:

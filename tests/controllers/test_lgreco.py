@@ -350,16 +350,6 @@ def test_choices_are_the_same_on_all_ranks_and_in_a_state():
         running.close()
 
 
-def test_errors_that_were_saved_of_other_default_choices_are_measured_anew():
-    """Up to 0.2.0 `TernGrad` was one of them beside a memory, too, so `Quantized(8)` had one more."""
-    plan, lgreco = plan_of(SLOTS, gw.Quantized(8), gw.Residual(), gw.AllGather()), gw.LGreCo()
-    lgreco.begin(plan)
-    lgreco.load_state_dict({"lgreco": torch.tensor([50, 0, 0, *[1] * len(SLOTS), *[0.5] * 4 * len(SLOTS)])})
-    assert not lgreco._curves
-    lgreco.load_state_dict({"lgreco": torch.tensor([50, 0, 0, *[1] * len(SLOTS), *[0.5] * 3 * len(SLOTS)])})
-    assert set(lgreco._curves) == {slot.name for slot in SLOTS}
-
-
 def test_layers_are_not_joined_to_groups_that_are_too_long_for_their_compressor():
     slots = slots_of({f"{number}.weight": torch.empty(20, 10) for number in range(MOST_GROUPS + 2)})
     lgreco = gw.LGreCo()

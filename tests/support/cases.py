@@ -214,7 +214,6 @@ CASES = [
         gpu_differs=True,
         interpreted="vectors",
     ),
-    Case(gw.TernGrad(), RESIDUAL, GATHER, 2 + 32 / 1024, (9, 104), gpu_differs=True, interpreted="vectors"),
     Case(gw.SignSGD(), NONE, GATHER, 1, (16, 21)),
     Case(gw.Signum(), NONE, GATHER, 1, (16, 22)),
     Case(gw.EFSignSGD(), RESIDUAL, GATHER, 1 + 32 / 256, (9, 50), interpreted="vectors"),

@@ -20,7 +20,7 @@ FRONT_ENDS = (*IN_PLACE, *BY_CHECKPOINT)
 WAYS = (
     "topk:0.05", "fp32", "powersgd:2", "quantized:4+scatterreduce", "acpsgd:2", "topk:0.1+oktopk", "efsignsgd",
     "randomk:0.1", "topk:0.1+globaltopk", "onebit", "topk:0.1,4", "bf16+residual+scatterreduce", "qsgd+residual",
-    "chunktopk:8,64", "gaussiank:0.1", "alldimensiontopk:0.1+residual", "topk:0.1+splitgather", "terngrad+residual",
+    "chunktopk:8,64", "gaussiank:0.1", "alldimensiontopk:0.1+residual", "topk:0.1+splitgather", "quantized:2+allgather",
     "sidco:0.1", "redsync:0.1", "topk:0.1+exclusive", "topk:0.1+leaderindices", "reusedthreshold:0.1",
 )  # fmt: skip
 """Compressors of the plans, another one for each parameter."""
