@@ -23,7 +23,7 @@ from gradwire.runtime.worker.executor import Executor
 from gradwire.slots import Layout
 from tests.support.cases import CASES
 from tests.support.harness import Job, draw, job, plan_of, round_trip, slots_of
-from tests.support.states import check_goes_on
+from tests.support.going_on import check_goes_on
 
 SLOTS = slots_of(
     {"first.weight": torch.empty(60, 50), "second.weight": torch.empty(40, 30), "third.weight": torch.empty(20, 90)}

@@ -179,7 +179,7 @@ def test_of_two_that_close_a_list_the_first_counts(monkeypatch: pytest.MonkeyPat
     member = Members(dist.HashStore(), 1, 1.0, 60.0)
     member._store.add("1/count", 1)
     as_time_passes(monkeypatch, {})
-    monkeypatch.setattr(member, "_may_close", lambda number, count: not member._store.set("1/closed", "7"))
+    monkeypatch.setattr(member, "_follows", lambda number: not member._store.set("1/closed", "7"))
     member._wait(1, 60.0)
     assert member._store.get("1/closed", 0) == "7"
 
@@ -189,18 +189,19 @@ def test_who_comes_as_a_list_is_closed_begins_nothing_beside_it(
     generation: str | None, monkeypatch: pytest.MonkeyPatch
 ):
     member = Members(dist.HashStore(), 1, 1.0, 5.0)
-    first_open = member._first_open
+    add = member._store.add
     as_time_passes(monkeypatch, {})
 
-    def closed_meanwhile(number: int) -> int:
-        if (found := first_open(number)) == 1:
-            member._store.add("1/count", 1)
+    def closed_meanwhile(key: str, amount: int) -> int:
+        # it has found the list open, and is about to come
+        if (key, amount) == ("1/count", 1):
+            add("1/count", 1)
             member._store.set("1/closed", "1")
             if generation:
                 member._store.set("1/generation", generation)
-        return found
+        return add(key, amount)
 
-    monkeypatch.setattr(member, "_first_open", closed_meanwhile)
+    monkeypatch.setattr(member._store, "add", closed_meanwhile)
     if generation == "[]":
         assert member.meet(-1).number == 2
     else:

@@ -26,8 +26,7 @@ class StepResults:
 
     def watch(self, buffer: Tensor, *, waits: bool) -> Future[Tensor]:
         """A future of `buffer`. If it `waits`, it completes when the step's means are in place; else at once."""
-        devices = None if self._executor.is_immediate else [self._executor.device]
-        future: Future[Tensor] = Future(devices=devices)  # pyright: ignore[reportArgumentType]
+        future: Future[Tensor] = Future(devices=self._executor.future_devices())  # pyright: ignore[reportArgumentType]
         with self._changing:
             self._futures.append((self._collector.opened, future if waits else None, buffer))
         if not waits:

@@ -192,6 +192,10 @@ class Executor:
         """Whether results are there when a call returns, as on a CPU."""
         return not self._cuda
 
+    def future_devices(self) -> list[torch.device] | None:
+        """The devices of torch futures that are completed here; None on a CPU."""
+        return [self.device] if self._cuda else None
+
     def synchronize(self) -> None:
         """Waits until the worker's stream is done. Raises `Lost` where collectives on it were aborted."""
         if self._stream:

@@ -74,7 +74,7 @@ def test_steps_that_settle_do_not_count():
     control: Any = SimpleNamespace(native_ended=lambda step, plan, seconds: applied.append(seconds))
     active: Any = ActivePlan.__new__(ActivePlan)
     active._control, active._steps, active._options = control, SimpleNamespace(number=1), JobOptions(no_native="")
-    active._install = lambda plan: None
+    active._install_decided = lambda plan: None
     active.plan = gw.NATIVE
     active._apply(request)
     for _ in range(4):
