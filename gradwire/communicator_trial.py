@@ -84,11 +84,8 @@ def _reduce(ranks: Sequence[_Rank], rounds: int) -> str:
         try:
             for each in [transport.start(op) for transport, op in zip(transports, ops, strict=True) if op]:
                 each.wait()
-        except RuntimeError:
-            return (
-                f"yields collective {turn + 1} of another kind, size or source on rank 1 than on rank 0; let these "
-                "follow from layout, step and world alone"
-            )
+        except RuntimeError as error:
+            return f"yields collective {turn + 1} that does not fit on all ranks: {error}"
         # another group may have its turn in between
         for rank in ranks:
             for tensor in rank.context.scratch.contents()[0].values():
@@ -103,7 +100,7 @@ def _fault_of(ranks: Sequence[_Rank], given: Tensor, error_feedback: bool, is_ca
         return "does not write all of the mean; change mean.vector() in place, or have codec.decode() write it"
     if any(not torch.equal(rank.sum, first.sum) for rank in others):
         return (
-            "makes other sums on rank 1 than on rank 0, and replicas would part; have all ranks add up the same "
+            "makes other sums on some ranks than on others, and replicas would part; have all ranks add up the same "
             "payloads in the same order"
         )
     # low rank looks at its factors instead

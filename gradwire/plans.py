@@ -237,8 +237,8 @@ def default_communicator(compressor: Compressor, slots: Sequence[Slot] = (), ran
     of so many `ranks` would receive more of these slots than by a dense all-reduce."""
     if compressor.summable:
         return AllReduce()
-    builds_up = compressor.biased and compressor.coarse
-    if slots and not builds_up and sizes_follow_from_shapes(compressor) and ScatterReduce().takes(compressor):
+    scatters = ScatterReduce().takes(compressor) and not compressor.once_only
+    if slots and scatters and sizes_follow_from_shapes(compressor):
         layout = Layout(tuple(slots))
         gathered, dense = AllGather().wire(compressor, layout, ranks), AllReduce().wire(FP32(), layout, ranks)
         if gathered.wire_bytes > dense.wire_bytes:

@@ -55,8 +55,8 @@ class Compressor(Options, Recordable, ABC):
     has_levels: ClassVar[bool] = False
     """`MultiLevel` can select with it, and further among what it has selected, if it is `biased`."""
     coarse: ClassVar[bool] = False
-    """Its error is about as long as what it encodes: an unbiased one's builds up in a memory, a biased one's where
-    `ScatterReduce` compresses twice."""
+    """Its error may be as long as what it encodes, in the Euclidean norm: an unbiased one's builds up in a memory, a
+    biased one's where `ScatterReduce` compresses twice."""
     sparse: ClassVar[bool] = False
     """Sends some coordinates exactly, and nothing of the others."""
     may_send_all: ClassVar[bool] = False
@@ -76,6 +76,11 @@ class Compressor(Options, Recordable, ABC):
     """The names of the tensors of gradient size that the algorithm keeps."""
     for_shards: ClassVar[Literal["no", "with memory", "yes"]] = "no"
     """Whether `compress_shards` may send FSDP2's shards with it; "with memory": gradients with a memory only."""
+
+    @property
+    def once_only(self) -> bool:
+        """Whether its errors would build up where each element is compressed twice, as by `ScatterReduce`."""
+        return self.biased and self.coarse
 
     @property
     def decodes_means(self) -> bool:

@@ -44,7 +44,7 @@ class Interleaved(Codec):
             )
         # both work on one residual
         for codec in (self.first, self.second):
-            if codec.sign_vote or (not codec.biased and (codec.sparse or codec.coarse)):
+            if codec.sign_vote or (not codec.biased and (codec.sparse or (codec.coarse and self.biased))):
                 raise ValueError(f"{codec} works without memory, and the two share one; interleave e.g. TopK()")
             # by one count of steps, of which another Interleaved would miss some
             if isinstance(codec, Interleaved):

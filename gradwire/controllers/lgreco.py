@@ -148,21 +148,23 @@ class LGreCo(Controller):
         curves = [number for name in self._names for number in self._curves.get(name, ())]
         known = [name in self._curves for name in self._names]
         numbers = torch.tensor([first, *self._wire, *known, *curves], dtype=torch.float64, device="cpu")
-        return {"lgreco": numbers} | ({"choices": letters(str(self.choices))} if self.choices else {})
+        return {"lgreco": numbers, "choices": letters(self._choices_text())}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        saved = text_of(state["choices"]) if "choices" in state else "None"
-        if saved != str(self.choices):
-            earlier = ", or by Gradwire 0.2.0, which did not say them" if saved == "None" else ""
-            raise ValueError(
-                f"it was saved with choices={saved}{earlier}; these are {self.choices}: pass the same choices"
-            )
+        saved, own = text_of(state["choices"]), self._choices_text()
+        if saved != own:
+            raise ValueError(f"it was saved with choices={saved}; these are {own}: pass the same choices")
         first, wire_bytes, wire_s, *rest = state["lgreco"].tolist()
         self._first, self._wire = None if first < 0 else int(first), [wire_bytes, wire_s]
         known, curves = rest[: len(self._names)], rest[len(self._names) :]
         for name in (name for name, there in zip(self._names, known, strict=True) if there):
             size = len(self._choices[name])
             self._curves[name], curves = curves[:size], curves[size:]
+
+    def _choices_text(self) -> str:
+        """The choices of each compressor given."""
+        each = {str(self._given[name]): list(map(str, choices)) for name, choices in self._choices.items()}
+        return str(self.choices or each)
 
     def _begin_layers(self, plan: Plan) -> None:
         # the layers that are measured, with the compressor given and their choices

@@ -38,9 +38,11 @@ class Card:
 
     def carry(self, seconds: float, device: torch.device, arrive: Callable[[], None]) -> Pending:
         """Begins with a message of tensors of this device once those before it are through; `arrive` writes it."""
-        if device not in self._lanes:
-            self._lanes[device] = ClockLane() if device == CPU else StreamLane(device)
-        return self._lanes[device].carry(seconds, arrive)
+        # at once: DDP's group and Gradwire's worker may both be the first
+        lane = self._lanes.get(device) or self._lanes.setdefault(
+            device, ClockLane() if device == CPU else StreamLane(device)
+        )
+        return lane.carry(seconds, arrive)
 
 
 @dataclass(frozen=True)

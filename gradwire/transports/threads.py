@@ -1,4 +1,4 @@
-"""The transport of threads of one process: whole multi-rank reductions without a launcher, for tests."""
+"""The transport of threads of one process: whole multi-rank reductions without a launcher, for trials and tests."""
 
 import threading
 from collections.abc import Sequence

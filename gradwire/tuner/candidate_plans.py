@@ -164,7 +164,7 @@ def ways_of(candidate: Way, world: int) -> list[Group]:
         return [Group((), compressor, memory, AllReduce())]
     communicators: list[Communicator] = [AllGather()]
     # else it depends on the network which of two is faster
-    if world > 2 and compressor.takes_parts:
+    if world > 2 and compressor.takes_parts and not compressor.once_only:
         communicators.append(ScatterReduce())
     return [Group((), compressor, memory, communicator) for communicator in communicators]
 

@@ -14,8 +14,8 @@ import gradwire as gw
 from gradwire.controllers import cat
 from gradwire.controllers.cat import REVISIT_STEPS, Costs, FactorStats, fit, rates, share_at
 from gradwire.controllers.gain import LEAST_ENERGY, Gain, Reading
-from tests.support.harness import Clock, Job, draw, plan_of, slots_of
 from tests.support.going_on import check_goes_on
+from tests.support.harness import Clock, Job, draw, plan_of, slots_of
 
 SLOTS = slots_of({"first.weight": torch.empty(60, 50), "second.weight": torch.empty(40, 30)})
 ALPHA_S, BETA_S = 1.0, 1 / 64

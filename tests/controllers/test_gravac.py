@@ -18,10 +18,10 @@ from gradwire.controllers.factor_search import FactorSearch, spaced
 from gradwire.controllers.gain import LEAST_ENERGY, Gain, Reading, share_of
 from gradwire.controllers.guard import Guard
 from gradwire.controllers.window import Observed
+from tests.support.going_on import check_goes_on
 from tests.support.harness import Clock, Job, draw, plan_of, slots_of, total
 from tests.support.pretend_cuda import on_gpu, pretended_cuda, real
 from tests.support.schedule import Schedule
-from tests.support.going_on import check_goes_on
 
 SLOTS = slots_of({"first.weight": torch.empty(60, 50), "second.weight": torch.empty(40, 30)})
 READINGS: list[Gain] = ["delay", "energy", "norm"]

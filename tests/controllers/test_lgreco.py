@@ -22,8 +22,8 @@ from gradwire.controllers.lgreco import MOST_GROUPS
 from gradwire.runtime.worker.executor import Executor
 from gradwire.slots import Layout
 from tests.support.cases import CASES
-from tests.support.harness import Job, draw, job, plan_of, round_trip, slots_of
 from tests.support.going_on import check_goes_on
+from tests.support.harness import Job, draw, job, plan_of, round_trip, slots_of
 
 SLOTS = slots_of(
     {"first.weight": torch.empty(60, 50), "second.weight": torch.empty(40, 30), "third.weight": torch.empty(20, 90)}

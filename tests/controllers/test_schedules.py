@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
+from tests.support.going_on import check_goes_on
 from tests.support.harness import Job, draw, plan_of, slots_of, total
 from tests.support.pretend_cuda import on_gpu, pretended_cuda, real
 from tests.support.schedule import Schedule
-from tests.support.going_on import check_goes_on
 
 SLOTS = slots_of({"first.weight": torch.empty(60, 50), "second.weight": torch.empty(40, 30)})
 

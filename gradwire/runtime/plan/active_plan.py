@@ -175,7 +175,7 @@ class ActivePlan:
             return self.momenta.check(self.plan, self.momenta.of_state(read))
         try:
             plan = self._load_controller(own_part(controller, read.job))[0]
-            plan.check(self.trained)
+            self._options.check(plan, self.trained)
             self.momenta.check(plan, self.momenta.of_state(read))
             return plan
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
