@@ -86,9 +86,11 @@ def test_a_job_goes_on_where_a_rank_is_lost(tmp_path: Path):
     assert [code for code, _ in finished] == [0, 0, 1], finished
 
 
-def test_ranks_of_which_one_is_told_to_end_save_after_the_same_step(tmp_path: Path):
-    agrees = shown("faults")[-1].replace("...  #", "train()  #")
-    on(2, of.BEGIN + of.ATTACHED + of.TOLD_TO_END + agrees + of.ENDED_AT_TEN, tmp_path)
+def test_ranks_of_which_one_gets_sigterm_save_after_the_same_step(tmp_path: Path):
+    agrees = shown("faults")[-1]
+    assert "...  #" in agrees
+    agrees = agrees.replace("...  #", "train()  #")
+    on(2, of.BEGIN + of.ATTACHED + of.SENDS_SIGTERM + agrees + of.ENDED_AT_TEN, tmp_path)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, tuple[str, str]]:

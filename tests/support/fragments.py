@@ -88,7 +88,7 @@ def batch(step):
     return torch.randn(4, 16)
 """
 LOGGED = "import logging\nlog = logging.getLogger()\n"
-TOLD_TO_END = """
+SENDS_SIGTERM = """
 import signal
 
 STEPS, step = 100, 0
